@@ -1,4 +1,4 @@
-"""Engines started by hand (`tracon engine up`): each kept by a small process of its own until `engine down`."""
+"""Standalone engines (`tracon engine up`): each held by a small process of its own until `engine down`."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def build_scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene
     start = past.pending[0][0] - MARGIN_S
     start = start if window_s is None else max(start, end - window_s)
     places = {name: place for place, name in enumerate(past.instances)}
-    bands = tuple(Band(name, _tone(picture, past, name), _points(past, name, start)) for name in places)
+    bands = tuple(Band(name, _choose_tone(picture, past, name), _list_points(past, name, start)) for name in places)
     arrows = tuple(
         Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[name_outcome(row)])
         for row in migrations_of(picture, cell_id)
@@ -134,11 +134,11 @@ def _hot_above(picture: Picture, cell_id: str) -> float | None:
     return float(tokens) if isinstance(tokens, int | float) and not isinstance(tokens, bool) else None
 
 
-def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], ...]:
+def _list_points(past: Past, name: str, start: float) -> tuple[tuple[float, float], ...]:
     return tuple((at, pending[name]) for at, pending in past.pending if at >= start and name in pending)
 
 
-def _tone(picture: Picture, past: Past, name: str) -> str:
+def _choose_tone(picture: Picture, past: Past, name: str) -> str:
     return routed_tone(picture.view, past.instances.get(name, name), list(past.instances).index(name))
 
 
@@ -163,24 +163,24 @@ def migration_columns(width: int) -> tuple[Column, ...]:
 def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
     past = picture.pasts.get(cell_id)
     made = []
-    for key, row in _keyed(migrations_of(picture, cell_id)):
+    for key, row in _key_migrations(migrations_of(picture, cell_id)):
         end = name_outcome(row)
         cells = {
             "time": cell(say.clock(row.t_unix_s), "dim"),
             "session": cell(row.session),
             "turn": cell(str(row.turn), "dim"),
-            "way": _way(picture, past, row),
+            "way": _format_way(picture, past, row),
             "phase": cell(f"{glyphs.sign(SIGNS[end])} {end}" if end in SIGNS else row.phase, TONES.get(end, "")),
-            "tokens": cell(_amount(row, say.tokens(row.external_tokens))),
-            "bytes": cell(_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
-            "took": cell(_amount(row, say.short_ms(row.transfer_s))),
+            "tokens": cell(_format_amount(row, say.tokens(row.external_tokens))),
+            "bytes": cell(_format_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
+            "took": cell(_format_amount(row, say.short_ms(row.transfer_s))),
             "why": cell(explain_reason(row), "dim"),
         }
         made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{row.migration} {row.reason}"))
     return tuple(made)
 
 
-def _amount(row: Migration, text: str) -> str:
+def _format_amount(row: Migration, text: str) -> str:
     """Empty for a refusal: nothing moved, so nothing was measured."""
     return "" if row.phase == "refused" else text
 
@@ -190,22 +190,22 @@ def explain_reason(row: Migration) -> str:
     return row.text or (row.reason if name_outcome(row) != row.reason else "")
 
 
-def _way(picture: Picture, past: Past | None, row: Migration) -> Cell:
+def _format_way(picture: Picture, past: Past | None, row: Migration) -> Cell:
     def named(instance: str) -> Span:
-        return instance, _tone(picture, past, instance) if past and instance in past.instances else ""
+        return instance, _choose_tone(picture, past, instance) if past and instance in past.instances else ""
 
     return (
         (named(row.source), (" → ", "dim"), named(row.target)) if row.target else (named(row.source), (" stays", "dim"))
     )
 
 
-def _keyed(migrations: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
+def _key_migrations(migrations: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
     return [(f"{row.migration} {row.phase == 'refused'} {row.t_unix_s!r}", row) for row in migrations]
 
 
 def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
     """The migration of a row; None where the view has dropped it."""
-    return dict(_keyed(migrations_of(picture, cell_id))).get(key)
+    return dict(_key_migrations(migrations_of(picture, cell_id))).get(key)
 
 
 # -- one session ----------------------------------------------------------------------------------------------------
@@ -232,21 +232,21 @@ def migration_facts(row: Migration) -> list[Fact]:
 
 def life_facts(picture: Picture, cell_id: str, session: str) -> list[Fact]:
     """The instances that a session was bound to, as far as the ticks show them: a line per stay."""
-    stays = _stays(picture, cell_id, session)
+    stays = _list_stays(picture, cell_id, session)
     if not stays:
         return [("its instances", "none of its picks is stored")]
     ends = [*(stay.since_unix_s for stay in stays[1:]), None]
-    return [(say.clock(stay.since_unix_s), _stay(stay, end)) for stay, end in zip(stays, ends, strict=True)]
+    return [(say.clock(stay.since_unix_s), _format_stay(stay, end)) for stay, end in zip(stays, ends, strict=True)]
 
 
-def _stays(picture: Picture, cell_id: str, session: str) -> tuple[Stay, ...]:
+def _list_stays(picture: Picture, cell_id: str, session: str) -> tuple[Stay, ...]:
     routing, past = picture.view.routing, picture.pasts.get(cell_id)
     if routing is not None and routing.cell == cell_id:
         return routing.lives.get(session, ())
     return past.lives.get(session, ()) if past is not None else ()
 
 
-def _stay(stay: Stay, end: float | None) -> str:
+def _format_stay(stay: Stay, end: float | None) -> str:
     length = f"for {say.duration(end - stay.since_unix_s)}" if end is not None else "since then"
     picks = f"{stay.picks} pick{'' if stay.picks == 1 else 's'} seen"
     came = f"migrated, by {stay.why}" if stay.migration and stay.why != "migrated" else stay.why

@@ -82,7 +82,7 @@ REASON_COLUMNS = (
 )
 
 
-def _reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
+def _count_reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
     """Reason, picks and 0..1 of all, the most frequent first."""
     total = sum(routing.latest.decisions.values())
     by_picks = sorted(routing.latest.decisions.items(), key=lambda item: (-item[1], item[0]))
@@ -92,7 +92,7 @@ def _reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
 def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
     """Decisions by reason as a table."""
     rows = []
-    for reason, picks, share in _reasons(routing):
+    for reason, picks, share in _count_reasons(routing):
         full, empty = say.bar(share, REASON_COLUMNS[-1].width, glyphs.full, glyphs.empty)
         bar: Cell = ((full, "live"), (empty, "faint"))
         rows.append(Row(reason, (cell(reason), cell(str(picks)), cell(say.percent(share)), bar)))
@@ -102,7 +102,7 @@ def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
 def reason_line(routing: RoutingView) -> Cell:
     """Decisions by reason on one line."""
     parts = (((f"  {reason} ", ""), (f"{picks}, {say.percent(share)} %", "dim")) for reason, picks, share in
-             _reasons(routing))  # fmt: skip
+             _count_reasons(routing))  # fmt: skip
     return (("decided by", "bold"), *(span for spans in parts for span in spans))
 
 
@@ -122,7 +122,7 @@ def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column,
     colors = {load.instance: routed_tone(picture.view, engine_of(load), index)
               for index, load in enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
-    for key, line in _keyed(routing):
+    for key, line in _key_lines(routing):
         cells = {
             "time": cell(say.clock(line.t_unix_s), "dim"),
             "session": cell(line.session or "no session", "" if line.session else "dim"),
@@ -134,14 +134,14 @@ def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column,
     return tuple(rows)
 
 
-def _keyed(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
+def _key_lines(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
     for line in routing.lines:
         yield f"{line.t_unix_s!r} {line.request} {line.instance} {line.reason}", line
 
 
 def decision_of(routing: RoutingView, key: str) -> RoutedLine | None:
     """The decision of a row; None where the view has dropped it."""
-    return dict(_keyed(routing)).get(key)
+    return dict(_key_lines(routing)).get(key)
 
 
 def decision_detail(routing: RoutingView, line: RoutedLine) -> list[Fact]:

@@ -40,7 +40,7 @@ from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
-from results.records.run_folder import Decision, RunFacts, missing_files, preflight_decisions, run_facts
+from results.records.run_folder import PreflightDecision, RunFacts, missing_files, preflight_decisions, run_facts
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 
@@ -59,7 +59,7 @@ class Analysis:
     launch_noise: tuple[LaunchNoise, ...]
     """How two launches of one config differ; empty where each config was launched once."""
     manifest: tuple[ManifestRow, ...]
-    decisions: Mapping[str, Decision]
+    decisions: Mapping[str, PreflightDecision]
     gaps: tuple[Gap, ...]
     decomposition: tuple[Decomposition, ...] = ()
     additivity: tuple[Additivity, ...] = ()
@@ -144,7 +144,7 @@ def _read_rates(
 
 
 def _find_unmeasured(
-    facts: RunFacts, decisions: Mapping[str, Decision], collected: Collected, rates: ReferenceRates
+    facts: RunFacts, decisions: Mapping[str, PreflightDecision], collected: Collected, rates: ReferenceRates
 ) -> tuple[Gap, ...]:
     """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""
     done = {summary.cell for summary in collected.summaries}

@@ -10,13 +10,13 @@ from results.measures.summary import CellSummary
 from results.records.frames import Gap
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
-from results.records.run_folder import COMPONENTS, ConfigFacts, Decision, RunFacts, config_facts
+from results.records.run_folder import COMPONENTS, ConfigFacts, PreflightDecision, RunFacts, config_facts
 
 RAN, SKIP, NOT_RUN = "ran", "SKIP", "not run"
 
 
 def manifest_rows(
-    root: Path, facts: RunFacts, decisions: Mapping[str, Decision], summaries: Sequence[CellSummary]
+    root: Path, facts: RunFacts, decisions: Mapping[str, PreflightDecision], summaries: Sequence[CellSummary]
 ) -> tuple[tuple[ManifestRow, ...], tuple[Gap, ...]]:
     """A row for every config that the plan, the pre-flight or a result folder names; and what the folders lack."""
     layouts: dict[str, list[ConfigLayout]] = {}
@@ -39,7 +39,7 @@ def _build_row(
     root: Path,
     config: str,
     facts: RunFacts,
-    decision: Decision | None,
+    decision: PreflightDecision | None,
     launched: ConfigFacts | None,
     layouts: Sequence[ConfigLayout],
     summaries: Sequence[CellSummary],
@@ -72,7 +72,7 @@ def _build_row(
     )
 
 
-def _judge_status(decision: Decision | None, ran: bool) -> tuple[str, str]:
+def _judge_status(decision: PreflightDecision | None, ran: bool) -> tuple[str, str]:
     if ran:
         return RAN, ""
     if decision is not None and not decision.included:

@@ -19,7 +19,7 @@ from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import CellSummary
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
-from results.records.run_folder import Decision, RunFacts
+from results.records.run_folder import PreflightDecision, RunFacts
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, list_some, withheld
 from results.statistics.trials import estimate
@@ -52,7 +52,7 @@ def judge_success(
     judged: Sequence[Judgement],
     facts: RunFacts,
     rows: Sequence[ManifestRow],
-    decisions: Mapping[str, Decision],
+    decisions: Mapping[str, PreflightDecision],
     cells: Collection[CellSummary],
     gaps: Sequence[Gap],
     unmeasured: Sequence[Gap],
@@ -129,7 +129,7 @@ def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
 
 
 def artifacts_present(
-    rows: Sequence[ManifestRow], decisions: Mapping[str, Decision], gaps: Sequence[Gap], planned: bool
+    rows: Sequence[ManifestRow], decisions: Mapping[str, PreflightDecision], gaps: Sequence[Gap], planned: bool
 ) -> Judgement:
     """6: every config that ran has its artifacts, every other one a reason in preflight_status.json.
 
@@ -162,7 +162,7 @@ def artifacts_present(
     )
 
 
-def _is_unexplained(row: ManifestRow, decisions: Mapping[str, Decision]) -> bool:
+def _is_unexplained(row: ManifestRow, decisions: Mapping[str, PreflightDecision]) -> bool:
     decision = decisions.get(row.config)
     return row.status == SKIP and (decision is None or not decision.reason)
 

@@ -54,3 +54,17 @@ def apc_bounds(turns: Turns) -> dict[str, Estimate]:
         else unknown("no turn was completed")
         for kind, tokens in reusable.items()
     }
+
+
+def apc_of_totals(prompt_tokens: float, cached_tokens: float) -> Estimate:
+    """APC by engines' own counters: cached over all prompt tokens."""
+    if prompt_tokens <= 0:
+        return unknown("the engines counted no prompt token")
+    return Estimate(cached_tokens / prompt_tokens)
+
+
+def apc_with_transfers(prompt_tokens: float, computed_tokens: float) -> Estimate:
+    """APC where KV was moved: the share of the clients' prompt tokens that no engine computed."""
+    if prompt_tokens <= 0:
+        return unknown("the engines counted no prompt token but those of transfers")
+    return Estimate(max(1 - computed_tokens / prompt_tokens, 0.0))

@@ -82,7 +82,7 @@ class ConfigFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PreflightDecision:
     """A config's pre-flight."""
 
     included: bool
@@ -128,13 +128,13 @@ def _describe_host(root: Path) -> str:
     return ""
 
 
-def preflight_decisions(root: Path) -> tuple[Mapping[str, Decision], tuple[Gap, ...]]:
+def preflight_decisions(root: Path) -> tuple[Mapping[str, PreflightDecision], tuple[Gap, ...]]:
     """`preflight_status.json` by config."""
     rows = _json_object(RunLayout(root).preflight_status)
     if isinstance(rows, Gap):
         return {}, (rows,)
     return {
-        config: Decision(str(row.get("decision", "")).upper() != "SKIP", str(row.get("reason") or ""))
+        config: PreflightDecision(str(row.get("decision", "")).upper() != "SKIP", str(row.get("reason") or ""))
         for config, row in rows.items()
         if isinstance(row, dict)
     }, ()

@@ -39,7 +39,7 @@ from results.routing.pairs import (
     rank_labels,
     value_of,
 )
-from results.routing.pools import Pool, measure_pools
+from results.routing.pools import InstancePool, measure_pools
 from results.routing.recomputing import recomputing_arms
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.statistics.estimates import Estimate, unknown
@@ -77,7 +77,7 @@ class RoutingAnalysis:
     floor: LoadFloor | None
     """None where no kv_aware cell has any fix of specs/load_floor.md."""
     decision_points: tuple[Judgement, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[InstancePool, ...]
     """KV in use and sources of prompt tokens, by label and role."""
     paper: tuple[specification.SpecifiedRow, ...]
     """The specification's table 5.2."""

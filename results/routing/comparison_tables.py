@@ -49,7 +49,7 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
         Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
         Column("after Holm", lambda row: ", ".join(row.corrected) or None),
         Column("not distinguishable", lambda row: ", ".join(row.level) or None),
-        Column("no interval over trials", lambda row: ", ".join(row.untold) or None),
+        Column("no interval over trials", lambda row: ", ".join(row.unjudged) or None),
         Column("interval", lambda row: row.basis or None),
     ),
     "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "

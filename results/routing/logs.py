@@ -21,7 +21,7 @@ from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, number_or_none, read_rows
 from results.routing.measure import Measurements
 from results.routing.migrations import Migrations, find_migrations
-from results.routing.recomputing import Brought, Prefill, find_brought, find_prefills
+from results.routing.recomputing import Prefill, TransferredTurn, find_prefills, find_transferred_turns
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, list_moved
 from results.statistics.estimates import Samples
@@ -45,7 +45,7 @@ class LogFacts:
     external_total_tokens: float | None
     """Prompt tokens that came by transfer, as the counters of all instances say over the cell; None = not all do."""
     prefills: tuple[Prefill, ...]
-    brought: tuple[Brought, ...]
+    transferred_turns: tuple[TransferredTurn, ...]
     pending: tuple[PendingSeries, ...]
     """By instance name; empty where nothing migrated."""
     floor: FloorFacts | None
@@ -104,7 +104,7 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
         moved=list_moved(records),
         external_total_tokens=_external_total(cell.record),
         prefills=find_prefills(records) if migrations.events else (),
-        brought=find_brought(records),
+        transferred_turns=find_transferred_turns(records),
         pending=pending_series(records, cell.samples) if migrations.events else (),
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )

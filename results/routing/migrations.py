@@ -36,7 +36,7 @@ POOLED = ("accuracy", "accuracy_next", "thrash_rate")
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class RequestedMigration:
     """One pick that wanted its session moved. Seconds count from the log's first pick."""
 
     pick: DecisionRecord
@@ -90,7 +90,7 @@ class Migration:
         return max(0, cached.get(decision.migrate_from, 0) - had)
 
 
-MIGRATION_FIELDS: Mapping[str, Callable[[Migration], object]] = {
+MIGRATION_FIELDS: Mapping[str, Callable[[RequestedMigration], object]] = {
     "request": lambda one: one.pick.request.request,
     "session": lambda one: one.session,
     "turn": lambda one: one.pick.request.turn,
@@ -158,7 +158,7 @@ class Migrations:
     """Per session that migrated: whether it did so again within the cooldown; empty where there is none."""
     turns_after: int
     """k."""
-    events: tuple[Migration, ...]
+    events: tuple[RequestedMigration, ...]
     """In the order of the picks."""
     costs: tuple[CostRow, ...]
     """What served migrations cost against the turns that were left to pay for it; rows without any are left out."""
@@ -243,12 +243,12 @@ def _read_migration(
     t0_ns: int,
     turns: Sequence[DecisionRecord],
     hot_tokens: int | None,
-) -> Migration:
+) -> RequestedMigration:
     """`turns` of its session."""
     served_ns = moved_ns(record)
     later = [] if served_ns is None else [turn for turn in turns if turn.t_ns > served_ns]
     pending = [pending_at(turn, record.decision.instance) for turn in later[:TURNS_AFTER]]
-    return Migration(
+    return RequestedMigration(
         pick=record,
         t_s=(record.t_ns - t0_ns) / 1e9,
         moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
@@ -288,7 +288,7 @@ def _count_refusals(log: Iterable[DecisionRecord]) -> Counter[str]:
     return refused
 
 
-def _thrashed_sessions(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]:
+def _thrashed_sessions(events: Iterable[RequestedMigration], cooldown_s: float) -> dict[str, bool]:
     moves: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.moved_s is not None:
@@ -305,7 +305,7 @@ def _share_of_known(flags: Iterable[bool | None], reason: str) -> Estimate:
     return proportion(sum(known), len(known), reason)
 
 
-def _cost_rows(events: Iterable[Migration]) -> tuple[CostRow, ...]:
+def _cost_rows(events: Iterable[RequestedMigration]) -> tuple[CostRow, ...]:
     served = [event for event in events if event.moved_s is not None]
     rows = []
     for low, end in zip(TURNS_LEFT, (*TURNS_LEFT[1:], None), strict=True):
@@ -315,7 +315,7 @@ def _cost_rows(events: Iterable[Migration]) -> tuple[CostRow, ...]:
     return tuple(rows)
 
 
-def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
+def _cost_row(own: Sequence[RequestedMigration], low: int, end: int | None) -> CostRow:
     recomputed = [event for event in own if event.outcome == "recomputed"]
     lost = floats_or_nan(event.lost_tokens if event.outcome == "recomputed" else None for event in own)
     took_s = floats_or_nan(event.transfer_s for event in own)
@@ -394,7 +394,7 @@ def _waited_s(by_trial: Mapping[int, Migrations], outcome: str, measurements: Me
     return mean_interval(over_trials(waited, f"no migration was {outcome}"))
 
 
-def mean_wait(events: Sequence[Migration], measurements: Measurements) -> Trial | None:
+def mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:
     """From the pick to the first byte, of those that were served; None where none was."""
     waited_s = floats_or_nan(event.waited_s for event in events)
     return measurements.mean_of_rows([event.session for event in events], waited_s)

@@ -73,7 +73,7 @@ def collect_moves(
         moved = {trial: log.moved for trial, log in own.items()}
         totals = {trial: log.external_total_tokens for trial, log in own.items()}
         transfers += summarise_transfers(label, moved, totals, measurements)
-        turns = {trial: (log.prefills, log.brought) for trial, log in own.items()}
+        turns = {trial: (log.prefills, log.transferred_turns) for trial, log in own.items()}
         row = compare_with_recomputing(label, turns, measurements, arms.get(label))
         recomputing += [] if row is None else [row]
     return Moves(

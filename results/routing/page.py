@@ -96,7 +96,7 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer],
     unranked = bool(why_no_verdict(analysis.trials)) or len(analysis.labels) < 2
     for row in analysis.standings:
         title, text = metric_named(row.metric).title, _describe_best(row)
-        others = len(row.behind) + len(row.level) + len(row.untold)
+        others = len(row.behind) + len(row.level) + len(row.unjudged)
         if unranked:
             answers.append(Answer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
             continue

@@ -97,7 +97,7 @@ class Standing:
     """Distinguishably worse than the best."""
     level: tuple[str, ...]
     """Not distinguishable from it."""
-    untold: tuple[str, ...]
+    unjudged: tuple[str, ...]
     """No interval over trials, or not measured."""
     basis: str
     """What the intervals cover."""
@@ -107,7 +107,7 @@ class Standing:
     @property
     def alone(self) -> bool:
         """Whether every other policy is distinguishably worse."""
-        return bool(self.behind) and not self.level and not self.untold
+        return bool(self.behind) and not self.level and not self.unjudged
 
 
 def order_of(label: str, policy: str) -> tuple[int, str]:
@@ -211,16 +211,16 @@ def _rank_by_metric(
     sign = -1 if metric.higher_is_better else 1
     best = min(known, key=lambda label: sign * known[label])  # the first of equals, in the order of labels
     worse = Verdict.HIGHER if sign > 0 else Verdict.LOWER
-    behind, level, untold = list[str](), list[str](), list[str]()
+    behind, level, unjudged = list[str](), list[str](), list[str]()
     bases: dict[str, None] = {}
     for label in labels:
         if label == best:
             continue
         row = pair_of(pairs, label, best, metric.name)
         if row is None or row.verdict is None:
-            untold.append(label)
+            unjudged.append(label)
             continue
         (behind if row.verdict == worse else level).append(label)
         bases[row.difference.basis or ""] = None
     basis = "; ".join(bases)
-    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(untold), basis)
+    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(unjudged), basis)

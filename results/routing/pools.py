@@ -30,7 +30,7 @@ NO_SOURCE = "the engines' prompt tokens by source were not read"
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class InstancePool:
     """The instances of one role under one label."""
 
     label: str
@@ -44,7 +44,7 @@ class Pool:
     tokens; prompt_tokens, external_tokens per cell."""
 
 
-def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Pool, ...]:
+def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[InstancePool, ...]:
     """Of every label, in the order of `labels`; cells whose client fell behind are left out."""
     pools = []
     for label in labels:
@@ -61,7 +61,9 @@ def name_deployment(engines: Sequence[RoutedEngine]) -> str:
     return f"{prefill}P+{decode}D" if prefill or decode else "combined"
 
 
-def _measure_pool(label: str, role: str, engines: Sequence[RoutedEngine], cells: Mapping[int, LoadedCell]) -> Pool:
+def _measure_pool(
+    label: str, role: str, engines: Sequence[RoutedEngine], cells: Mapping[int, LoadedCell]
+) -> InstancePool:
     used = {trial: used_together(cell, role) for trial, cell in cells.items()}
     single = {
         trial: np.array([float(share >= WALL) for _, _, share in _used_samples(cell, role)])
@@ -89,7 +91,7 @@ def _measure_pool(label: str, role: str, engines: Sequence[RoutedEngine], cells:
         "external_tokens": of_tokens(lambda own: own["external_kv_transfer"], math.inf),
         **{share: of_tokens(partial(_share_of_source, source=source), 1.0) for share, source in SOURCES.items()},
     }
-    return Pool(label, role, name_deployment(engines), sum(engine.role == role for engine in engines), values)
+    return InstancePool(label, role, name_deployment(engines), sum(engine.role == role for engine in engines), values)
 
 
 def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:

@@ -58,7 +58,7 @@ PREFILL_COLUMNS = ("computed_tokens", "pending_tokens", "first_byte_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class TransferredTurn:
     """A migrated turn that found its KV at the target."""
 
     session: str
@@ -197,7 +197,7 @@ def find_prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
     return tuple(turns)
 
 
-def find_brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
+def find_transferred_turns(records: Iterable[DecisionRecord]) -> tuple[TransferredTurn, ...]:
     """The migrated turns whose transfer's time and tokens are known."""
     turns = []
     for record in records:
@@ -210,13 +210,13 @@ def find_brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
             continue
         uncached = (outcome.prompt_tokens or 0) - max((outcome.cached_tokens or 0) - came, 0)
         session, first_byte_s = record.request.session, outcome.first_byte_s or 0.0
-        turns.append(Brought(session, came, took or 0.0, uncached, pending or 0, first_byte_s))
+        turns.append(TransferredTurn(session, came, took or 0.0, uncached, pending or 0, first_byte_s))
     return tuple(turns)
 
 
 def compare_with_recomputing(
     label: str,
-    cells: Mapping[int, tuple[Sequence[Prefill], Sequence[Brought]]],
+    cells: Mapping[int, tuple[Sequence[Prefill], Sequence[TransferredTurn]]],
     measurements: Measurements,
     arm: AgainstArm | None = None,
 ) -> AgainstRecomputing | None:
@@ -261,7 +261,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
     return "; ".join(reasons)
 
 
-def describe_fit(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
+def describe_fit(computed: Sequence[Prefill], moved: Sequence[TransferredTurn]) -> Fit:
     """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
     tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
@@ -281,7 +281,7 @@ def describe_fit(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
 
 
 def fit_times(
-    computed: Sequence[Prefill], moved: Sequence[Brought], measurements: Measurements
+    computed: Sequence[Prefill], moved: Sequence[TransferredTurn], measurements: Measurements
 ) -> Mapping[str, Trial] | str:
     """NAMES of one cell; or why nothing can be said."""
     if len(computed) < MIN_FIT:
@@ -300,7 +300,7 @@ def fit_times(
 
 
 def _fit_draws(
-    computed: Sequence[Prefill], moved: Sequence[Brought], group: Ranks, weights: Samples
+    computed: Sequence[Prefill], moved: Sequence[TransferredTurn], group: Ranks, weights: Samples
 ) -> Mapping[str, Samples]:
     """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
     first, second = group[: len(computed)], group[len(computed) :]
@@ -338,5 +338,5 @@ def _fit_draws(
     }
 
 
-def _column_of(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
+def _column_of(rows: Sequence[Prefill] | Sequence[TransferredTurn], name: str) -> Samples:
     return floats_or_nan(getattr(row, name) for row in rows)

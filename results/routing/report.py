@@ -82,7 +82,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 
 def _name_leader(row: Standing) -> str:
     metric = metric_named(row.metric)
-    beside = (*row.level, *row.untold)
+    beside = (*row.level, *row.unjudged)
     others = len(beside) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
     value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()

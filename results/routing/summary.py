@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from results.measures.replay import UNREADABLE, apc_bounds, apc_usage, latency_numbers
+from results.measures.amplification import amplification_ratio
+from results.measures.replay import (
+    UNREADABLE,
+    apc_bounds,
+    apc_of_totals,
+    apc_usage,
+    apc_with_transfers,
+    latency_numbers,
+)
 from results.measures.turns import Turns, session_times, turn_table, turns_of
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
@@ -168,9 +176,7 @@ def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
         named = ", ".join(unread) or "any instance"
         return unknown(f"the counters of {named} were not read")
     prompts = sum(engine.prompt_tokens or 0.0 for engine in engines)
-    if prompts <= 0:
-        return unknown("the engines counted no prompt token")
-    return Estimate(sum(engine.cached_tokens or 0.0 for engine in engines) / prompts)
+    return apc_of_totals(prompts, sum(engine.cached_tokens or 0.0 for engine in engines))
 
 
 def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
@@ -183,9 +189,7 @@ def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     if None in computed or None in counted:
         return unknown("KV was moved, and an engine's prompt tokens by source were not read")
     prompts = sum(tokens or 0.0 for tokens in counted) - picks.transfer_prompt_tokens
-    if prompts <= 0:
-        return unknown("the engines counted no prompt token but those of transfers")
-    return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))
+    return apc_with_transfers(prompts, sum(tokens or 0.0 for tokens in computed))
 
 
 def _instance_numbers(
@@ -285,7 +289,8 @@ def amplification_of(replay: Mapping[str, Any]) -> Estimate:
     wall, span = (number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     if wall is None or span is None:
         return unknown("the replay states no wall clock or no trace span")
-    return Estimate(wall / span) if span > 0 else unknown("the trace spans no time")
+    ratio = amplification_ratio(wall, span)
+    return unknown("the trace spans no time") if ratio is None else Estimate(ratio)
 
 
 def _known_or_reason(value: float | None, why: str) -> Estimate:

@@ -44,7 +44,7 @@ def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         decisions_table,
         migration_tables.MIGRATIONS.build,
         transfer_tables.transfers_table,
-        transfer_tables.BROUGHT.build,
+        transfer_tables.TRANSFERRED_TOKENS.build,
         transfer_tables.ARMS.build,
         transfer_tables.fitted_table,
         migration_tables.COSTS.build,

@@ -1,4 +1,4 @@
-"""What KV transfers brought, by the engines' own transfer logs (docs/probe.md) joined to the decision log.
+"""What KV transfers moved, by the engines' own transfer logs (docs/probe.md) joined to the decision log.
 
 The router divides a target's counters among the transfers that ended there, and cannot where several overlapped. The
 target's log names each request: Mooncake's lines hold the transfer's id, NIXL's the source's request, which has it in

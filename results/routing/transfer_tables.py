@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing.analyse import RoutingAnalysis
 from results.routing.migrations import format_counts
-from results.routing.pools import Pool
+from results.routing.pools import InstancePool
 from results.routing.recomputing import MIN_R2, WITHIN, AgainstArm, AgainstRecomputing
 from results.routing.shown import ND, TableKind, basis_or_reason, ms_column, note_cut, percent_column
 from results.routing.transfers import COUNTED_SHARE, PolicyTransfers
@@ -43,8 +43,8 @@ TRANSFER_COLUMNS: tuple[Column[PolicyTransfers], ...] = (
     Column("why not", lambda row: format_counts(row.reasons) or None),
 )
 
-BROUGHT: TableKind[PolicyTransfers] = TableKind(
-    "What KV transfers brought",
+TRANSFERRED_TOKENS: TableKind[PolicyTransfers] = TableKind(
+    "What KV transfers moved",
     lambda analysis: [row for row in analysis.moves.transfers if row.statuses.get("transferred")],
     (
         Column("policy", lambda row: row.label),
@@ -142,13 +142,13 @@ FIT_COLUMNS: tuple[Column[AgainstRecomputing], ...] = (
 )
 
 
-def _pools_if_any(analysis: RoutingAnalysis) -> tuple[Pool, ...]:
+def _pools_if_any(analysis: RoutingAnalysis) -> tuple[InstancePool, ...]:
     """Where any label has pools, or moves KV."""
     has_pools = any(row.role != "both" for row in analysis.pools) or bool(analysis.moves.transfers)
     return analysis.pools if has_pools else ()
 
 
-POOLS: TableKind[Pool] = TableKind(
+POOLS: TableKind[InstancePool] = TableKind(
     "Pools as measured",
     lambda analysis: _pools_if_any(analysis),
     (

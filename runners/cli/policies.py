@@ -43,10 +43,10 @@ def policies(
     A file is run to see what it holds; what a policy of your own needs is in docs/policies.md.
     """
     from runners.cli.policy_tables import policies_table, policy_tables
-    from runners.router.policies import describe, describe_policies, policy_class
+    from runners.router.policies import describe_policies, describe_policy, policy_class
 
     if policy is not None:
-        info = describe(policy_class(policy))
+        info = describe_policy(policy_class(policy))
         if json:
             output.print_json(info)
         else:
@@ -70,16 +70,18 @@ def why(
 
     A routing run sends the same requests in every cell: without `--cell` each of them answers.
     """
-    from runners.router.why import explain
+    from runners.router.why import explain_picks
 
     picks_by_log = _picks_of(logs_of(run, cell, workspace), request)
     if json:
-        output.print_json([{"cell": log.name, "text": explain(picks), "picks": picks} for log, picks in picks_by_log])
+        output.print_json(
+            [{"cell": log.name, "text": explain_picks(picks), "picks": picks} for log, picks in picks_by_log]
+        )
         return
     screen = output.out()
     for log, picks in picks_by_log:
         screen.print(f"[bold]{log.name}[/]")
-        for line in explain(picks):
+        for line in explain_picks(picks):
             screen.print(line, markup=False, soft_wrap=True)
         screen.print()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from runners.load.replay_spec import ReplaySpec, ReplayTick
-    from runners.load.standalone_replay import ReplayReport, ReplayWish
+    from runners.load.standalone_replay import ReplayOptions, ReplayReport
 
 PROGRESS_LINE_S = 10.0
 
@@ -87,10 +87,10 @@ def replay(
 
     Example: `tracon replay sessions.jsonl --url http://127.0.0.1:8000 --time-scale 0.2 --max-inflight-sessions 64`
     """
-    from runners.load.standalone_replay import ReplayWish
+    from runners.load.standalone_replay import ReplayOptions
 
-    wish = ReplayWish(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
-    report = asyncio.run(_run_replay(wish))
+    options = ReplayOptions(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
+    report = asyncio.run(_run_replay(options))
     if json:
         output.print_json(_report_json(report))
     else:
@@ -100,13 +100,13 @@ def replay(
     raise typer.Exit(int(report.exit_code))
 
 
-async def _run_replay(wish: ReplayWish) -> ReplayReport:
+async def _run_replay(options: ReplayOptions) -> ReplayReport:
     from runners.load.standalone_replay import replay_trace
 
     cut = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, cut.set)
     with contextlib.closing(_Progress()) as progress:
-        return await replay_trace(wish, progress.step, progress.tick, cut)
+        return await replay_trace(options, progress.step, progress.tick, cut)
 
 
 def _new_folder(workspace: Path | None) -> Path:

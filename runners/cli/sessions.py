@@ -79,7 +79,7 @@ class SessionPick:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class ServedTurns:
     """Turns in a row that one instance served."""
 
     instance: str
@@ -98,7 +98,7 @@ class Life:
 
     cell: str
     session: str
-    stays: tuple[Stay, ...]
+    stays: tuple[ServedTurns, ...]
     turns: tuple[SessionPick, ...]
 
 
@@ -106,13 +106,13 @@ def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     """The session's picks in their order, and its stays: only a turn that was served there makes one."""
     start_ns = min((record.t_ns for record in records), default=0)
     turns = tuple(_describe_pick(record, start_ns) for record in records if record.request.session == session)
-    stays: list[Stay] = []
+    stays: list[ServedTurns] = []
     for turn in (each for each in turns if each.status == _SERVED):
         if stays and stays[-1].instance == turn.instance:
             last = stays[-1]
-            stays[-1] = Stay(last.instance, last.first_turn, turn.turn, last.from_s, last.reason, last.migration)
+            stays[-1] = ServedTurns(last.instance, last.first_turn, turn.turn, last.from_s, last.reason, last.migration)
         else:
-            stays.append(Stay(turn.instance, turn.turn, turn.turn, turn.at_s, turn.reason, turn.migration))
+            stays.append(ServedTurns(turn.instance, turn.turn, turn.turn, turn.at_s, turn.reason, turn.migration))
     return Life(name, session, tuple(stays), turns)
 
 

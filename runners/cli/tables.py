@@ -310,7 +310,7 @@ def engines_tables(environments: Sequence[Engine], engines: Sequence[HandEngine]
     rows = table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))
-    also = table("engine", "state", "config", "url", ">pid", title="started by hand")
+    also = table("engine", "state", "config", "url", ">pid", title="standalone engines")
     for row in engines:
         also.add_row(row.name, word(row.state), row.config, row.url, str(row.pid or "–"))
     return Group(rows, also)

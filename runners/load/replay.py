@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from results.measures.amplification import amplification_ratio
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.block_prompts import BlockShape, prompt_pieces
@@ -275,9 +276,8 @@ def compute_amplification(
     """wall clock / trace span, or None and why: a replay that was ended early has no wall clock of the whole trace."""
     if stop_reason != "complete" or wall_clock_s is None:
         return None, f"the replay was not completed ({stop_reason})"
-    if trace_span_s <= 0:
-        return None, "every turn of the trace was recorded at one moment"
-    return wall_clock_s / trace_span_s, ""
+    ratio = amplification_ratio(wall_clock_s, trace_span_s)
+    return ratio, "every turn of the trace was recorded at one moment" if ratio is None else ""
 
 
 def session_line(session: str) -> str:

@@ -1,4 +1,4 @@
-"""A replay by hand: any trace against a router or an engine that already runs."""
+"""A standalone replay: any trace against a router or an engine that already runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.measures.replay import replay_numbers
+from results.measures.replay import apc_of_totals, replay_numbers
 from results.records.layout import AttemptLayout
 from results.statistics.estimates import Estimate, unknown
 from runners.errors import ExitCode, RunnerError
@@ -30,7 +30,7 @@ OnStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayWish:
+class ReplayOptions:
     """What the operator asked for."""
 
     trace: Path
@@ -82,29 +82,29 @@ class _Models(msgspec.Struct):
 
 
 async def replay_trace(
-    wish: ReplayWish, on_step: OnStep, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
+    options: ReplayOptions, on_step: OnStep, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
 ) -> ReplayReport:
     """Convert the trace, see that its prompts fit, replay it and sum up.
 
     `on_step` receives what is being done, in words. Setting `cut` ends it with what there is. Raises RunnerError where
     the server does not answer, a turn is longer than its model takes, or `cut` came first; TraceError; LoadError.
     """
-    on_step(f"asking {wish.url} what it serves")
-    served = await _served(wish)
+    on_step(f"asking {options.url} what it serves")
+    served = await _served(options)
 
     def read(share: float) -> None:
-        on_step(f"reading {wish.trace.name}: {share:.0%}")
+        on_step(f"reading {options.trace.name}: {share:.0%}")
 
-    path = await asyncio.to_thread(_own_form, wish, served, read, cut)
-    scrapes = AttemptLayout(wish.folder).scrapes
-    async with MetricsSampler(wish.url, scrapes) as _:
-        block_tokens, source = _block_tokens(wish, scrapes)
-        settings = {**wish.settings, "block_tokens": block_tokens}
+    path = await asyncio.to_thread(_own_form, options, served, read, cut)
+    scrapes = AttemptLayout(options.folder).scrapes
+    async with MetricsSampler(options.url, scrapes) as _:
+        block_tokens, source = _block_tokens(options, scrapes)
+        settings = {**options.settings, "block_tokens": block_tokens}
         spec = ReplaySpec(
-            url=wish.url,
+            url=options.url,
             model=served.model,
             trace_path=str(path),
-            requests_path=str(AttemptLayout(wish.folder).metrics),
+            requests_path=str(AttemptLayout(options.folder).metrics),
             **settings,
         )
         on_step("building the first prompts")
@@ -114,8 +114,8 @@ async def replay_trace(
     return ReplayReport(spec, outcome, numbers, source)
 
 
-async def _served(wish: ReplayWish) -> _Served:
-    url = f"{wish.url.rstrip('/')}/v1/models"
+async def _served(options: ReplayOptions) -> _Served:
+    url = f"{options.url.rstrip('/')}/v1/models"
     remedy = "See that an engine or a router listens there, or correct --url."
     try:
         async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False) as client:
@@ -127,23 +127,25 @@ async def _served(wish: ReplayWish) -> _Served:
     except msgspec.DecodeError:
         models = []
     known = {model.id: model.max_model_len for model in models}
-    if wish.model is None and not known:
+    if options.model is None and not known:
         raise RunnerError(f"{url} names no model (HTTP {answer.status_code})", remedy="Name it with --model.")
-    model = wish.model or models[0].id
+    model = options.model or models[0].id
     if known and model not in known:
-        raise RunnerError(f"{wish.url} does not serve {model!r}", remedy=f"It serves {', '.join(known)}.")
+        raise RunnerError(f"{options.url} does not serve {model!r}", remedy=f"It serves {', '.join(known)}.")
     return _Served(model, known.get(model))
 
 
-def _own_form(wish: ReplayWish, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event) -> Path:
+def _own_form(
+    options: ReplayOptions, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event
+) -> Path:
     """The path of the trace in the project's own form, every turn of it short enough for the model."""
-    facts, sessions = open_trace(wish.trace, wish.format, on_progress)
+    facts, sessions = open_trace(options.trace, options.format, on_progress)
     checked = _fitting(sessions, served, cut)
     if facts.format == "tracon":
         for _ in checked:
             pass
-        return wish.trace.resolve()
-    path = AttemptLayout(wish.folder).trace
+        return options.trace.resolve()
+    path = AttemptLayout(options.folder).trace
     write_trace(path, facts, checked)
     return path
 
@@ -164,9 +166,9 @@ def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -
         yield session
 
 
-def _block_tokens(wish: ReplayWish, scrapes: Path) -> tuple[int, str]:
+def _block_tokens(options: ReplayOptions, scrapes: Path) -> tuple[int, str]:
     """The block size that the trace's bounds are computed for, and who said so."""
-    asked = wish.settings.get("block_tokens")
+    asked = options.settings.get("block_tokens")
     if asked is not None:
         return int(asked), "asked for"
     stated = read_baseline_shape(scrapes).block_tokens
@@ -179,4 +181,4 @@ def _engine_apc(scrapes: Path) -> Estimate:
     prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
     if prompts is None or cached is None:
         return unknown("its /metrics holds no prompt counters: it is no engine, or could not be read")
-    return Estimate(cached / prompts) if prompts > 0 else unknown("the engine counted no prompt token")
+    return apc_of_totals(prompts, cached)

@@ -38,7 +38,7 @@ class Breaker:
     why: str = ""
 
     @property
-    def passes(self) -> bool:
+    def lets_pass(self) -> bool:
         """Another request may be sent."""
         return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
 

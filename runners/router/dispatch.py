@@ -93,7 +93,7 @@ class Reservation:
         if self._counters is not None:
             self._counters.end()
         if self.claim is not None:
-            self.claim.release()
+            self.claim.release_right()
         self._dispatcher.ledger.add_outcome(
             PendingOutcome(
                 self.record,
@@ -110,7 +110,7 @@ class Reservation:
 
 
 class Dispatcher:
-    """Policy, counters, bindings and prefix indexes behind one call, `pick`. Nothing here waits."""
+    """Policy, counters, bindings and prefix indexes behind one call, `pick_instance`. Nothing here waits."""
 
     def __init__(
         self,
@@ -150,20 +150,20 @@ class Dispatcher:
     def count_arrival(self, session: str) -> int:
         """Count a request of the session; returns its turn."""
         self._counts.requests += 1
-        return self._bindings.arrive(session, self.driver.now_s())
+        return self._bindings.count_arrival(session, self.driver.now_s())
 
     def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
         """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
         self._counts.requests += 1
-        self._bindings.ask(session, then)
+        self._bindings.ask_arrival(session, then)
 
-    def pick(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
+    def pick_instance(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
         """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
         t_ns = self.driver.now_ns()
         routed = self._routed_request(request, tried)
-        view = self._cluster.view()
+        view = self._cluster.take_view()
         decision = self._ask_policy(routed, view)
-        counters = self._cluster.reserve(decision, routed) if decision.instance else None
+        counters = self._cluster.reserve_counters(decision, routed) if decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
@@ -176,7 +176,7 @@ class Dispatcher:
         session = reservation.record.request.session
         if not (binding is not None and session and decision.migrate_from and decision.binds):
             return False
-        reservation.claim = self._bindings.claim(session, decision.instance, binding, then)
+        reservation.claim = self._bindings.claim_migration(session, decision.instance, binding, then)
         return reservation.claim is not None
 
     def note_sent(self, request: Request, reservation: Reservation) -> None:
@@ -184,14 +184,14 @@ class Dispatcher:
         decision = reservation.record.decision
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
-            index.insert(request.keys)
+            index.insert_keys(request.keys)
             if decision.prefill:
-                self._indexes[decision.prefill].insert(request.keys)
+                self._indexes[decision.prefill].insert_keys(request.keys)
         self.ledger.add_decision(reservation.record)
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
         """The policy would pick an instance that has not been tried, or have the request wait for one."""
-        decision = self._ask_policy(self._routed_request(request, tried), self._cluster.view())
+        decision = self._ask_policy(self._routed_request(request, tried), self._cluster.take_view())
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def bind_session(self, reservation: Reservation) -> None:
@@ -216,7 +216,7 @@ class Dispatcher:
 
     def pause_instance(self, instance: str, pause_s: float) -> None:
         if pause_s > 0:
-            self._cluster.pause(instance, min(pause_s, PAUSE_LIMIT_S))
+            self._cluster.pause_instance(instance, min(pause_s, PAUSE_LIMIT_S))
 
     def _routed_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
         bindings, session = self._bindings, request.session
@@ -225,7 +225,7 @@ class Dispatcher:
             cached = {
                 name: cached_tokens(index, request.keys, request.input_tokens) for name, index in self._indexes.items()
             }
-        owner = bindings.owner(session) if session else ""
+        owner = bindings.owner_of(session) if session else ""
         return RoutedRequest(
             request=request.request,
             session=session,
@@ -236,7 +236,7 @@ class Dispatcher:
             cached_tokens=cached,
             owner=owner,
             since_migration_s=bindings.since_migration_s(session, self.driver.now_s()) if session else None,
-            rejects=bindings.rejects(session) if session else NO_TOKENS,
+            rejects=bindings.refusals_of(session) if session else NO_TOKENS,
             tried=tried,
             moving_to=bindings.moving_to(session) if session else "",
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,

@@ -38,10 +38,10 @@ class Health:
         self._down: dict[str, bool] = {}
         """Instances in an outage, and whether nothing listens there."""
 
-    def state(self, instance: str) -> BreakerState:
+    def state_of(self, instance: str) -> BreakerState:
         return self._breakers[instance].state
 
-    def add(self, instance: str, why: str | None) -> None:
+    def add_instance(self, instance: str, why: str | None) -> None:
         """Begin with an instance after its first probe; `why` as in `note_probe`, None = it could not be asked."""
         self._breakers[instance] = Breaker(self._rules)
         if why:
@@ -50,7 +50,7 @@ class Health:
         else:
             self._cluster.set_available(instance, True)
 
-    def forget(self, instance: str) -> None:
+    def forget_instance(self, instance: str) -> None:
         self._breakers.pop(instance, None)
         self._down.pop(instance, None)
 
@@ -100,9 +100,9 @@ class Health:
         if breaker is before:
             return
         self._breakers[instance] = breaker
-        if breaker.passes != before.passes or (not breaker.passes and breaker.why != before.why):
+        if breaker.lets_pass != before.lets_pass or (not breaker.lets_pass and breaker.why != before.why):
             why = "its trial after a failure is under way" if breaker.trial else breaker.why
-            self._cluster.set_available(instance, breaker.passes, why)
+            self._cluster.set_available(instance, breaker.lets_pass, why)
 
     def _report_lost(self, instance: str, why: str, *, gone: bool) -> None:
         known = self._down.get(instance)

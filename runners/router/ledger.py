@@ -35,7 +35,7 @@ class RecordLog(Protocol):
     def is_open(self) -> bool:
         """Records are stored."""
 
-    def append(self, record: DecisionRecord) -> None: ...
+    def append_record(self, record: DecisionRecord) -> None: ...
 
 
 class PendingOutcome(NamedTuple):
@@ -57,7 +57,7 @@ class PendingOutcome(NamedTuple):
 
 
 class Ledger:
-    """Collects decisions and outcomes; `settle` brings counts and log up to date, within SETTLE_S by itself."""
+    """Collects decisions and outcomes; `settle_records` brings counts and log up to date, within SETTLE_S by itself."""
 
     def __init__(self, log: RecordLog, counts: Counts, driver: Driver) -> None:
         self._log = log
@@ -92,7 +92,7 @@ class Ledger:
 
     def take_migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
         """What happened to migrations since the last call; `last`: nothing is waited for."""
-        return self._feed.take(last=last)
+        return self._feed.take_steps(last=last)
 
     def latest_picks(self) -> tuple[TickPick, ...]:
         """The last LATEST picks, oldest first."""
@@ -107,7 +107,7 @@ class Ledger:
             for record in self._latest
         )
 
-    def settle(self, *, last: bool = False) -> None:
+    def settle_records(self, *, last: bool = False) -> None:
         """Count and log everything but records that wait for a transfer's counters; `last`: these too."""
         while self._decisions:
             self._count_decision(self._decisions.popleft())
@@ -146,8 +146,8 @@ class Ledger:
         counts.outcomes[record.decision.instance, outcome.status] += 1
         first_byte_s = _first_byte_s(outcome)
         if outcome.status == "ok" and first_byte_s is not None:
-            counts.first_byte.add(first_byte_s)
-            counts.last_byte.add(_last_byte_s(outcome))
+            counts.first_byte.add_value(first_byte_s)
+            counts.last_byte.add_value(_last_byte_s(outcome))
         migration = _migration_result(outcome)
         if migration:
             counts.migrations[migration] += 1
@@ -156,7 +156,7 @@ class Ledger:
         usage = _read_usage(outcome)
         movement = outcome.movement
         if movement is None:
-            self._write(outcome, usage, None)
+            self._write_record(outcome, usage, None)
             return
         seq = record.seq
         self._uncounted[seq] = outcome, usage
@@ -172,9 +172,9 @@ class Ledger:
         if outcome.movement is not None and not outcome.movement.settled and not transfer.counted_reason:
             transfer = replace(transfer, counted_reason="its counters were not read before the record was written")
         self._counts.add_transfer(transfer)
-        self._write(outcome, usage, transfer)
+        self._write_record(outcome, usage, transfer)
 
-    def _write(self, outcome: PendingOutcome, usage: Usage, transfer: KvTransfer | None) -> None:
+    def _write_record(self, outcome: PendingOutcome, usage: Usage, transfer: KvTransfer | None) -> None:
         if not self._log.is_open:
             return
         routed = RoutedOutcome(
@@ -189,7 +189,7 @@ class Ledger:
             migration=_migration_result(outcome),
             transfer=transfer,
         )
-        self._log.append(replace(outcome.record, outcome=routed))
+        self._log.append_record(replace(outcome.record, outcome=routed))
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:

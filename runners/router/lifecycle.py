@@ -84,19 +84,19 @@ class RequestLifecycle(ABC):
         """The token counts of a finished response, or the pieces of its body to read them from."""
 
     # the pick
-    def start(self) -> None:
+    def start_request(self) -> None:
         """Pick an instance and send the request there; one that is held starts again. A defect is answered by a 500."""
         try:
             self._start_attempt()
         except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
             sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
-                self.abandon("a defect of the router")
+                self.abandon_request("a defect of the router")
             self._refuse_client(500, f"{type(error).__name__}: {error}", "router_defect")
 
     def _start_attempt(self) -> None:
         traffic = self._traffic
-        self._reservation = reservation = traffic.dispatcher.pick(self._request, self._tried)
+        self._reservation = reservation = traffic.dispatcher.pick_instance(self._request, self._tried)
         if not reservation.instance and reservation.reason.startswith(HOLD) and self._may_wait():
             self._hold_request(reservation)
             return
@@ -147,13 +147,13 @@ class RequestLifecycle(ABC):
         instance, self._has_lost_claim = self.instance, True
         self._end_attempt("retried", "another router has bound its session meanwhile, or migrates it")
         self._traffic.health.release_trial(instance)
-        self.start()
+        self.start_request()
 
     def _start_transfer(self) -> None:
         """Have the KV moved first, where that is possible. `_end_transfer` is not called from here."""
         transfers, reservation = self._traffic.transfers, self._reservation
         decision, request = reservation.record.decision, reservation.record.request
-        if not transfers.configured or (self._has_lost_claim and decision.migrate_from):
+        if not transfers.is_configured or (self._has_lost_claim and decision.migrate_from):
             reservation.end_transfer(arrived=False)
             self._send_body(self._message.body)
             return
@@ -204,9 +204,9 @@ class RequestLifecycle(ABC):
         if self not in self._traffic.moving:
             self._cancel_request()
         elif self._movement is not None:
-            self._movement.abandon(why)
+            self._movement.abandon_transfer(why)
         elif self._reservation.claim is not None:
-            self._reservation.claim.abandon()
+            self._reservation.claim.stop_waiting()
 
     # what the instance does
     def note_sent(self) -> None:
@@ -257,7 +257,7 @@ class RequestLifecycle(ABC):
             traffic.counts.failures[instance, "status"] += 1
             traffic.health.note_failure(instance, Failure("status", f"HTTP {status}", status=status))
 
-    def complete(self) -> None:
+    def complete_response(self) -> None:
         status = self._status
         error = "" if status < 400 else f"HTTP {status}"
         self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
@@ -279,7 +279,7 @@ class RequestLifecycle(ABC):
             self._fail_for_good(failure)
 
     # what the client, the clock and the operator do
-    def abandon(self, why: str = "the client left") -> None:
+    def abandon_request(self, why: str = "the client left") -> None:
         """The client is gone: drop the request, so that the instance stops computing it."""
         if self in self._traffic.held:
             self._end_attempt("aborted", why)
@@ -290,14 +290,14 @@ class RequestLifecycle(ABC):
         self._traffic.health.release_trial(instance)
 
     def drop_client(self, why: str) -> None:
-        self.abandon(why)
+        self.abandon_request(why)
         self._abort_client()
 
     def fail_attempt(self, failure: Failure) -> None:
         self._withdraw_request(failure.text)
         self.request_failed(failure)
 
-    def cut(self, why: str, *, elsewhere: bool) -> None:
+    def cut_request(self, why: str, *, elsewhere: bool) -> None:
         """End it from outside, or (`elsewhere`, before its first byte) send it to another instance."""
         if self in self._traffic.held:
             self._refuse_cut(why)
@@ -332,7 +332,7 @@ class RequestLifecycle(ABC):
         self._end_attempt("retried", failure.text, http_status=failure.status)
         self._tried = (*self._tried, instance)
         traffic.health.note_failure(instance, failure)
-        self.start()
+        self.start_request()
 
     def _fail_for_good(self, failure: Failure) -> None:
         traffic, instance = self._traffic, self.instance

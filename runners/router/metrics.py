@@ -33,11 +33,11 @@ class Histogram:
         self.counts = [0] * (len(edges) + 1)
         self.total = 0.0
 
-    def add(self, value: float) -> None:
+    def add_value(self, value: float) -> None:
         self.counts[bisect_left(self._edges, value)] += 1
         self.total += value
 
-    def buckets(self) -> list[tuple[str, float]]:
+    def list_buckets(self) -> list[tuple[str, float]]:
         """Cumulative, as Prometheus wants them."""
         buckets, below = [], 0
         for edge, count in zip((*self._edges, float("inf")), self.counts, strict=True):
@@ -84,7 +84,7 @@ class Counts:
         self._decide_us = array("d")
 
     def add_decide_time(self, decide_us: float) -> None:
-        self.decide.add(decide_us / 1e6)
+        self.decide.add_value(decide_us / 1e6)
         if len(self._decide_us) < DECIDE_TIMES:
             self._decide_us.append(decide_us)
         else:
@@ -102,7 +102,7 @@ class Counts:
         self.transferred_bytes += transfer.bytes or 0
         seconds = transfer_s(transfer)
         if seconds is not None:
-            self.transfer.add(seconds)
+            self.transfer.add_value(seconds)
 
     def count_status(self, status: str) -> int:
         """Requests (attempts, for `retried`) that ended so, over all instances."""
@@ -195,4 +195,4 @@ def _make_histograms(counts: Counts) -> Iterator[Metric]:
         ("last_byte_seconds", "Pick to the last body byte.", counts.last_byte),
         ("transfer_seconds", "A transfer that moved KV, from begin to end.", counts.transfer),
     ):
-        yield HistogramMetricFamily(PREFIX + name, text, buckets=histogram.buckets(), sum_value=histogram.total)
+        yield HistogramMetricFamily(PREFIX + name, text, buckets=histogram.list_buckets(), sum_value=histogram.total)

@@ -55,7 +55,7 @@ class MigrationFeed:
     def add_failed(self, t_ns: int, request: RoutedRequest, decision: Decision, status: str, why: str) -> None:
         self._add_line(t_ns, request, decision, "failed", status, why)
 
-    def take(self, *, last: bool = False) -> tuple[TickMigration, ...]:
+    def take_steps(self, *, last: bool = False) -> tuple[TickMigration, ...]:
         """The lines since the last call, oldest first, at most AT_ONCE. `last`: nothing is waited for."""
         waiting = []
         now_ns = self._now_ns()

@@ -21,10 +21,10 @@ class Index(Protocol):
 
     block_tokens: int
 
-    def match(self, keys: Sequence[int]) -> int:
+    def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; a multiple of `block_tokens`."""
 
-    def insert(self, keys: Sequence[int]) -> None:
+    def insert_keys(self, keys: Sequence[int]) -> None:
         """A prompt with these keys has been sent there."""
 
     def clear(self) -> None:
@@ -50,7 +50,7 @@ class PrefixIndex:
         """Blocks held."""
         return len(self._used)
 
-    def match(self, keys: Sequence[int]) -> int:
+    def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; changes nothing."""
         low, high = 0, len(keys)
         while low < high:  # a block's use touches all before it later: along a path, presence never returns
@@ -61,7 +61,7 @@ class PrefixIndex:
                 high = middle
         return low * self.block_tokens
 
-    def insert(self, keys: Sequence[int]) -> None:
+    def insert_keys(self, keys: Sequence[int]) -> None:
         """Hold the path `keys` as used just now; what has been unused for longest makes room, tails before heads."""
         used = self._used
         if self.capacity_blocks is not None:
@@ -96,7 +96,7 @@ def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
     return tuple(keys)
 
 
-def chained(parent: int | None, block: Sequence[int]) -> int:
+def chain_key(parent: int | None, block: Sequence[int]) -> int:
     """The key of one block of token ids below the block with key `parent`; None = it is a prompt's first."""
     above = b"" if parent is None else parent.to_bytes(KEY_BYTES, "little")
     return int.from_bytes(blake2b(above + array("I", block).tobytes(), digest_size=KEY_BYTES).digest(), "little")
@@ -104,4 +104,4 @@ def chained(parent: int | None, block: Sequence[int]) -> int:
 
 def cached_tokens(index: Index, keys: Sequence[int], input_tokens: int) -> int:
     """How much of a prompt of `input_tokens` the instance need not compute: full blocks, and never its last token."""
-    return min(index.match(keys), max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)
+    return min(index.count_matching(keys), max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)

@@ -16,7 +16,7 @@ from runners.router.transfer.movement import KvTransport
 class Arriving(Protocol):
     """A request that is not picked yet: another process is asked about its session."""
 
-    def cut(self, why: str) -> None: ...
+    def cut_request(self, why: str) -> None: ...
 
 
 class InFlight(Protocol):
@@ -31,11 +31,11 @@ class InFlight(Protocol):
     def instance(self) -> str: ...
     @property
     def source(self) -> str: ...
-    def start(self) -> None: ...
+    def start_request(self) -> None: ...
     def fail_attempt(self, failure: Failure) -> None: ...
     def give_up_transfer(self, why: str) -> None: ...
     def drop_client(self, why: str) -> None: ...
-    def cut(self, why: str, *, elsewhere: bool) -> None: ...
+    def cut_request(self, why: str, *, elsewhere: bool) -> None: ...
 
 
 class Traffic:
@@ -98,7 +98,7 @@ class Traffic:
         """Start those that are held, before all others and the first one first, until one has to be held again."""
         self._offering = False
         for request in tuple(self.held):
-            request.start()
+            request.start_request()
             if request in self.held:
                 break
         self._check_idle()
@@ -156,21 +156,21 @@ class Traffic:
                 request.fail_attempt(Failure("down", why))
         self._give_up_transfers_from(instance, why, self.waiting)
 
-    def cut(self, why: str, instance: str = "") -> int:
+    def cut_requests(self, why: str, instance: str = "") -> int:
         """End everything in flight (at one instance); returns how many requests."""
         ended = 0
         if instance:
             self.transfers.forget_process(instance)
         else:
             for arrival in tuple(self.arriving):
-                arrival.cut(why)
+                arrival.cut_request(why)
                 ended += 1
         for request in () if instance else tuple(self.held):
-            request.cut(why, elsewhere=False)
+            request.cut_request(why, elsewhere=False)
             ended += 1
         for request in (*self.waiting, *self.moving, *self.streaming):
             if not instance or request.instance == instance:
-                request.cut(why, elsewhere=bool(instance))
+                request.cut_request(why, elsewhere=bool(instance))
                 ended += 1
         self._give_up_transfers_from(instance, why)
         return ended

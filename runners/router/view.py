@@ -42,7 +42,7 @@ class _Counters:
     promised_tokens: int = 0
     """Outputs of its open requests: their `max_tokens`."""
 
-    def load(self, bindings: Bindings, now: float) -> InstanceLoad:
+    def make_load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
         used = self.ongoing_tokens + self.retained_tokens + self.promised_tokens
         free = None if capacity is None else max(0, capacity - used)
@@ -59,8 +59,8 @@ class _Counters:
             kv_capacity_tokens=capacity,
             retained_tokens=self.retained_tokens,
             free_kv_tokens=free,
-            assigned=bindings.assigned(name),
-            active_sessions=bindings.active(name),
+            assigned=bindings.count_assigned(name),
+            active_sessions=bindings.count_active(name),
             paused_for_s=max(0.0, self.paused_until_s - now),
         )
 
@@ -82,7 +82,7 @@ class _Share:
         counters.ongoing_tokens += tokens
         counters.promised_tokens += promised
 
-    def recount(self, new: int) -> None:
+    def recount_new(self, new: int) -> None:
         """Correct the prompt tokens to be computed there; without effect after the first byte."""
         if self._prefilling:
             self._counters.pending_prefill_tokens += new - self._new
@@ -94,7 +94,7 @@ class _Share:
             self._counters.pending_prefill_tokens -= self._new
             self._counters.ongoing_decode_tokens += self._tokens
 
-    def retain(self) -> None:
+    def retain_blocks(self) -> None:
         """The instance has answered, and retains the prompt's blocks for another one, until `end`."""
         if self._open and not self._retains:
             self.end()
@@ -150,7 +150,7 @@ class CounterReservation:
         self._decode = _Share(serves, tokens, new, request.max_tokens)
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:
-            self._bindings.expect(request.session, decision.instance, migrates=bool(decision.migrate_from))
+            self._bindings.expect_binding(request.session, decision.instance, migrates=bool(decision.migrate_from))
 
     def end_transfer(self, *, arrived: bool) -> None:
         """The transfer that the pick asked for is over. Where no KV arrived, the instance computes all that it lacks.
@@ -160,10 +160,10 @@ class CounterReservation:
         """
         if self._prefill is not None:
             if arrived:
-                self._prefill.retain()
+                self._prefill.retain_blocks()
             else:
                 self._prefill.end()
-        self._decode.recount(self._new_after_transfer if arrived else self._lacks)
+        self._decode.recount_new(self._new_after_transfer if arrived else self._lacks)
 
     def end_prefill(self) -> None:
         """The first byte of the response's body has come: no prompt is pending or retained any more."""
@@ -178,7 +178,7 @@ class CounterReservation:
             self._prefill.end()
         if self._bindings is not None:
             migrates = bool(self.decision.migrate_from)
-            self._bindings.drop(self.request.session, self.decision.instance, migrates=migrates)
+            self._bindings.drop_expected(self.request.session, self.decision.instance, migrates=migrates)
             self._bindings = None
 
 
@@ -197,20 +197,20 @@ class Cluster:
         self._clock = clock
         self._counters: dict[str, _Counters] = {}
         for member in instances:
-            self.add(member)
+            self.add_member(member)
 
     @property
     def members(self) -> tuple[Member, ...]:
         """In the order of their names."""
         return tuple(self._counters[name].member for name in sorted(self._counters))
 
-    def view(self) -> ClusterView:
+    def take_view(self) -> ClusterView:
         """Everything a policy may know of the cluster now."""
         now = self._clock()
-        loads = tuple(self._counters[name].load(self.bindings, now) for name in sorted(self._counters))
+        loads = tuple(self._counters[name].make_load(self.bindings, now) for name in sorted(self._counters))
         return ClusterView(loads, self.picks, self.fallbacks)
 
-    def reserve(self, decision: Decision, request: RoutedRequest) -> CounterReservation:
+    def reserve_counters(self, decision: Decision, request: RoutedRequest) -> CounterReservation:
         """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
 
         Tokens whose KV is on its way from another instance are not pending where the request is served. With a prefill
@@ -224,7 +224,7 @@ class Cluster:
         self.fallbacks += decision.advances
         return CounterReservation(decision, request, serves, source, self.bindings)
 
-    def add(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         """Add an instance, or end the drain of a known one of that URL. Raises ValueError for any other known one."""
         known = self._counters.get(member.instance)
         if known is None:
@@ -234,11 +234,11 @@ class Cluster:
         else:
             raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
 
-    def drain(self, instance: str) -> None:
+    def drain_instance(self, instance: str) -> None:
         """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
         self._counters[instance].draining = True
 
-    def remove(self, instance: str) -> tuple[str, ...]:
+    def remove_instance(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.
 
         Open reservations on it may still be ended. Raises KeyError for an unknown one.
@@ -258,9 +258,9 @@ class Cluster:
         if not came_back or counters.draining:
             return ()
         others = [name for name, other in self._counters.items() if other.available and not other.draining]
-        return self.bindings.rebalance(instance, others)
+        return self.bindings.rebalance_sessions(instance, others)
 
-    def pause(self, instance: str, seconds: float) -> None:
+    def pause_instance(self, instance: str, seconds: float) -> None:
         """Back-pressure: the instance asked for nothing new for `seconds`; 0 ends the pause."""
         self._counters[instance].paused_until_s = self._clock() + seconds
 

@@ -114,8 +114,8 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         reasons[recorded.reason, made.reason, same] += 1
         before[recorded.instance] += 1
         after[made.instance] += 1
-        recorded_rows += _meet(record, recorded)
-        instead_rows += _meet(record, made)
+        recorded_rows += _measure_met(record, recorded)
+        instead_rows += _measure_met(record, made)
         if not same:
             differences.append(_describe_difference(record, made))
         if record.outcome is not None and record.outcome.status == "ok":
@@ -155,7 +155,7 @@ def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord
     return made
 
 
-def _meet(record: DecisionRecord, made: Decision) -> list[tuple[int, int, int]]:
+def _measure_met(record: DecisionRecord, made: Decision) -> list[tuple[int, int, int]]:
     """New tokens, tokens pending and requests where the request was sent; empty = nowhere."""
     name, request = made.prefill or made.instance, record.request
     return [

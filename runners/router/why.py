@@ -15,7 +15,7 @@ MIGRATIONS: Mapping[str, str] = {
 }
 
 
-def explain(records: Sequence[DecisionRecord]) -> list[str]:
+def explain_picks(records: Sequence[DecisionRecord]) -> list[str]:
     """All picks of one request, in order, as lines of text."""
     lines: list[str] = []
     for index, record in enumerate(records):

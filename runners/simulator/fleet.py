@@ -76,7 +76,7 @@ class Fleet:
         self.cluster = Cluster(members, clock.now_s, bindings)
         health = Health(self.cluster, HealthRules(), clock, _lose, _ignore, _ignore)
         for name in specs:
-            health.add(name, "")
+            health.add_instance(name, "")
         self.transfers = SimulatedTransfers(
             specs, shape.transfer, self.engines, shape.link, clock, self.keys.__getitem__
         )
@@ -94,7 +94,7 @@ class Fleet:
         """A request with `tokens` (of prompt and answer) reaches the router."""
         turn = self.traffic.dispatcher.count_arrival(session)
         self.keys[name] = keys
-        SimulatedRequest(self, Request(name, session, turn, keys, *tokens), client).start()
+        SimulatedRequest(self, Request(name, session, turn, keys, *tokens), client).start_request()
         self._sweep_later()
 
     def _sweep_later(self) -> None:
@@ -106,7 +106,7 @@ class Fleet:
         self._sweeping = False
         now_s = self.clock.now_s()
         self.traffic.sweep_waiting(now_s)
-        self.cluster.bindings.expire(now_s)
+        self.cluster.bindings.expire_sessions(now_s)
         if not self.traffic.is_idle:
             self._sweep_later()
 
@@ -142,7 +142,7 @@ class SimulatedRequest(RequestLifecycle):
     def _refuse_length(self) -> None:
         if self._job is not None and self.accept_head(400, 0.0):
             self.start_response()
-            self.complete()
+            self.complete_response()
             self._end()
             self._client.note_error(400, "the prompt and its answer do not fit the KV cache")
 
@@ -153,7 +153,7 @@ class SimulatedRequest(RequestLifecycle):
 
     def _complete(self) -> None:
         instance, job = self.instance, self._job
-        self.complete()
+        self.complete_response()
         self._end()
         self._client.note_end(instance, None if job is None else job.cached_tokens)
 
@@ -197,7 +197,7 @@ class DecisionList:
     def __init__(self) -> None:
         self.records: list[DecisionRecord] = []
 
-    def append(self, record: DecisionRecord) -> None:
+    def append_record(self, record: DecisionRecord) -> None:
         self.records.append(record)
 
 

@@ -63,7 +63,7 @@ class SimulatedReplay:
         self._sessions.t_start_ns = self.clock.now_ns()
         self._arm()
         self.clock.run()
-        self.fleet.ledger.settle(last=True)
+        self.fleet.ledger.settle_records(last=True)
 
     def _arm(self) -> None:
         due_ns = self._sessions.next_ns()

@@ -47,7 +47,7 @@ class SimulatedTransfers:
         self._numbers = 0
 
     @property
-    def configured(self) -> bool:
+    def is_configured(self) -> bool:
         return self._link is not None
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
@@ -61,11 +61,11 @@ class SimulatedTransfers:
         self._numbers += 1
         transfer = KvTransfer(f"sim-{self._numbers}", move.purpose, "simulated", move.source, move.target, "failed")
         movement = Movement(self, transfer, b"")
-        why = self.rules.refusal(move.source, move.target)
+        why = self.rules.why_refused(move.source, move.target)
         if why:
             self._refuse(movement, "refused", why, done)
         elif move.purpose == "handover":
-            self._admissions[movement] = self.rules.admit(move.source, move.target, move.purpose)
+            self._admissions[movement] = self.rules.admit_transfer(move.source, move.target, move.purpose)
             self._prefill(movement, self._keys_of(move.request.request), move.request.input_tokens,
                           partial(self._offer, movement, done, move.request.input_tokens))  # fmt: skip
         else:
@@ -75,26 +75,26 @@ class SimulatedTransfers:
     def _migrate(self, movement: Movement, move: MoveRequest, done: Callable[[Movement], None]) -> None:
         request, block = move.request, self._engines[move.source].blocks.block_tokens
         prefix = self.rules.movable_prefix(request, move.source, move.target, request.input_tokens, block)
-        movement.change(prefix_tokens=prefix.source_tokens)
+        movement.change_transfer(prefix_tokens=prefix.source_tokens)
         if not self.rules.is_worth_moving(prefix):
             lacking = max(0, prefix.lacking_tokens)
             why = f"nothing to move: of {prefix.source_tokens} tokens the target lacks {lacking}"
             self._refuse(movement, "unneeded", why, done)
             return
-        admission = self._admissions[movement] = self.rules.admit(move.source, move.target, "migration")
+        admission = self._admissions[movement] = self.rules.admit_transfer(move.source, move.target, "migration")
         keys = self._keys_of(request.request)[: prefix.source_tokens // block]
         carry = partial(self._carry, movement, keys, partial(self._end_migration, movement, keys, done))
         begin = partial(self._prefill, movement, keys, prefix.source_tokens, carry)
         self.rules.take_turn(admission, begin)
 
     def _refuse(self, movement: Movement, status: str, why: str, done: Callable[[Movement], None]) -> None:
-        movement.change(status=status, reason=why, t_done_ns=self.now_ns())
-        movement.settle("nothing was transferred")
+        movement.change_transfer(status=status, reason=why, t_done_ns=self.now_ns())
+        movement.settle_transfer("nothing was transferred")
         self._clock.call_soon(partial(_finish, movement, done))
 
     def _prefill(self, movement: Movement, keys: tuple[int, ...], tokens: int, then: Callable[[], None]) -> None:
         """The source computes what it lacks of the prompt, and keeps it."""
-        movement.change(attempts=1)
+        movement.change_transfer(attempts=1)
         source = self._engines[movement.transfer.source]
         job = Job(keys, tokens, 1, _nothing, then)
         self._jobs[movement] = (source, job)
@@ -117,7 +117,7 @@ class SimulatedTransfers:
         engine = self._engines[movement.transfer.target]
         new = engine.fill(keys)
         tokens = new * engine.blocks.block_tokens
-        movement.change(
+        movement.change_transfer(
             status="transferred", reason="", t_done_ns=self.now_ns(), external_tokens=tokens, blocks=new,
             bytes=tokens * self._link.kv_bytes_per_token, bytes_from="tokens", counted_by="model",
         )  # fmt: skip
@@ -128,16 +128,16 @@ class SimulatedTransfers:
         self._land(movement, keys)
         admission = self._admissions.pop(movement)
         self.rules.end_turn(admission)
-        self.rules.finish(admission)
+        self.rules.finish_transfer(admission)
         self.rules.count_end(admission, succeeded=True)
-        movement.settle()
+        movement.settle_transfer()
         _finish(movement, done)
 
     # handovers
     def _offer(self, movement: Movement, done: Callable[[Movement], None], tokens: int) -> None:
         """The source has computed the prompt: the request may go to the target."""
         movement.open = True
-        movement.change(prefix_tokens=tokens, reason=NOT_SERVED)
+        movement.change_transfer(prefix_tokens=tokens, reason=NOT_SERVED)
         _finish(movement, done)
 
     def pull(self, movement: Movement, keys: tuple[int, ...], then: Callable[[], None]) -> None:
@@ -153,19 +153,19 @@ class SimulatedTransfers:
     def serve_handover(self, movement: Movement) -> None:
         movement.open = False
         admission = self._admissions.pop(movement)
-        self.rules.finish(admission)
+        self.rules.finish_transfer(admission)
         self.rules.count_end(admission, succeeded=True)
-        movement.settle()
+        movement.settle_transfer()
 
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         movement.open = False
-        movement.change(status="failed", t_done_ns=self.now_ns())
+        movement.change_transfer(status="failed", t_done_ns=self.now_ns())
         admission = self._admissions.pop(movement)
-        self.rules.finish(admission)
+        self.rules.finish_transfer(admission)
         self.rules.count_end(admission, why=movement.transfer.reason if strike else None)
-        movement.settle("the transfer failed")
+        movement.settle_transfer("the transfer failed")
 
-    def abandon(self, movement: Movement) -> None:
+    def abandon_movement(self, movement: Movement) -> None:
         if movement in self._jobs:
             engine, job = self._jobs[movement]
             engine.cancel(job)
@@ -173,7 +173,7 @@ class SimulatedTransfers:
         if admission is not None:
             if movement.transfer.purpose == "migration":
                 self.rules.end_turn(admission)
-            self.rules.finish(admission)
+            self.rules.finish_transfer(admission)
             self.rules.count_end(admission)
 
 

@@ -85,7 +85,7 @@ class Router:
 
     def _pick(self, session: str, turn: int, sent: Callable[[], None]) -> None:
         request = Request("r", session, turn, (), 2000, 200)
-        reservation = self._dispatcher.pick(request)
+        reservation = self._dispatcher.pick_instance(request)
         self._dispatcher.note_sent(request, reservation)
         sent()
         reservation.start_response(served=True)
@@ -157,8 +157,8 @@ async def memory(redis_server: RedisServer) -> dict[str, float]:
     tracemalloc.start()
     start, _ = tracemalloc.get_traced_memory()
     for place, name in enumerate(names):
-        own.arrive(name, 0.0)
-        own.commit(name, NAMES[place % 4], 0.0)
+        own.count_arrival(name, 0.0)
+        own.commit_binding(name, NAMES[place % 4], 0.0)
     figures["dict"] = (tracemalloc.get_traced_memory()[0] - start) / KEPT
     tracemalloc.stop()
     shared = SharedBindings(

@@ -40,7 +40,7 @@ def settle(events: KvEvents, messages: int) -> None:
     deadline = time.monotonic() + SETTLE_S
     quiet_s = time.monotonic()
     while time.monotonic() < deadline and (events.messages == messages or time.monotonic() - quiet_s < 0.15):
-        if events.poll():
+        if events.apply_messages():
             quiet_s = time.monotonic()
         time.sleep(0.005)
 
@@ -82,7 +82,7 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
                     before, messages = await hits(client), events.messages
                     body = {"model": spec.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
                     (await client.post("/v1/completions", json=body)).raise_for_status()
-                    guess.insert(keys)
+                    guess.insert_keys(keys)
                     found = await hits(client) - before
                     expected += indexed_tokens
                     if found != indexed_tokens:

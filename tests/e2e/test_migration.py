@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.spec import InstanceSpec, TransferRules
-from runners.router.why import explain
+from runners.router.why import explain_picks
 from tests.e2e.engine_pair import BLOCK, KEPT_S, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [
@@ -130,7 +130,7 @@ async def test_a_hot_session_moves_with_its_kv_and_is_answered_as_if_it_had_stay
         transfer.t_target_sent_ns, transfer.t_done_ns,
     )  # fmt: skip
     assert list(stamps) == sorted(stamps)
-    assert "the session's KV was moved" in explain([record])[-1]
+    assert "the session's KV was moved" in explain_picks([record])[-1]
     later = made.records[-1]
     assert (later.request.owner, later.decision.reason) == ("t", "bound")
     assert later.request.cached_tokens["t"] >= PREFIX - BLOCK

@@ -17,7 +17,7 @@ from launch.local import LocalBackend
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
 from results.records.schemas import RequestStatus
-from runners.load.standalone_replay import ReplayReport, ReplayWish, replay_trace
+from runners.load.standalone_replay import ReplayOptions, ReplayReport, replay_trace
 from runners.trace.formats import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.launch.engines import ignore_start
@@ -104,8 +104,8 @@ def conversations() -> Trace:
 async def replayed(url: str, trace: Trace, folder: Path) -> ReplayReport:
     path = folder / trace.facts.source
     write_trace(path, trace.facts, trace.sessions)
-    wish = ReplayWish(path, None, url, None, folder, {"seed": 1, "block_tokens": None, "realtime": False})
-    return await replay_trace(wish, lambda text: None, lambda tick: None, asyncio.Event())
+    options = ReplayOptions(path, None, url, None, folder, {"seed": 1, "block_tokens": None, "realtime": False})
+    return await replay_trace(options, lambda text: None, lambda tick: None, asyncio.Event())
 
 
 async def test_the_engine_hits_what_the_hashes_share(tmp_path: Path) -> None:

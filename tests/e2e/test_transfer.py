@@ -24,7 +24,7 @@ from launch.instruction_sets import kernel_grants_amx, read_flags
 from launch.local import LocalBackend
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.server.server import EventLoop
 from runners.router.spec import TransferRules
 from runners.router.transfer.movement import Movement, MoveRequest
@@ -107,7 +107,7 @@ async def bench(pair: Pair) -> AsyncIterator[Bench]:
 @contextlib.asynccontextmanager
 async def transport(pair: Pair, timeout_s: float = 60.0, priority: int | None = -1) -> AsyncIterator[Bench]:
     specs = {name: pair.member(name) for name in NAMES}
-    pools = {name: Pool(await resolve(spec.url), 3.0) for name, spec in specs.items()}
+    pools = {name: Pool(await resolve_instance(spec.url), 3.0) for name, spec in specs.items()}
     transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, priority=priority), EventLoop())
     try:
         yield Bench(pair, transfers)
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_between_the_legs_leaves_no_block_behind(benc
         movement, over = bench.begin(prompt + draw(8))
         while not movement.transfer.t_source_done_ns:  # noqa: ASYNC110  (in the very moment: the target leg is next)
             await asyncio.sleep(0)
-        movement.abandon()
+        movement.abandon_transfer()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
         assert movement.transfer.t_target_sent_ns == 0
         if bench.pair.transport == "mooncake":

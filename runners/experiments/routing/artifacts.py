@@ -20,7 +20,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
-from runners.experiments.routing.transfers import movement_headline, movements
+from runners.experiments.routing.transfers import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape, read_span
@@ -85,24 +85,24 @@ def put_in_place(
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
     summary, breakdown = summarise_cell(turns, decisions, record, samples)
-    summary["movements"] = movements(decisions)
+    summary["movements"] = count_movements(decisions)
     write_indented_json(written.summary, summary)
     write_indented_json(written.breakdown, breakdown)
     write_indented_json(written.cell, record)
     _move_instances(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
     publish({path: layout.root / path.name for path in files})
-    return headline(summary)
+    return headline_of(summary)
 
 
-def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
+def headline_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The few numbers a console shows of a cell, from its `metrics.summary.json`."""
     values = {name: (summary["values"].get(name) or {}).get("value") for name in HEADLINE}
     counts = {name: summary["counts"].get(name) for name in COUNTS}
     return values | counts | movement_headline(summary.get("movements", {}))
 
 
-def degraded(outcome: ReplayOutcome) -> str:
+def why_degraded(outcome: ReplayOutcome) -> str:
     """Why the cell says less about the policy than it should; empty = nothing did."""
     reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
     if outcome.stop_reason != "complete":
@@ -158,7 +158,7 @@ def _replay_facts(grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
     """The settings and the outcome; `cut` counts what was in flight or still to come when it was ended."""
     asked: dict[str, Any] = msgspec.to_builtins(grid.replay)
     facts: dict[str, Any] = msgspec.to_builtins(outcome)
-    why = degraded(outcome)
+    why = why_degraded(outcome)
     return (
         asked
         | {name: value for name, value in facts.items() if not name.startswith("t_")}

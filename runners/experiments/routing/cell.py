@@ -18,7 +18,7 @@ from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, degraded, put_in_place
+from runners.experiments.routing.artifacts import Replayed, put_in_place, why_degraded
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import can_move, ports_per_instance
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
@@ -65,7 +65,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Outcome(summary, degraded(outcome))
+    return Outcome(summary, why_degraded(outcome))
 
 
 async def _replay_trace(

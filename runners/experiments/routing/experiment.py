@@ -12,16 +12,18 @@ from typing import Any
 
 import msgspec
 
+from results.measures.columns import floats_or_nan
 from results.records.layout import is_complete, write_atomic
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
+from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from runners.experiments.routing.artifacts import headline, trial_layout
+from runners.experiments.routing.artifacts import headline_of, trial_layout
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
@@ -45,9 +47,9 @@ class Routing(PatchedCells):
         kinds: Mapping[str, RunCell] = {
             "trace": self._prepare_trace,
             "patches": self._apply_patches,
-            "replay": self._replay,
-            "interference": self._interfere,
-            "analysis": self._analyse,
+            "replay": self._run_replay,
+            "interference": self._run_interference,
+            "analysis": self._run_analysis,
         }
         super().__init__(context, analyse_routing, kinds)
 
@@ -65,7 +67,7 @@ class Routing(PatchedCells):
             if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
                 return None
             summary = msgspec.json.decode(layout.summary.read_bytes())
-            return Outcome(headline(summary), summary["degraded"])
+            return Outcome(headline_of(summary), summary["degraded"])
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
@@ -82,19 +84,19 @@ class Routing(PatchedCells):
     def _needs_patches(self, config: str) -> bool:
         return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
 
-    async def _replay(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_replay(self, cell: CellPlan, attempt: int) -> Outcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
-        return await replay_cell(cell, attempt, self._grid, self._trace(), self._context)
+        return await replay_cell(cell, attempt, self._grid, self._read_trace(), self._context)
 
-    def _trace(self) -> TraceRecord:
+    def _read_trace(self) -> TraceRecord:
         """Raises CellFailed where the run's trace is not what it was."""
         record = read_record(self._context.layout)
         if record is None:
             raise CellFailed(f"the run's trace is missing or changed: `tracon retry --cell {TRACE_CELL}`")
         return record
 
-    async def _interfere(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_interference(self, cell: CellPlan, attempt: int) -> Outcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
         context, params = self._context, cell.params
@@ -131,7 +133,7 @@ class Routing(PatchedCells):
         layout = self._context.layout
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
 
-    async def _analyse(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_analysis(self, cell: CellPlan, attempt: int) -> Outcome:
         analysis = await asyncio.to_thread(analyse_routing, self._context.layout.root)
         return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
@@ -139,8 +141,4 @@ class Routing(PatchedCells):
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
     names = ("itl_before_s", "itl_during_s", "worst_gap_during_s", "prefill_ttft_s")
-    return {name: _median_of([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
-
-
-def _median_of(values: list[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+    return {name: percentile(floats_or_nan(getattr(row, name) for row in rows), 0.5).value for name in names}

@@ -94,7 +94,7 @@ async def measure_interference(
     return tuple(records)
 
 
-def between(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> Gaps:
+def measure_gaps(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> Gaps:
     """The gaps that lie inside the span, or that overlap it; `stamps_ns`: of each stream's tokens, rising."""
     gaps_s: list[float] = []
     for stream in stamps_ns:
@@ -124,9 +124,9 @@ async def _measure_repeat(
     await asyncio.sleep(IDLE_S)
     stamps = [stream.stamps for stream in streams if stream.stamps is not None]
     settle_ns = round(spec.settle_s * 1e9)
-    before = between(stamps, prefill.t_send_ns - settle_ns, prefill.t_send_ns, overlapping=False)
-    during = between(stamps, prefill.t_send_ns, prefill.t_first_ns, overlapping=True)
-    after = between(stamps, prefill.t_first_ns, prefill.t_first_ns + settle_ns, overlapping=False)
+    before = measure_gaps(stamps, prefill.t_send_ns - settle_ns, prefill.t_send_ns, overlapping=False)
+    during = measure_gaps(stamps, prefill.t_send_ns, prefill.t_first_ns, overlapping=True)
+    after = measure_gaps(stamps, prefill.t_first_ns, prefill.t_first_ns + settle_ns, overlapping=False)
     return InterferenceRecord(
         instance=instance,
         prefill_tokens=spec.prefill_tokens,

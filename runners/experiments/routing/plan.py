@@ -85,8 +85,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "trace_path": options.trace,
             "files": _digest_files(grid),
         },
-        sums=arithmetic(grid, profile.launch.release_wait_s),
-        notes=tuple(notes(grid)) if moves_kv else (),
+        sums=estimate_stages(grid, profile.launch.release_wait_s),
+        notes=tuple(note_transfer_rules(grid)) if moves_kv else (),
     )
 
 
@@ -105,7 +105,7 @@ def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
     return PATCHES in config.requires_on(kind) or can_move(config, kind)
 
 
-def notes(grid: Grid) -> Iterator[str]:
+def note_transfer_rules(grid: Grid) -> Iterator[str]:
     """Where policies move KV by other rules than the run's, a line each."""
     for policy in grid.policies:
         if not policy.moves_kv:
@@ -137,7 +137,7 @@ def list_cells(
     ]
 
 
-def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
+def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     """How the estimate of the engine stages comes about."""
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
     around_s, beside = grid.engine_start_s + release_wait_s, grid.interference

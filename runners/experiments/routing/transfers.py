@@ -12,7 +12,9 @@ import msgspec
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, Kind
 from launch.transfer_request import transferring
-from results.records.decisions import DecisionRecord, KvTransfer
+from results.measures.columns import floats_or_nan
+from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
+from results.statistics.estimates import mean
 from runners.campaign.engine_group import Member
 from runners.router.spec import KvEndpoint
 
@@ -47,7 +49,7 @@ def kv_bytes_per_token(model: Path) -> int | None:
         return None
 
 
-def movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
+def count_movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
     """The KV movements of a cell's decision log in few numbers; empty where no KV was to be moved.
 
     `migrations` and `handovers` by what came of them, tokens and bytes that arrived (`external_tokens`, `bytes`: None
@@ -68,7 +70,7 @@ def movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
         "external_tokens": sum(move.external_tokens or 0 for move in counted) if counted else None,
         "bytes": _sum_bytes(done),
         "uncounted": len(done) - len(counted),
-        "transfer_mean_s": _mean_of([(move.t_done_ns - move.t_begin_ns) / 1e9 for move in done if move.t_done_ns]),
+        "transfer_mean_s": mean(floats_or_nan(transfer_s(move) for move in done)).value,
     }
 
 
@@ -87,7 +89,3 @@ def movement_headline(facts: dict[str, Any]) -> dict[str, Any]:
 def _sum_bytes(moves: Sequence[KvTransfer]) -> int | None:
     known = [move.bytes for move in moves if move.bytes is not None]
     return sum(known) if known else None
-
-
-def _mean_of(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

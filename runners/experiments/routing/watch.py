@@ -74,7 +74,7 @@ class Watch:
         """The replay's second: the engines are sampled with it."""
         self._latency = LiveLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
         t_ns = time.perf_counter_ns()
-        samples = [self._sample(member, t_ns) for member in self._members]
+        samples = [self._take_sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
         answered = {each.instance: each for each in tick.instances}
         seen = [answered.get(member.name, AnsweredBy(instance=member.name)) for member in self._members]
@@ -104,7 +104,7 @@ class Watch:
             if died := await member.engine.explain_death():
                 raise CellFailed(f"{member.name} {died}")
 
-    def _sample(self, member: Member, t_ns: int) -> EngineSample:
+    def _take_sample(self, member: Member, t_ns: int) -> EngineSample:
         gauges, routed = self._samplers[member.name].latest, self._routed.get(member.name)
         return EngineSample(
             t_ns=t_ns,

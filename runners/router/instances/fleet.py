@@ -12,7 +12,7 @@ from runners.router.health import Health
 from runners.router.instances.internal_request import fetch_metrics
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.prefix_index import Index, PrefixIndex
 from runners.router.spec import InstanceSpec, RouterError, RouterSpec, instance_problem
 from runners.router.view import Cluster, Member
@@ -57,7 +57,7 @@ class Fleet:
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
+    async def add_instances(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
         facts = await asyncio.gather(*(self._connect_instance(instance) for instance in self._spec.instances))
         if not self.block_tokens:
@@ -68,7 +68,7 @@ class Fleet:
             *(self._add_member(instance, fact) for instance, fact in zip(self._spec.instances, facts, strict=True))
         )
 
-    async def add(self, instance: InstanceSpec) -> None:
+    async def add_instance(self, instance: InstanceSpec) -> None:
         """Add one more; it is picked after a probe that succeeds. Raises RouterError."""
         problem = instance_problem(instance)
         if problem is not None:
@@ -81,7 +81,7 @@ class Fleet:
                     remedy="Remove that one first, or give the new one another name.",
                 )
             try:
-                self._cluster.add(_make_member(instance, CacheFacts()))  # takes it back where it drains
+                self._cluster.add_member(_make_member(instance, CacheFacts()))  # takes it back where it drains
             except ValueError as error:
                 raise RouterError(str(error), remedy="It may be picked; nothing is to be done.") from error
             return
@@ -89,16 +89,16 @@ class Fleet:
             raise RouterError(f"instance {instance.instance} has no kv_events endpoint", remedy="Give it one.")
         await self._add_member(instance, await self._connect_instance(instance))
 
-    def drain(self, instance: str) -> None:
+    def drain_instance(self, instance: str) -> None:
         """Send it no new requests. Raises RouterError for an unknown one."""
         self._require_known(instance)
-        self._cluster.drain(instance)
+        self._cluster.drain_instance(instance)
 
-    def remove(self, instance: str) -> None:
+    def remove_instance(self, instance: str) -> None:
         """Forget it; nothing may be in flight there. Raises RouterError for an unknown one."""
         self._require_known(instance)
-        self._probes.forget(instance)
-        self._cluster.remove(instance)
+        self._probes.forget_instance(instance)
+        self._cluster.remove_instance(instance)
         self.indexes.pop(instance, None)
         self._close_events(instance)
         del self.specs[instance]
@@ -116,7 +116,7 @@ class Fleet:
     def follow_events(self) -> None:
         for events in self._events.values():
             for _ in range(POLLS_AT_ONCE):
-                if not events.poll():
+                if not events.apply_messages():
                     break
 
     def _require_known(self, instance: str) -> None:
@@ -126,7 +126,7 @@ class Fleet:
 
     async def _connect_instance(self, instance: InstanceSpec) -> CacheFacts:
         """Open its pool; ask its engine for what the spec leaves open."""
-        pool = Pool(await resolve(instance.url), self._spec.limits.connect_s)
+        pool = Pool(await resolve_instance(instance.url), self._spec.limits.connect_s)
         self.pools[instance.instance] = pool
         self.specs[instance.instance] = instance
         if instance.block_tokens and instance.kv_capacity_tokens:
@@ -137,9 +137,9 @@ class Fleet:
         name = instance.instance
         member = _make_member(instance, facts)
         self.indexes[name] = self._make_index(instance, member.kv_capacity_tokens)
-        self._cluster.add(member)
+        self._cluster.add_member(member)
         self._cluster.set_available(name, False, "not probed yet")
-        await self._probes.watch(name)
+        await self._probes.add_instance(name)
         self.on_recovered(name)
 
     def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:

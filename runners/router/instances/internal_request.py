@@ -53,7 +53,7 @@ class _InternalRequest:
             self.done.set_exception(InternalRequestFailed(failure))
 
 
-async def fetch(
+async def fetch_answer(
     pool: Pool,
     path: bytes,
     *,
@@ -68,7 +68,7 @@ async def fetch(
     """
     request = _InternalRequest(sent)
     head = pool.target.head("POST" if body else "GET", path, headers, len(body))
-    pool.send(request, (head, body) if body else (head,))
+    pool.send_request(request, (head, body) if body else (head,))
     try:
         async with asyncio.timeout(timeout_s):
             await request.done
@@ -76,22 +76,22 @@ async def fetch(
         raise InternalRequestFailed(Failure("timeout", f"no answer within {timeout_s:g} s")) from None
     finally:
         if not request.done.done() or request.done.cancelled() or request.done.exception() is not None:
-            pool.cancel(request)
+            pool.cancel_request(request)
     assert request.answer is not None
     data = bytes(request.data)
-    return request.answer, unchunked(data) if request.answer.chunked else data
+    return request.answer, join_chunks(data) if request.answer.chunked else data
 
 
 async def fetch_metrics(pool: Pool, timeout_s: float) -> bytes | None:
     """An instance's page of metrics; None where it cannot be asked."""
     try:
-        answer, page = await fetch(pool, b"/metrics", timeout_s=timeout_s)
+        answer, page = await fetch_answer(pool, b"/metrics", timeout_s=timeout_s)
     except InternalRequestFailed:
         return None
     return page if answer.status == 200 else None
 
 
-def unchunked(data: bytes) -> bytes:
+def join_chunks(data: bytes) -> bytes:
     parts, position, end = [], 0, whole_chunks(data)
     while position < end:
         line_end = data.index(b"\r\n", position)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from runners.errors import RunnerError
-from runners.router.prefix_index import chained
+from runners.router.prefix_index import chain_key
 
 if TYPE_CHECKING:
     import zmq
@@ -58,7 +58,7 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventIndex:
-    """What one instance holds, by its events. `insert` does nothing: blocks count when the engine has stored them."""
+    """What one instance holds, by its events. `insert_keys` does nothing: a block counts once it is stored."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -73,7 +73,7 @@ class EventIndex:
         """Blocks held."""
         return len(self._keys)
 
-    def match(self, keys: Sequence[int]) -> int:
+    def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds."""
         count = 0
         for key in keys:
@@ -82,14 +82,14 @@ class EventIndex:
             count += 1
         return count * self.block_tokens
 
-    def insert(self, keys: Sequence[int]) -> None:
+    def insert_keys(self, keys: Sequence[int]) -> None:
         """Nothing: the engine's events will."""
 
     def clear(self) -> None:
         self._keys.clear()
         self._held.clear()
 
-    def apply(self, event: KvEvent) -> None:
+    def apply_event(self, event: KvEvent) -> None:
         if isinstance(event, AllBlocksCleared):
             self.clear()
         elif event.medium in DEVICE:
@@ -107,7 +107,7 @@ class EventIndex:
             self.orphans += len(event.block_hashes)
             return
         for index, name in enumerate(event.block_hashes):
-            parent = chained(parent, event.token_ids[index * size : (index + 1) * size])
+            parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
             if name not in self._keys:
                 self._keys[name] = parent
                 self._held[parent] = self._held.get(parent, 0) + 1
@@ -124,13 +124,13 @@ class EventIndex:
 class Wire(Protocol):
     """Messages of one instance, never waited for."""
 
-    def receive(self) -> tuple[int, bytes] | None:
+    def receive_live(self) -> tuple[int, bytes] | None:
         """The next live message (number, payload); None = there is none now."""
 
     def ask_replay(self, start: int) -> bool:
         """Ask for messages from number `start` on; False = this instance cannot replay."""
 
-    def replayed(self) -> tuple[int, bytes] | None:
+    def receive_replayed(self) -> tuple[int, bytes] | None:
         """The next replayed message; its number is END_OF_REPLAY after the last. None = there is none now."""
 
     def close(self) -> None:
@@ -162,14 +162,14 @@ class KvEvents:
         self._waiting: dict[int, bytes] = {}
         self._replay_until_s: float | None = None
 
-    def poll(self, limit: int = 256) -> int:
+    def apply_messages(self, limit: int = 256) -> int:
         """Apply what has come, at most `limit` messages of each kind; returns how many. Never waits.
 
         Call it often (every 10 ms, or before each pick): a replay's messages do not announce themselves.
         """
         before = self.messages
         for _ in range(limit):
-            message = self._wire.receive()
+            message = self._wire.receive_live()
             if message is None:
                 break
             self._take_message(*message)
@@ -187,7 +187,7 @@ class KvEvents:
         elif number == self._next:
             self._apply_message(number, payload)
         elif number < self._next:
-            self._again(number, payload)
+            self._take_repeated(number, payload)
         else:
             self.gaps += 1
             self._waiting[number] = payload
@@ -196,7 +196,7 @@ class KvEvents:
             else:
                 self._give_up()
 
-    def _again(self, number: int, payload: bytes) -> None:
+    def _take_repeated(self, number: int, payload: bytes) -> None:
         """A number that was applied already: a message that a replay delivered first, or another engine process.
 
         A new process counts from 0 again, and its messages are younger than all before; its cache is empty.
@@ -211,7 +211,7 @@ class KvEvents:
 
     def _follow_replay(self, limit: int) -> None:
         for _ in range(limit):
-            message = self._wire.replayed()
+            message = self._wire.receive_replayed()
             if message is None:
                 break
             self.messages += 1
@@ -253,7 +253,7 @@ class KvEvents:
             return
         self._last_ts = batch.ts
         for event in batch.events:
-            self.index.apply(event)
+            self.index.apply_event(event)
 
     def _read_batch(self, payload: bytes) -> _Batch | None:
         try:
@@ -300,7 +300,7 @@ class ZmqWire:
             replay.connect(replay_endpoint)
             self._replay = replay
 
-    def receive(self) -> tuple[int, bytes] | None:
+    def receive_live(self) -> tuple[int, bytes] | None:
         """The next live message: frames are topic, number (8 bytes, big-endian), payload."""
         parts = self._receive_parts(self._live)
         return None if parts is None or len(parts) != 3 else (int.from_bytes(parts[1], "big"), parts[2])
@@ -314,7 +314,7 @@ class ZmqWire:
             return False
         return True
 
-    def replayed(self) -> tuple[int, bytes] | None:
+    def receive_replayed(self) -> tuple[int, bytes] | None:
         """The next replayed message: frames are empty, (topic,) number, payload."""
         parts = self._receive_parts(self._replay) if self._replay is not None else None
         if parts is None or len(parts) < 3:

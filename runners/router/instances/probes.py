@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from runners.router.breaker import BreakerState
 from runners.router.health import Health
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
 from runners.router.instances.upstream import Pool
 from runners.router.spec import HealthRules
 
@@ -25,11 +25,11 @@ class Probes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
 
-    async def watch(self, instance: str) -> None:
+    async def add_instance(self, instance: str) -> None:
         """Probe a new instance once, then at intervals. It may be picked after a probe that succeeds."""
         self._wake[instance] = asyncio.Event()
         why, _ = await self._ask_health(instance)
-        self.health.add(instance, why)
+        self.health.add_instance(instance, why)
         self._tasks[instance] = asyncio.create_task(self._watch_instance(instance))
 
     def probe_now(self, instance: str) -> None:
@@ -37,12 +37,12 @@ class Probes:
         if wake is not None:
             wake.set()
 
-    def forget(self, instance: str) -> None:
+    def forget_instance(self, instance: str) -> None:
         task = self._tasks.pop(instance, None)
         if task is not None:
             task.cancel()
         self._wake.pop(instance, None)
-        self.health.forget(instance)
+        self.health.forget_instance(instance)
 
     async def close(self) -> None:
         tasks = tuple(self._tasks.values())
@@ -53,7 +53,7 @@ class Probes:
     async def _watch_instance(self, instance: str) -> None:
         wake = self._wake[instance]
         while True:
-            is_open = self.health.state(instance) is BreakerState.OPEN
+            is_open = self.health.state_of(instance) is BreakerState.OPEN
             pause_s = self._rules.open_s if is_open else self._rules.probe_interval_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -69,7 +69,7 @@ class Probes:
     async def _ask_health(self, instance: str) -> tuple[str | None, bool]:
         """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens."""
         try:
-            answer, _ = await fetch(self._pools[instance], b"/health", timeout_s=self._rules.probe_timeout_s)
+            answer, _ = await fetch_answer(self._pools[instance], b"/health", timeout_s=self._rules.probe_timeout_s)
         except InternalRequestFailed as error:
             if error.failure.kind == "own":
                 return None, False

@@ -69,7 +69,7 @@ class Caller(Protocol):
         """It will not be whole; the connection is gone."""
 
 
-async def resolve(url: str) -> Target:
+async def resolve_instance(url: str) -> Target:
     """The target of a base URL. Raises RouterError where its host has no address."""
     return await resolve_target(url, RouterError)
 
@@ -109,7 +109,7 @@ class Link(asyncio.Protocol):
     def usable(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def start(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
+    def send_request(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
         self.caller, self.payload, self.pooled = caller, payload, pooled
         caller.link = self
         if self.transport is not None:
@@ -117,18 +117,18 @@ class Link(asyncio.Protocol):
             if not self._writing:
                 caller.note_sent()
 
-    def pause(self) -> None:
+    def pause_reading(self) -> None:
         """Take nothing from the instance for now: the client is slower."""
         if self.transport is not None and self.usable and not self._paused:
             self._paused = True
             self.transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         if self.transport is not None and self.usable and self._paused:
             self.transport.resume_reading()
         self._paused = False
 
-    def drop(self) -> None:
+    def drop_connection(self) -> None:
         """Close at once, so that the instance drops the request too; its caller is not notified."""
         self.caller, self.payload = None, ()
         if self.transport is not None:
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         caller = self.caller
         if caller is None:  # bytes that belong to no request: the framing is lost
-            self.drop()
+            self.drop_connection()
             return
         caller.t_read_s = monotonic()
         self._bytes_seen = True
@@ -172,7 +172,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._parser = _SPENT
-        self._pool.forget(self)
+        self._pool.forget_link(self)
         caller, payload = self.caller, self.payload
         self.caller, self.payload = None, ()
         if caller is None:
@@ -225,10 +225,10 @@ class Link(asyncio.Protocol):
                 self._fail_caller(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
             return
         self._gathered = b""
-        self._answer = answer = _answer(self._parser.get_status_code(), self._headers)
+        self._answer = answer = _read_head(self._parser.get_status_code(), self._headers)
         self._guarded = answer.chunked and answer.events
         if not caller.head_received(answer):
-            self.drop()
+            self.drop_connection()
         elif body or self._complete:
             self._pass_on(caller, body)
 
@@ -246,10 +246,10 @@ class Link(asyncio.Protocol):
         self.caller, keep = None, self._keep
         self._reset_response()
         if keep and self.usable:
-            self.resume()
+            self.resume_reading()
             self._pool.give_back(self)
         else:
-            self.drop()
+            self.drop_connection()
         caller.response_ended(proven=True)
 
     def _whole_chunks(self, data: bytes) -> bytes:
@@ -268,7 +268,7 @@ class Link(asyncio.Protocol):
 
     def _fail_caller(self, failure: Failure) -> None:
         caller = self.caller
-        self.drop()
+        self.drop_connection()
         if caller is not None:
             caller.request_failed(failure)
 
@@ -290,7 +290,7 @@ def whole_chunks(data: bytes) -> int:
         position = end
 
 
-def _answer(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
+def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
     forwarded = []
     chunked, sized, events, plain = False, status in (204, 304), False, True
     for header in headers:
@@ -320,33 +320,33 @@ class Pool:
         self._links: set[Link] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
-    def send(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
+    def send_request(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         """Send a request; the caller is notified of its response. Never waits."""
         idle, oldest_s = self._idle, monotonic() - IDLE_S
         while idle:
             link = idle.pop()
             if link.usable and link.t_idle_s >= oldest_s:
-                link.start(caller, payload, pooled=True)
+                link.send_request(caller, payload, pooled=True)
                 return
-            link.drop()
+            link.drop_connection()
         self.send_again(caller, payload)
 
     def send_again(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         """Send it on a fresh connection: the pooled one was stale, or there was none."""
         self._connecting[caller] = asyncio.get_running_loop().create_task(self._connect_and_send(caller, payload))
 
-    def cancel(self, caller: Caller) -> None:
+    def cancel_request(self, caller: Caller) -> None:
         task = self._connecting.pop(caller, None)
         if task is not None:
             task.cancel()
         elif caller.link is not None and caller.link.caller is caller:
-            caller.link.drop()
+            caller.link.drop_connection()
 
     def give_back(self, link: Link) -> None:
         link.t_idle_s = monotonic()
         self._idle.append(link)
 
-    def forget(self, link: Link) -> None:
+    def forget_link(self, link: Link) -> None:
         self._links.discard(link)
         if link in self._idle:
             self._idle.remove(link)
@@ -354,14 +354,14 @@ class Pool:
     def close_idle(self) -> None:
         oldest_s = monotonic() - IDLE_S
         while self._idle and self._idle[0].t_idle_s < oldest_s:
-            self._idle.pop(0).drop()
+            self._idle.pop(0).drop_connection()
 
     def close(self) -> None:
         """Drop everything; what is in flight must have been ended."""
         for task in self._connecting.values():
             task.cancel()
         for link in tuple(self._links):
-            link.drop()
+            link.drop_connection()
 
     async def _connect_and_send(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         try:
@@ -375,7 +375,7 @@ class Pool:
         else:
             self._connecting.pop(caller, None)
             if link.transport is not None:
-                link.start(caller, payload, pooled=False)
+                link.send_request(caller, payload, pooled=False)
             else:
                 caller.request_failed(Failure("closed", "connection closed as soon as it was made"))
             return

@@ -106,7 +106,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
 
 
 def _require_parameters(cls: type[Policy], parameters: Mapping[str, object]) -> None:
-    missing = [one for one in describe(cls).parameters if one.required and one.name not in parameters]
+    missing = [one for one in describe_policy(cls).parameters if one.required and one.name not in parameters]
     if missing:
         raise PolicyError(
             f"policy {cls.name} needs {' and '.join(one.name for one in missing)}: there is no default",
@@ -125,10 +125,10 @@ def may_migrate(policy: Policy) -> bool:
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
-    return tuple(describe(policy) for policy in POLICIES.values())
+    return tuple(describe_policy(policy) for policy in POLICIES.values())
 
 
-def describe(cls: type[Policy]) -> PolicyInfo:
+def describe_policy(cls: type[Policy]) -> PolicyInfo:
     """What a policy is and which parameters it takes."""
     summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
     return PolicyInfo(cls.name, summary, cls.source, _describe_parameters(cls))

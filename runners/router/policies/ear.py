@@ -13,10 +13,10 @@ from runners.router.policies.policy import (
     Tie,
     Weighed,
     WholePolicy,
-    decision,
-    lowest,
+    decide_for,
+    find_lowest,
     owner_is_paused,
-    weigh,
+    weigh_instances,
 )
 
 REASONS: Mapping[str, str] = {
@@ -79,9 +79,9 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
     ] = True
     tie: Tie = "rr"
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
-        owner = may.get(request.owner)
+        owner = may.find_load(request.owner)
         if owner is None:
             return self._decide_cold(request, cluster, may)
         turn = _Turn(request, cluster, may, owner)
@@ -96,19 +96,19 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         unfit = _find_unfit(turn)
         gates = (*gates, _target_gate(turn, unfit))
         if _reason_to_stay(gates):
-            return self._decide_stay(turn, turn.may.without(unfit), _reason_to_stay(gates), gates)
+            return self._decide_stay(turn, turn.may.rule_out(unfit), _reason_to_stay(gates), gates)
         return self._decide_move(turn, unfit, gates)
 
     def _place_or_move(self, turn: _Turn) -> Decision:
         """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
         weighed = self._weigh_pending(turn.request, turn.cluster, turn.may)
-        gates = self._check_trigger(turn) if self.migration and lowest(weighed).load is not turn.owner else ()
+        gates = self._check_trigger(turn) if self.migration and find_lowest(weighed).load is not turn.owner else ()
         if gates and not _reason_to_stay(gates):
             unfit = _find_unfit(turn)
             gates = (*gates, _target_gate(turn, unfit))
             if not _reason_to_stay(gates):
                 return self._decide_move(turn, unfit, gates)
-        return decision(self.name, turn.may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
+        return decide_for(self.name, turn.may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
     def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
@@ -119,19 +119,19 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         elif request.owner:
             reason = "fallback_owner_down"
         weighed = self._weigh_pending(request, cluster, may)
-        return decision(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
+        return decide_for(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
 
     def _decide_stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Decision:
         weighed = self._weigh_pending(turn.request, turn.cluster, may)
         winner = next(one for one in weighed if one.load is turn.owner)
-        return decision(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
+        return decide_for(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
 
     def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Decision:
         """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
         owner = turn.owner
         hot = f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"
-        targets = turn.may.without(unfit).without({owner.instance: hot})
-        return decision(
+        targets = turn.may.rule_out(unfit).rule_out({owner.instance: hot})
+        return decide_for(
             self.name,
             targets,
             self._weigh_pending(turn.request, turn.cluster, targets),
@@ -144,7 +144,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         )
 
     def _weigh_pending(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
-        return weigh(
+        return weigh_instances(
             request, may.loads, lambda load: (load.pending_prefill_tokens,), self.tie, cluster.fallbacks, _free_kv
         )
 

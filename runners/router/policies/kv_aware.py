@@ -17,10 +17,10 @@ from runners.router.policies.policy import (
     by_name,
     by_prefill_work,
     cached_share,
-    decision,
-    lowest,
+    decide_for,
+    find_lowest,
+    find_pickable,
     owner_is_paused,
-    pickable,
     turn_key,
 )
 
@@ -116,7 +116,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     ] = 0.5
     tie: Tie = "rr"
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
         roomy = self._with_room(may)
         left = self._drop_refusing(request, roomy)
@@ -124,9 +124,9 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             self._weigh_instance(request, load, index, left.loads, cluster) for index, load in enumerate(left.loads)
         ]
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
-        chosen = lowest(weighed).load.instance
+        chosen = find_lowest(weighed).load.instance
         reason = self._name_reason(request, cluster, chosen, may, roomy, left)
-        made = decision(
+        made = decide_for(
             self.name,
             left,
             weighed,
@@ -150,7 +150,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
         if direct.passed:
             return replace(made, gates=(*made.gates, direct))
-        able = pickable(request, cluster, ("prefill",)).loads
+        able = find_pickable(request, cluster, ("prefill",)).loads
         text = f"{len(able)} prefill instances can be picked >= 1; with none {made.instance} computes the prompt"
         made = replace(made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text)))
         if not able:
@@ -166,7 +166,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             for one in works
         }
         candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
-        return replace(made, prefill=lowest(works).load.instance, candidates=candidates)
+        return replace(made, prefill=find_lowest(works).load.instance, candidates=candidates)
 
     def _with_room(self, may: Pickable) -> Pickable:
         """Q1.E: without instances that are too full, unless all are."""
@@ -178,7 +178,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             for name, share in used.items()
             if share > self.backpressure_above
         }
-        return may.without(full) if len(full) < len(may.loads) else may
+        return may.rule_out(full) if len(full) < len(may.loads) else may
 
     def _drop_refusing(self, request: RoutedRequest, may: Pickable) -> Pickable:
         """Without instances that refused the session too often; where all did, those with the fewest refusals."""
@@ -186,7 +186,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             return may
         counts = {load.instance: request.rejects.get(load.instance, 0) for load in may.loads}
         limit = max(self.migration_reject_threshold, min(counts.values()) + 1)
-        return may.without({name: _describe_refusals(name, n) for name, n in counts.items() if n >= limit})
+        return may.rule_out({name: _describe_refusals(name, n) for name, n in counts.items() if n >= limit})
 
     def _weigh_instance(
         self,
@@ -266,11 +266,11 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         owner = request.owner
         if not owner or chosen == owner:
             return "owner" if owner else "cold"
-        if may.get(owner) is None:
+        if may.find_load(owner) is None:
             return "owner_paused" if owner_is_paused(request, cluster) else "fallback_owner_down"
-        if roomy.get(owner) is None:
+        if roomy.find_load(owner) is None:
             return "backpressure"
-        return "left_owner" if left.get(owner) else "reject_migration"
+        return "left_owner" if left.find_load(owner) else "reject_migration"
 
 
 def _describe_refusals(name: str, count: int) -> str:

@@ -8,7 +8,15 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
-from runners.router.policies.policy import Pickable, Tie, WholePolicy, cached_share, decision, new_tokens, weigh
+from runners.router.policies.policy import (
+    Pickable,
+    Tie,
+    WholePolicy,
+    cached_share,
+    decide_for,
+    new_tokens,
+    weigh_instances,
+)
 
 REASONS: Mapping[str, str] = {
     "lowest_score": "it had the lowest score",
@@ -40,8 +48,8 @@ class LMetric(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
     bs_offset: BsOffset = 0
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        weighed = weigh(
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        weighed = weigh_instances(
             request,
             may.loads,
             lambda load: (work_by_batch(request, load, bs_offset=self.bs_offset),),
@@ -49,7 +57,7 @@ class LMetric(WholePolicy, frozen=True, kw_only=True):
             cluster.fallbacks,
         )
         keys = ("work_x_requests", "turns_away")
-        return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
+        return decide_for(self.name, may, weighed, keys, "lowest_score", advances=True)
 
 
 class KvLinear(WholePolicy, frozen=True, kw_only=True):
@@ -69,10 +77,10 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
     beta: Annotated[float, msgspec.Meta(ge=0, description="weight of the load in `pr1035`")] = 1.0
     tie: Tie = "rr"
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
         counts = [load.num_requests for load in may.loads]
-        weighed = weigh(
+        weighed = weigh_instances(
             request,
             may.loads,
             lambda load: (-self._sum_terms(request, load, counts),),
@@ -81,7 +89,7 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
             lambda load: {"cached_share": cached_share(request, load.instance)},
         )
         keys = ("load_less_cache", "turns_away")
-        return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
+        return decide_for(self.name, may, weighed, keys, "lowest_score", advances=True)
 
     def _sum_terms(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
         share = cached_share(request, load.instance)

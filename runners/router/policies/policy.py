@@ -53,10 +53,10 @@ class Pickable:
     gates: tuple[Gate, ...] = ()
     """Says so where pauses had to be ignored."""
 
-    def get(self, instance: str) -> InstanceLoad | None:
+    def find_load(self, instance: str) -> InstanceLoad | None:
         return next((load for load in self.loads if load.instance == instance), None)
 
-    def without(self, refused: Mapping[str, str]) -> Pickable:
+    def rule_out(self, refused: Mapping[str, str]) -> Pickable:
         """The same without those that `refused` names, each with its reason."""
         out = (Candidate(load.instance, (), ruled_out=refused[load.instance]) for load in self.loads_in(refused))
         loads = tuple(load for load in self.loads if load.instance not in refused)
@@ -67,7 +67,7 @@ class Pickable:
         return tuple(load for load in self.loads if load.instance in wanted)
 
 
-def pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role] = WHOLE) -> Pickable:
+def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role] = WHOLE) -> Pickable:
     """Instances that are up, fit the role, have not failed this request and are not paused.
 
     Where everyone left is paused, pauses are ignored: a late answer is better than none.
@@ -84,7 +84,7 @@ def pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role]
     if not paused:
         return unpaused
     if len(paused) < len(loads):
-        return unpaused.without(paused)
+        return unpaused.rule_out(paused)
     text = f"all {len(loads)} are paused: pauses are ignored"
     return Pickable(unpaused.loads, unpaused.ruled_out, (Gate("one_not_paused", 0, 1, False, text),))
 
@@ -95,10 +95,10 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str]
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        may = pickable(request, cluster)
-        return self._choose(request, cluster, may) if may.loads else nowhere(self.name, may)
+        may = find_pickable(request, cluster)
+        return self._choose_instance(request, cluster, may) if may.loads else decide_nowhere(self.name, may)
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The decision among the instances of `may`, at least one."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ def new_tokens(request: RoutedRequest, load: InstanceLoad) -> int:
     return max(0, request.input_tokens - request.cached_tokens.get(load.instance, 0))
 
 
-def weigh(
+def weigh_instances(
     request: RoutedRequest,
     loads: Sequence[InstanceLoad],
     score: Callable[[InstanceLoad], tuple[float, ...]],
@@ -144,7 +144,7 @@ def weigh(
 
 def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
     """Instances as a prompt's prefill sees them: tokens pending there with its own, requests, whose turn it is."""
-    return weigh(
+    return weigh_instances(
         request,
         loads,
         lambda load: (load.pending_prefill_tokens + new_tokens(request, load), load.num_requests),
@@ -175,11 +175,11 @@ def turn_key(tie: str, index: int, of: int, counter: int) -> int:
     return (index - counter) % of if tie == "rr" else index
 
 
-def lowest(weighed: Sequence[Weighed]) -> Weighed:
+def find_lowest(weighed: Sequence[Weighed]) -> Weighed:
     return min(weighed, key=lambda one: one.score)
 
 
-def decision(
+def decide_for(
     policy: str,
     may: Pickable,
     weighed: Sequence[Weighed],
@@ -193,7 +193,7 @@ def decision(
     migrate_from: str = "",
 ) -> Decision:
     """The decision for `winner`, or for the lowest score, with every instance as it was weighed or ruled out."""
-    chosen = winner or lowest(weighed)
+    chosen = winner or find_lowest(weighed)
     return Decision(
         policy=policy,
         instance=chosen.load.instance,
@@ -208,7 +208,7 @@ def decision(
     )
 
 
-def nowhere(policy: str, may: Pickable, reason: str = "no_instance", gates: tuple[Gate, ...] = ()) -> Decision:
+def decide_nowhere(policy: str, may: Pickable, reason: str = "no_instance", gates: tuple[Gate, ...] = ()) -> Decision:
     out = by_name([*(Candidate(load.instance, ()) for load in may.loads), *may.ruled_out])
     return Decision(policy, "", reason, out, gates=(*may.gates, *gates), binds=False)
 

@@ -18,11 +18,11 @@ from runners.router.policies.policy import (
     Weighed,
     by_name,
     by_prefill_work,
-    lowest,
-    nowhere,
-    pickable,
+    decide_nowhere,
+    find_lowest,
+    find_pickable,
     tie_break,
-    weigh,
+    weigh_instances,
 )
 
 REASONS: Mapping[str, str] = {
@@ -68,25 +68,25 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """P = argmin (pending prefill + new tokens) among those where the prompt fits, D = argmax free KV among those
         where prompt and output fit."""
         names = self._prefill_names(cluster)
-        may = pickable(request, cluster, ("both", "prefill", "decode"))
+        may = find_pickable(request, cluster, ("both", "prefill", "decode"))
         first = [load for load in may.loads if load.instance in names]
         second = [load for load in may.loads if load.instance not in names]
         if not second or not names:
-            return nowhere(self.name, may, "no_decode_instance" if names else "no_prefill_instance")
+            return decide_nowhere(self.name, may, "no_decode_instance" if names else "no_prefill_instance")
         need = request.input_tokens + request.max_tokens
         decode_gate, may = _check_room("fits", second, need, may)
         if not decode_gate.passed:
-            return nowhere(self.name, may, f"{self.on_full}_decode_kv", (decode_gate,))
+            return decide_nowhere(self.name, may, f"{self.on_full}_decode_kv", (decode_gate,))
         gates = [decode_gate]
         if first:
             prefill_gate, may = _check_room("prompt_fits", first, request.input_tokens + 1, may)
             gates.append(prefill_gate)
             if not prefill_gate.passed:
-                return nowhere(self.name, may, f"{self.on_full}_prefill_kv", tuple(gates))
+                return decide_nowhere(self.name, may, f"{self.on_full}_prefill_kv", tuple(gates))
         left = set(may.loads)
         prefills = by_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
         decodes = _weigh_by_room(request, [load for load in second if load in left], cluster.fallbacks)
-        prefill, decode = lowest(prefills) if prefills else None, lowest(decodes)
+        prefill, decode = find_lowest(prefills) if prefills else None, find_lowest(decodes)
         weighed = (Candidate(one.load.instance, one.score, one.terms) for one in (*prefills, *decodes))
         ties = (tie_break(prefill, prefills, KEYS) if prefill else "", tie_break(decode, decodes, KEYS))
         return Decision(
@@ -120,7 +120,7 @@ def _check_room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickabl
     }
     room = len(pool) - len(small)
     gate = Gate(name, room, 1, room > 0, f"{room} of {len(pool)} have room for {need} KV tokens >= 1")
-    return gate, may.without(small)
+    return gate, may.rule_out(small)
 
 
 def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
@@ -133,4 +133,4 @@ def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counte
     def terms(load: InstanceLoad) -> Mapping[str, float]:
         return {"ongoing_tokens": load.ongoing_tokens, "prefills": 0}
 
-    return weigh(request, loads, score, "rr", counter, terms)
+    return weigh_instances(request, loads, score, "rr", counter, terms)

@@ -19,7 +19,7 @@ from runners.router.policies.policy import (
     Pickable,
     Weighed,
     WholePolicy,
-    decision,
+    decide_for,
     load_terms,
     owner_is_paused,
 )
@@ -65,18 +65,18 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         ),
     ] = True
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
         if not request.session:
             return replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
         weighed = self._weigh_order(request, cluster, may)
         owner = next((one for one in weighed if one.load.instance == request.owner), None) if self.rebind else None
         if owner is not None:
-            return decision(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
+            return decide_for(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
         if owner_is_paused(request, cluster):
-            return decision(self.name, may, weighed, KEYS, "owner_paused")
+            return decide_for(self.name, may, weighed, KEYS, "owner_paused")
         lost = self.rebind and request.owner != ""
-        return decision(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
+        return decide_for(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
 
     def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
         members = [load for load in cluster.instances if load.role in WHOLE]

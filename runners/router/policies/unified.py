@@ -14,10 +14,10 @@ from runners.router.policies.policy import (
     Weighed,
     WholePolicy,
     cached_share,
-    decision,
+    decide_for,
     new_tokens,
     owner_is_paused,
-    weigh,
+    weigh_instances,
 )
 
 REASONS: Mapping[str, str] = {
@@ -83,17 +83,17 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
     )
     rdma_overhead_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.0
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
-        owner = may.get(request.owner)
+        owner = may.find_load(request.owner)
         gates = self._check_gates(request, owner, may.loads) if request.owner else ()
         cold = not request.owner
         if owner is not None and all(gate.passed for gate in gates):
             weighed = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
             winner = next(one for one in weighed if one.load is owner)
-            return decision(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
+            return decide_for(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
         left = self._without_refused(may, owner, gates)
-        return decision(
+        return decide_for(
             self.name,
             left,
             self._weigh_keys(request, left, cluster.fallbacks, cold=cold),
@@ -141,9 +141,9 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             return may
         failed = {gate.name: gate.text for gate in gates if not gate.passed}
         if "ceiling" in failed:
-            return may.without({owner.instance: f"over the hard ceiling: not {failed['ceiling']}"})
+            return may.rule_out({owner.instance: f"over the hard ceiling: not {failed['ceiling']}"})
         if "load" in failed and self.exclude_owner_on_gate2_fail:
-            return may.without({owner.instance: f"overloaded owner: not {failed['load']}"})
+            return may.rule_out({owner.instance: f"overloaded owner: not {failed['load']}"})
         return may
 
     def _weigh_keys(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
@@ -152,7 +152,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             spread = (load.active_sessions,) if cold and self.spread_cold else ()
             return work, *spread, new_tokens(request, load), load.num_requests
 
-        return weigh(request, may.loads, score, "rr", counter)
+        return weigh_instances(request, may.loads, score, "rr", counter)
 
 
 def _name_fallback(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
@@ -176,9 +176,9 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
     overload_factor: Factor = 2.0
     tie: Annotated[Literal["rr", "first"], msgspec.Meta(description="equal costs, as in lmetric")] = "rr"
 
-    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner if it has no more than its share of tokens and costs no more than the best by the factor."""
-        weighed = weigh(
+        weighed = weigh_instances(
             request,
             may.loads,
             lambda load: (sum(self._cost_parts(request, load).values()),),
@@ -191,12 +191,12 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
         if owner is None:
             reason = "fallback_owner_down" if request.owner else "cold"
             binds = not owner_is_paused(request, cluster)
-            return decision(self.name, may, weighed, keys, reason, binds=binds, advances=True)
+            return decide_for(self.name, may, weighed, keys, reason, binds=binds, advances=True)
         gates = self._check_gates(owner, weighed)
         if all(gate.passed for gate in gates):
-            return decision(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
+            return decide_for(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
         reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
-        return decision(self.name, may, weighed, keys, reason, gates=gates, binds=True, advances=True)
+        return decide_for(self.name, may, weighed, keys, reason, gates=gates, binds=True, advances=True)
 
     def _cost_parts(self, request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
         return {

@@ -54,12 +54,12 @@ class HttpRequest(NamedTuple):
         return b"".join([b"%b: %b\r\n" % pair for pair in self.headers if pair[0] not in NOT_FORWARDED])
 
 
-class InFlight(Protocol):
+class OpenRequest(Protocol):
     """What a connection is busy with."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
-    def abandon(self) -> None: ...
+    def abandon_request(self) -> None: ...
 
 
 class Service(Protocol):
@@ -81,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     _service: Service
-    in_flight: InFlight | None = None
+    in_flight: OpenRequest | None = None
     keep_alive: bool = True
     local: bool = False
     """The client is on this machine."""
@@ -140,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
         self._service.forget(self)
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
-            in_flight.abandon()
+            in_flight.abandon_request()
 
     def pause_writing(self) -> None:
         if self.in_flight is not None:

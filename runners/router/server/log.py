@@ -42,7 +42,7 @@ class DecisionLog:
     def is_open(self) -> bool:
         return self._file >= 0
 
-    def append(self, record: DecisionRecord) -> None:
+    def append_record(self, record: DecisionRecord) -> None:
         """Add a record, which is on disk within about FLUSH_S."""
         if self._file < 0:
             return

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from runners.router.instances.fleet import Fleet
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
 from runners.router.metrics import metrics_page
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.sessions.bindings import Bindings
@@ -85,11 +85,13 @@ class Pages:
 
     async def _answer_models(self, connection: ClientConnection, request: HttpRequest) -> None:
         """Whatever an instance says; the one with the fewest requests first."""
-        may = sorted((load.num_requests, load.instance) for load in self._cluster.view().instances if load.available)
+        may = sorted(
+            (load.num_requests, load.instance) for load in self._cluster.take_view().instances if load.available
+        )
         why = "no instance may be asked"
         for _, instance in may:
             try:
-                answer, body = await fetch(
+                answer, body = await fetch_answer(
                     self._fleet.pools[instance], request.target, timeout_s=MODELS_S, headers=request.forwarded()
                 )
             except InternalRequestFailed as error:
@@ -103,7 +105,7 @@ class Pages:
         connection.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
 
     def _answer_health(self, connection: ClientConnection) -> None:
-        loads = self._cluster.view().instances
+        loads = self._cluster.take_view().instances
         up = [load.instance for load in loads if load.available]
         down = {load.instance: load.why_unavailable for load in loads if not load.available}
         well = bool(up) and not self._server.closing
@@ -111,9 +113,9 @@ class Pages:
         connection.reply_json(200 if well else 503, {"status": status, "available": up, "unavailable": down})
 
     def _make_metrics(self) -> bytes:
-        self._traffic.dispatcher.ledger.settle()
-        view = self._cluster.view()
-        sessions = {load.instance: self._bindings.active(load.instance) for load in view.instances}
+        self._traffic.dispatcher.ledger.settle_records()
+        view = self._cluster.take_view()
+        sessions = {load.instance: self._bindings.count_active(load.instance) for load in view.instances}
         return metrics_page(self._traffic.counts, view, sessions, self._server.connections, self._server.records_lost)
 
     async def _answer_admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
@@ -128,7 +130,7 @@ class Pages:
             if not await self._add_instance(connection, request.body):
                 return
         elif asked == ("POST", True, "drain"):
-            self._fleet.drain(name)
+            self._fleet.drain_instance(name)
         elif asked == ("POST", True, "resume"):
             await self._resume_instance(name)
         elif asked == ("DELETE", True, ""):
@@ -144,31 +146,31 @@ class Pages:
         except msgspec.DecodeError as error:
             connection.refuse(400, f"not an instance: {error}", "bad_request")
             return False
-        await self._fleet.add(instance)
+        await self._fleet.add_instance(instance)
         return True
 
     async def _resume_instance(self, name: str) -> None:
         instance = self._fleet.specs.get(name)
         if instance is None:
-            self._fleet.drain(name)  # refuses, naming those that there are
+            self._fleet.drain_instance(name)  # refuses, naming those that there are
         else:
-            await self._fleet.add(instance)
+            await self._fleet.add_instance(instance)
 
     def _remove_instance(self, name: str, *, now: bool) -> None:
-        open_requests = {load.instance: load.num_requests for load in self._cluster.view().instances}.get(name, 0)
+        open_requests = {load.instance: load.num_requests for load in self._cluster.take_view().instances}.get(name, 0)
         if open_requests and not now:
             raise RouterError(
                 f"instance {name} has {open_requests} requests",
                 remedy="Drain it and wait, or add ?now=1 to take them away from it.",
             )
         if name in self._fleet.specs:
-            self._fleet.drain(name)
-            self._traffic.cut(f"instance {name} was removed", name)
-        self._fleet.remove(name)
+            self._fleet.drain_instance(name)
+            self._traffic.cut_requests(f"instance {name} was removed", name)
+        self._fleet.remove_instance(name)
         self._transfers.remove_instance(name)
 
     def _list_instances(self) -> dict[str, object]:
-        row: Callable[[str], str] = self._fleet.health.state
+        row: Callable[[str], str] = self._fleet.health.state_of
         return {
             "instances": [
                 {
@@ -176,12 +178,12 @@ class Pages:
                     "url": self._fleet.specs[load.instance].url,
                     "transfer": msgspec.to_builtins(self._fleet.specs[load.instance].transfer),
                     "breaker": row(load.instance),
-                    "sessions": self._bindings.active(load.instance),
+                    "sessions": self._bindings.count_active(load.instance),
                 }
-                for load in self._cluster.view().instances
+                for load in self._cluster.take_view().instances
             ],
             "no_transfers": [
                 {"source": source, "target": target, "why": why}
-                for (source, target), why in self._transfers.quarantined().items()
+                for (source, target), why in self._transfers.list_quarantined().items()
             ],
         }

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from runners.router.instances.fleet import Fleet
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
 from runners.router.prefix_index import block_keys
 from runners.router.spec import Prewarm, RouterError
 
@@ -24,13 +24,13 @@ async def prewarm_fleet(wanted: Prewarm, fleet: Fleet, timeout_s: float) -> None
     await asyncio.gather(*(_compute_prompt(fleet, instance, body, timeout_s) for instance in fleet.specs))
     keys = block_keys(wanted.token_ids, fleet.block_tokens)
     for index in fleet.indexes.values():
-        index.insert(keys)
+        index.insert_keys(keys)
 
 
 async def _compute_prompt(fleet: Fleet, instance: str, body: bytes, timeout_s: float) -> None:
     remedy = "See that it is up and takes a prompt of that length, or leave prewarm out."
     try:
-        answer, text = await fetch(
+        answer, text = await fetch_answer(
             fleet.pools[instance], b"/v1/completions", timeout_s=timeout_s, headers=_HEADERS, body=body
         )
     except InternalRequestFailed as error:

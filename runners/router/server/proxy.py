@@ -51,11 +51,11 @@ class Arrival:
     def resume(self) -> None:
         """Nor was anything held back."""
 
-    def abandon(self) -> None:
+    def abandon_request(self) -> None:
         """The client is gone."""
         self._traffic.end_arrival(self)
 
-    def cut(self, why: str) -> None:
+    def cut_request(self, why: str) -> None:
         self._traffic.end_arrival(self)
         self._client.refuse(503, why, "cut")
 
@@ -86,11 +86,11 @@ class Exchange(RequestLifecycle):
         self.link = None
         self._pool = pool = self._pools[self.instance]
         message = self._message
-        pool.send(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
+        pool.send_request(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
 
     def _cancel_request(self) -> None:
         if self._pool is not None:
-            self._pool.cancel(self)
+            self._pool.cancel_request(self)
 
     def _refuse_client(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
         self._client.refuse(status, message, kind, headers)
@@ -128,7 +128,7 @@ class Exchange(RequestLifecycle):
             return
         if not self._is_open:  # a body of no bytes that ended with its connection
             self._open_response(b"")
-        self.complete()
+        self.complete_response()
         self._client.finish(keep=proven)
 
     def _open_response(self, data: bytes) -> None:
@@ -141,13 +141,13 @@ class Exchange(RequestLifecycle):
         """The client's buffers are full."""
         self.t_paused_s = monotonic()
         if self.link is not None:
-            self.link.pause()
+            self.link.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
         if self.link is not None:
-            self.link.resume()
+            self.link.resume_reading()
 
 
 class Proxy:
@@ -173,7 +173,7 @@ class Proxy:
         def begin(turn: int) -> None:
             routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
             connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
-            exchange.start()
+            exchange.start_request()
 
         if session and dispatcher.asks_first:
             connection.in_flight = arrival = Arrival(self._traffic, connection, begin)

@@ -108,7 +108,7 @@ class Server:
         spec, fleet = self._spec, self._fleet
         self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver)
         fleet.on_recovered = transfers.recover_instance
-        await fleet.start()
+        await fleet.add_instances()
         if spec.prewarm is not None:
             try:
                 await prewarm_fleet(spec.prewarm, fleet, spec.limits.first_byte_s)
@@ -159,7 +159,7 @@ class Server:
                 client.abort()
         drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
         if not await self._drain_traffic(drain_s):
-            self._counts.cut = self._traffic.cut("the router is shutting down")
+            self._counts.cut = self._traffic.cut_requests("the router is shutting down")
             await asyncio.sleep(END_GRACE_S)
         if self._beating is not None:
             self._beating.cancel()
@@ -170,7 +170,7 @@ class Server:
             await self._shared.close()
         await self._transfers.close()
         await self._fleet.close()
-        self._ledger.settle(last=True)
+        self._ledger.settle_records(last=True)
         self._report_migrations()
         await self._log.close()
         self._outcome = self._make_outcome()
@@ -193,7 +193,7 @@ class Server:
 
     def tick(self) -> RouterTick:
         bindings, counts = self._bindings, self._counts
-        self._ledger.settle()
+        self._ledger.settle_records()
         rows = tuple(
             TickInstance(
                 load.instance,
@@ -202,10 +202,10 @@ class Server:
                 load.num_requests,
                 load.pending_prefill_tokens,
                 load.ongoing_tokens,
-                bindings.active(load.instance),
+                bindings.count_active(load.instance),
                 counts.placed[load.instance],
             )
-            for load in self._cluster.view().instances
+            for load in self._cluster.take_view().instances
         )
         return RouterTick(
             t_ns=perf_counter_ns(),
@@ -279,9 +279,9 @@ class Server:
     def _each_second(self) -> None:
         for pool in self._fleet.pools.values():
             pool.close_idle()
-        self._bindings.expire(monotonic())
+        self._bindings.expire_sessions(monotonic())
         if self._shared is not None:
-            self._shared.look()
+            self._shared.refresh_table()
         with contextlib.suppress(BrokenPipeError):
             self._on_tick(replace(self.tick(), migrations=self._ledger.take_migrations()))
 

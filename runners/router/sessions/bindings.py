@@ -35,11 +35,11 @@ class MigrationClaim:
     held: bool = False
     """It was granted, and the shared table has not ended it since."""
 
-    def abandon(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the answer."""
         self.then = None
 
-    def release(self) -> None:
+    def release_right(self) -> None:
         """The request has ended. Where it was served, its commit has ended the claim."""
         self.then = None
         self.give_up(self)
@@ -80,7 +80,7 @@ class Bindings:
     """Session -> instance. Times are seconds of one monotonic clock, the caller's; an empty session id is never stored.
 
     `max_sessions`: the session unused for longest is forgotten first. `ttl_s`: a session unused for longer is
-    forgotten at the next `commit`, `arrive` or `expire`.
+    forgotten at the next `commit_binding`, `count_arrival` or `expire_sessions`.
     """
 
     row_type: type[Row] = Row
@@ -99,7 +99,7 @@ class Bindings:
         """Sessions known."""
         return len(self._sessions)
 
-    def owner(self, session: str) -> str:
+    def owner_of(self, session: str) -> str:
         """The instance that holds the session's KV, or that its first request is on its way to; empty = none."""
         row = self._sessions.get(session)
         return row.home if row else ""
@@ -114,20 +114,20 @@ class Bindings:
         row = self._sessions.get(session)
         return row.moving_to if row else ""
 
-    def rejects(self, session: str) -> Mapping[str, int]:
+    def refusals_of(self, session: str) -> Mapping[str, int]:
         """Per instance: admissions in a row that it refused this session."""
         row = self._sessions.get(session)
         return dict(row.rejects) if row and row.rejects else _NONE
 
-    def active(self, instance: str) -> int:
+    def count_active(self, instance: str) -> int:
         """Sessions that live there now, those on their way included."""
         return self._active[instance]
 
-    def assigned(self, instance: str) -> int:
+    def count_assigned(self, instance: str) -> int:
         """Sessions ever bound there, those on their way included."""
         return self._committed[instance] + self._coming[instance]
 
-    def arrive(self, session: str, now: float) -> int:
+    def count_arrival(self, session: str, now: float) -> int:
         """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
         if not session:
             return 0
@@ -135,8 +135,8 @@ class Bindings:
         row.turns += 1
         return row.turns - 1
 
-    def expect(self, session: str, instance: str, *, migrates: bool = False) -> None:
-        """A request that will bind the session is on its way to `instance`; one `drop` must follow.
+    def expect_binding(self, session: str, instance: str, *, migrates: bool = False) -> None:
+        """A request that will bind the session is on its way to `instance`; one `drop_expected` must follow.
 
         `migrates`: it takes the session away from its instance. That holds for others to see until it is served.
         """
@@ -150,7 +150,7 @@ class Bindings:
             row.moving_to = instance
         self._settle_row(row)
 
-    def drop(self, session: str, instance: str, *, migrates: bool = False) -> None:
+    def drop_expected(self, session: str, instance: str, *, migrates: bool = False) -> None:
         """That request has ended, whatever came of it; `migrates` as it was expected."""
         row = self._sessions.get(session)
         if row is None or instance not in row.open:
@@ -164,7 +164,7 @@ class Bindings:
             row.stale -= 1
         self._settle_row(row)
 
-    def commit(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
+    def commit_binding(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
         """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
 
         `migrates`: this is how a migration ends. A request that was open when a rebalance or a migration moved its
@@ -186,11 +186,11 @@ class Bindings:
         """What a pick sees of the session now; None = no other router can change it meanwhile."""
         return None
 
-    def ask(self, session: str, then: Callable[[int], None]) -> None:
-        """`arrive`, where other routers may know the session better; `then` gets its turn, once, maybe at once."""
+    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
+        """`count_arrival`, where other routers may know the session better; `then` gets its turn, once."""
         raise NotImplementedError("these bindings are no other router's")
 
-    def claim(
+    def claim_migration(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
     ) -> MigrationClaim | None:
         """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
@@ -210,8 +210,8 @@ class Bindings:
         migrates: bool = False,
         claim: MigrationClaim | None = None,
     ) -> None:
-        """`commit`, unless the session has been bound elsewhere since the pick saw it as `binding`."""
-        self.commit(session, instance, now, migrates=migrates)
+        """`commit_binding`, unless the session has been bound elsewhere since the pick saw it as `binding`."""
+        self.commit_binding(session, instance, now, migrates=migrates)
 
     def count_refusal(self, session: str, instance: str) -> None:
         """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
@@ -225,7 +225,7 @@ class Bindings:
         if row is not None:
             row.rejects.pop(instance, None)
 
-    def release(self, session: str) -> None:
+    def release_session(self, session: str) -> None:
         """The session has no owner any more; its turns and its last migration are remembered."""
         row = self._sessions.get(session)
         if row is not None:
@@ -236,10 +236,10 @@ class Bindings:
         """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
         gone = tuple(name for name, row in self._sessions.items() if row.instance == instance)
         for name in gone:
-            self.release(name)
+            self.release_session(name)
         return gone
 
-    def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
+    def rebalance_sessions(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
         """Move sessions to an instance that came back, up to its even share of those bound to `among`. Returns them.
 
         They come from the instances with the most, the session unused for longest first. Its KV is not there, so its
@@ -260,7 +260,7 @@ class Bindings:
             moved.append(session)
         return tuple(moved)
 
-    def expire(self, now: float) -> int:
+    def expire_sessions(self, now: float) -> int:
         """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
         count = 0
         for session, row in list(self._expired_rows(now)):
@@ -283,7 +283,7 @@ class Bindings:
     def _touch_row(self, session: str, now: float) -> Row:
         row = self._sessions.get(session)
         if row is None:
-            self.expire(now)
+            self.expire_sessions(now)
             while len(self._sessions) >= self.max_sessions:
                 self._forget_session(next(iter(self._sessions)))
             row = self._sessions[session] = self.row_type()

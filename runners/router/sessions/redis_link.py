@@ -90,7 +90,9 @@ class RedisLink:
         self._note_outage("")
         await self._redis.aclose()
 
-    def call(self, operation: str, key: bytes, argument: bytes, answered: Callable[[bytes | None], None]) -> None:
+    def call_script(
+        self, operation: str, key: bytes, argument: bytes, answered: Callable[[bytes | None], None]
+    ) -> None:
         """Run a script; `answered` is never called before this returns, unless Redis is away."""
         if not self._up:
             self._counts.binding_failures["away"] += 1
@@ -151,7 +153,7 @@ class RedisLink:
             answer = await connection.read_response()
             call = self._sent.pop(0)
             self._counts.binding_trips[call.operation] += 1
-            self._counts.binding_trip.add(perf_counter() - t_s)
+            self._counts.binding_trip.add_value(perf_counter() - t_s)
             loop.call_soon(call.answered, answer)  # what it fails with is not the connection's
 
     def _stop_waiting(self) -> None:

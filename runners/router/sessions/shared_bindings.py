@@ -1,8 +1,8 @@
 """Bindings that several router processes share through Redis; what a router knows of them itself is its working copy.
 
-The table in Redis is the truth, session by session. A router reads a session's row before it picks (`ask`), which
-also counts the turn; it compares and sets when it commits; it claims a session before it migrates it. Where Redis is
-away or slow the working copy decides, and its decisions are sent when Redis is back: of two versions of a row the
+The table in Redis is the truth, session by session. Before it picks a router reads the session's row (`ask_arrival`),
+which also counts the turn; it compares and sets when it commits; it claims a session before it migrates it. Where Redis
+is away or slow the working copy decides, and its decisions are sent when Redis is back: of two versions of a row the
 higher one holds. Refusals, and requests that have not been served yet, are each router's own.
 """
 
@@ -59,7 +59,7 @@ class SharedBindings(Bindings):
         self._counts = counts
         self._names = names
         self._clock = clock
-        self._link = RedisLink(rules, counts, self._connected)
+        self._link = RedisLink(rules, counts, self._report_losses)
         self._life = ""
         self._life_to_be = uuid4().hex
         self._places: dict[str, Place] = {}
@@ -73,22 +73,22 @@ class SharedBindings(Bindings):
 
     async def close(self) -> None:
         for claim in tuple(self._claims.values()):
-            claim.release()
+            claim.release_right()
         await self._link.close()
 
     @property
     def shared(self) -> bool:
         return self._link.up
 
-    def active(self, instance: str) -> int:
+    def count_active(self, instance: str) -> int:
         """Sessions that live there now, of all routers; those on their way, of this one."""
         if not self._link.up or instance not in self._places:
-            return super().active(instance)
+            return super().count_active(instance)
         return self._places[instance].active + self._coming[instance]
 
-    def assigned(self, instance: str) -> int:
+    def count_assigned(self, instance: str) -> int:
         if not self._link.up or instance not in self._places:
-            return super().assigned(instance)
+            return super().count_assigned(instance)
         return self._places[instance].assigned + self._coming[instance]
 
     def moving_to(self, session: str) -> str:
@@ -102,11 +102,11 @@ class SharedBindings(Bindings):
         row = self._sessions.get(session)
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
-    def ask(self, session: str, then: Callable[[int], None]) -> None:
+    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
         """Count a request of the session and see where it lives; at once without Redis."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
-            then(self.arrive(session, self._clock()))
+            then(self.count_arrival(session, self._clock()))
             return
         waiting = [then]
 
@@ -117,11 +117,11 @@ class SharedBindings(Bindings):
 
         def unanswered() -> None:
             if waiting:
-                waiting.pop()(self.arrive(session, self._clock()))
+                waiting.pop()(self.count_arrival(session, self._clock()))
 
         self._call_script("arrive", session, self._make_hint(session), answered, unanswered)
 
-    def claim(
+    def claim_migration(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
     ) -> MigrationClaim | None:
         """None = Redis is away: the right is granted."""
@@ -150,7 +150,7 @@ class SharedBindings(Bindings):
             self._counts.binding_failures["refused"] += 1
             return
         before = row.version if row is not None else 0
-        super().commit(session, instance, now, migrates=migrates)
+        super().commit_binding(session, instance, now, migrates=migrates)
         row = self._find_row(session)
         assert row is not None
         if row.version == before:
@@ -177,10 +177,10 @@ class SharedBindings(Bindings):
             self._queue_loss(instance, known)
         return gone
 
-    def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
+    def rebalance_sessions(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
         """As in memory; with Redis every router learns where a session was moved to when its next request comes."""
         if not self._link.up:
-            return super().rebalance(instance, among)
+            return super().rebalance_sessions(instance, among)
         names = tuple(sorted({*among, instance}))
 
         def answered(table_row: TableRow) -> None:
@@ -191,7 +191,7 @@ class SharedBindings(Bindings):
         self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
         return ()
 
-    def look(self) -> None:
+    def refresh_table(self) -> None:
         """Once a second: how many sessions each instance has; claims are renewed, removed instances forgotten."""
         for gone in self._places.keys() - set(self._names()):
             del self._places[gone]
@@ -221,9 +221,9 @@ class SharedBindings(Bindings):
             else:
                 answered(read_row(answer, names))
 
-        self._link.call(operation, key, argument, receive)
+        self._link.call_script(operation, key, argument, receive)
 
-    def _connected(self) -> None:
+    def _report_losses(self) -> None:
         losses, self._pending_losses = self._pending_losses, {}
         for instance, known in losses.items():
             self._report_loss(instance, known)

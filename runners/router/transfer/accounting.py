@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute
+from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute_rise
 
 SETTLE_S = 2.0
 """A transfer's counters are waited for this long after its end."""
@@ -53,11 +53,11 @@ class TransferAccounting:
     _reading: asyncio.Task[None] | None = None
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Nothing is on its way there, and all that came has been reported."""
         return not self._open and not self._entries
 
-    async def refresh(self) -> None:
+    async def refresh_counters(self) -> None:
         """Read the counters before a transfer, where nothing is on its way there, and report what has come by then."""
         known = self.counters is not None and not self._unattributed and not self._entries
         fresh = known and self.now_s() - self._read_s < FRESH_S
@@ -73,16 +73,16 @@ class TransferAccounting:
         if self._reading is not None:
             await asyncio.wait((self._reading,), timeout=limit_s)
 
-    def begin(self) -> None:
+    def begin_transfer(self) -> None:
         self._open += 1
         self._begun += 1
 
-    def drop(self) -> None:
+    def fail_transfer(self) -> None:
         """A transfer has failed. Its tokens cannot be attributed: the engine may or may not have counted them."""
         self._open -= 1
         self._unattributed = True
 
-    def end(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
+    def end_transfer(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
         """A transfer has completed. `settle` is called once with its tokens, within SETTLE_S and a read.
 
         `streams`: the target goes on with its answer, which no page of metrics is to disturb: the time begins when the
@@ -98,7 +98,7 @@ class TransferAccounting:
             self._start_reading()
         return partial(self._make_due, entry)
 
-    def forget(self) -> None:
+    def forget_counters(self) -> None:
         """Its process is gone, and its counters with it."""
         self.counters, self._read_s, self._unattributed = None, 0.0, True
 
@@ -150,7 +150,7 @@ class TransferAccounting:
             reason = "another transfer there failed or was given up on"
             attributions = [Attribution(reason=reason)] * len(self._entries)
         else:
-            attributions = attribute(before, counters, [entry.answer for entry in self._entries])
+            attributions = attribute_rise(before, counters, [entry.answer for entry in self._entries])
         self._settle_entries(attributions)
         self.counters, self._read_s, self._unattributed = counters, self.now_s(), False
         return True

@@ -63,7 +63,7 @@ def read_counters(page: bytes) -> Counters:
     return Counters(external, moved, block)
 
 
-def attribute(before: Counters, after: Counters, answers: Sequence[TargetAnswer]) -> list[Attribution]:
+def attribute_rise(before: Counters, after: Counters, answers: Sequence[TargetAnswer]) -> list[Attribution]:
     """Attribute the rise between two pages to the transfers that ended in that time; no other did."""
     if before.external_tokens is None or after.external_tokens is None:
         return [Attribution(reason="the engine does not count prompt tokens by their source")] * len(answers)

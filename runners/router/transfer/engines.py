@@ -9,8 +9,8 @@ import msgspec
 
 from launch.transfer_request import TransferRefused, check_transfer_request
 from runners.router.failure import REFUSALS
-from runners.router.instances.internal_request import InternalRequestFailed, fetch, fetch_metrics
-from runners.router.instances.upstream import Answer, Pool, resolve
+from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer, fetch_metrics
+from runners.router.instances.upstream import Answer, Pool, resolve_instance
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
 from runners.router.transfer.request_bodies import (
@@ -54,7 +54,7 @@ class Engines:
         self._ids: dict[str, str] = {}
         self._block_tokens: dict[str, int] = {}
 
-    async def send(
+    async def send_request(
         self,
         instance: str,
         who: str,
@@ -63,7 +63,7 @@ class Engines:
         body: Mapping[str, Any],
         sent: Callable[[], None] | None = None,
     ) -> StepAnswer:
-        """Send a prefill or decode request and wait for its whole answer; `sent` as in `fetch`. Raises StepFailed."""
+        """Send a prefill or decode request and wait for its answer; `sent` as in `fetch_answer`. Raises StepFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
         if endpoint is None:
             raise StepFailed(f"the {who} was removed", strike=False)
@@ -79,7 +79,7 @@ class Engines:
         except Unfit as error:
             raise StepFailed(f"the {who}: {error}", strike=True) from error
 
-    async def tokenize(self, instance: str, headers: bytes, asked: ClientRequest) -> tuple[int, ...]:
+    async def tokenize_prompt(self, instance: str, headers: bytes, asked: ClientRequest) -> tuple[int, ...]:
         """The prompt of a request in tokens, by the instance's tokenizer. Raises StepFailed."""
         answer, page = await self._post_body(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
         if answer.status != 200:
@@ -89,7 +89,7 @@ class Engines:
         except Unfit as error:
             raise StepFailed(f"the target: {error}", strike=False) from error
 
-    async def counters(self, instance: str) -> Counters | None:
+    async def fetch_counters(self, instance: str) -> Counters | None:
         pool = self._pools.get(instance)
         if pool is None:
             return None
@@ -116,8 +116,8 @@ class Engines:
         try:
             pool = self._bootstraps.get(url)
             if pool is None:
-                pool = self._bootstraps.setdefault(url, Pool(await resolve(url), QUERY_S))
-            answer, page = await fetch(pool, b"/query", timeout_s=QUERY_S)
+                pool = self._bootstraps.setdefault(url, Pool(await resolve_instance(url), QUERY_S))
+            answer, page = await fetch_answer(pool, b"/query", timeout_s=QUERY_S)
             if answer.status != 200:
                 raise Unsound(f"its bootstrap server answers HTTP {answer.status}")
             known = engine_id(page)
@@ -128,7 +128,7 @@ class Engines:
         self._ids[instance] = known
         return known
 
-    def forget(self, instance: str) -> None:
+    def forget_instance(self, instance: str) -> None:
         """Its process may be another one now."""
         self._ids.pop(instance, None)
         self._block_tokens.pop(instance, None)
@@ -151,7 +151,7 @@ class Engines:
             raise StepFailed(f"the {who} was removed", strike=False)
         try:
             name = path.encode("latin-1")
-            return await fetch(pool, name, timeout_s=self._timeout_s, headers=headers, body=body, sent=sent)
+            return await fetch_answer(pool, name, timeout_s=self._timeout_s, headers=headers, body=body, sent=sent)
         except InternalRequestFailed as error:
             failure = error.failure
             dropped = failure.kind == "timeout"

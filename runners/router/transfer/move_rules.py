@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from results.records.decisions import RoutedRequest
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.quarantine import Pairs
-from runners.router.transfer.transports import mismatch
+from runners.router.transfer.transports import find_mismatch
 
 Purpose = Literal["migration", "handover"]
 Waiting = deque[tuple["Admission", Callable[[], None]]]
@@ -56,23 +56,25 @@ class MoveRules:
         self._queues: dict[str, Waiting] = {}
 
     @property
-    def configured(self) -> bool:
+    def is_configured(self) -> bool:
         """Some instance's KV can be moved."""
         return any(spec.transfer is not None for spec in self._specs.values())
 
-    def endpoint(self, instance: str) -> KvEndpoint | None:
+    def endpoint_of(self, instance: str) -> KvEndpoint | None:
         spec = self._specs.get(instance)
         return spec.transfer if spec is not None else None
 
-    def refusal(self, source: str, target: str) -> str:
+    def why_refused(self, source: str, target: str) -> str:
         """Why no KV can be moved from one to the other now; empty = it may be tried."""
         if source == target:
             return "it is there already"
-        return mismatch(self.endpoint(source), self.endpoint(target)) or self.pairs.refusal(source, target)
+        return find_mismatch(self.endpoint_of(source), self.endpoint_of(target)) or self.pairs.why_refused(
+            source, target
+        )
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
-        if not source or not self.configured:
+        if not source or not self.is_configured:
             return {}
         coming = Counter(admission.target for admission in self._admitted if admission.purpose == "migration")
         full = {
@@ -80,16 +82,18 @@ class MoveRules:
             for target, count in coming.items()
             if count > self._rules.queue
         }
-        why = {target: self.refusal(source, target) or full.get(target, "") for target in targets if target != source}
+        why = {
+            target: self.why_refused(source, target) or full.get(target, "") for target in targets if target != source
+        }
         return {target: text for target, text in why.items() if text}
 
-    def admit(self, source: str, target: str, purpose: Purpose) -> Admission:
-        """Begin a transfer that `refusal` does not refuse."""
-        admission = Admission(source, target, purpose, self.pairs.begin(source, target))
+    def admit_transfer(self, source: str, target: str, purpose: Purpose) -> Admission:
+        """Begin a transfer that `why_refused` does not refuse."""
+        admission = Admission(source, target, purpose, self.pairs.begin_transfer(source, target))
         self._admitted[admission] = None
         return admission
 
-    def finish(self, admission: Admission) -> None:
+    def finish_transfer(self, admission: Admission) -> None:
         """The transfer is no longer on its way; again without effect."""
         self._admitted.pop(admission, None)
 

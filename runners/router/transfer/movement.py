@@ -31,7 +31,7 @@ class Mover(Protocol):
     """What carries out a movement."""
 
     def now_ns(self) -> int: ...
-    def abandon(self, movement: Movement) -> None: ...
+    def abandon_movement(self, movement: Movement) -> None: ...
     def serve_handover(self, movement: Movement) -> None: ...
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None: ...
 
@@ -40,7 +40,7 @@ class KvTransport(Protocol):
     """How a router moves KV; `transfers.Transfers` does it between engines."""
 
     @property
-    def configured(self) -> bool:
+    def is_configured(self) -> bool:
         """Some instance's KV can be moved."""
 
     @property
@@ -79,25 +79,25 @@ class Movement:
     _callbacks: list[Callable[[KvTransfer], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.change(status="failed", reason=UNDER_WAY, t_begin_ns=self.now_ns())
+        self.change_transfer(status="failed", reason=UNDER_WAY, t_begin_ns=self.now_ns())
 
     def now_ns(self) -> int:
         return self._mover.now_ns()
 
     # what becomes of the request
-    def abandon(self, why: str = LEFT) -> None:
+    def abandon_transfer(self, why: str = LEFT) -> None:
         """The request is not to be served: end the transfer and free the source's blocks. `done` is not called."""
         if self.over and not self.open:
             return
         self.over = True
-        self.change(reason=why, t_done_ns=self.now_ns())
-        self.settle("it was abandoned")
+        self.change_transfer(reason=why, t_done_ns=self.now_ns())
+        self.settle_transfer("it was abandoned")
         self.closed = True
-        self._mover.abandon(self)
+        self._mover.abandon_movement(self)
 
     def note_sent(self) -> None:
         """The decode request's last byte has been sent; again where it had to be sent again."""
-        self.change(t_target_sent_ns=self.now_ns())
+        self.change_transfer(t_target_sent_ns=self.now_ns())
 
     def serve_handover(self) -> None:
         """Handover: the target has begun to answer."""
@@ -110,7 +110,7 @@ class Movement:
         `freed`: the target's engine has the source's blocks freed, because it refused the request or saw it dropped.
         """
         if self.open:
-            self.change(reason=why)
+            self.change_transfer(reason=why)
             self._mover.fail_handover(self, strike=strike, freed=freed)
 
     def end_answer(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
@@ -131,37 +131,37 @@ class Movement:
             self._callbacks.append(callback)
 
     # what becomes of the transfer
-    def change(self, **changes: object) -> None:
+    def change_transfer(self, **changes: object) -> None:
         if not self.closed:
             self.transfer = replace(self.transfer, **changes)  # type: ignore[arg-type]
 
-    def settle(self, reason: str = "") -> None:
+    def settle_transfer(self, reason: str = "") -> None:
         """Report the transfer as it is now; `reason`: why counts are null."""
         if self.settled:
             return
         if reason and not self.transfer.counted_reason:
-            self.change(counted_reason=reason)
+            self.change_transfer(counted_reason=reason)
         self.settled = True
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self.transfer)
 
-    def attribute(self, answer: TargetAnswer, attribution: Attribution) -> None:
+    def attribute_tokens(self, answer: TargetAnswer, attribution: Attribution) -> None:
         """Settle with the target's counters, read after it has answered."""
         external, block = attribution.external_tokens, self.block_tokens
         self._counted = answer
-        self.change(
+        self.change_transfer(
             external_tokens=external,
             blocks=None if external is None or not block else -(-external // block),
             counted_by="" if external is None else "counters",
             counted_reason=attribution.reason,
         )
         if attribution.nixl_bytes is not None and self.transfer.transport == "nixl":
-            self.change(bytes=attribution.nixl_bytes, bytes_from="counter")
+            self.change_transfer(bytes=attribution.nixl_bytes, bytes_from="counter")
         elif external is not None and self.kv_bytes_per_token is not None and self.transfer.transport != "nixl":
-            self.change(bytes=external * self.kv_bytes_per_token, bytes_from="tokens")
+            self.change_transfer(bytes=external * self.kv_bytes_per_token, bytes_from="tokens")
         self._divide_prompt()
-        self.settle()
+        self.settle_transfer()
 
     def _divide_prompt(self) -> None:
         """Divide the rest of the prompt into what the target had in its cache and what it computed."""
@@ -172,11 +172,11 @@ class Movement:
         if cached is None and self._reported is not None:
             prompt, cached = self._reported.prompt_tokens or prompt, self._reported.cached_tokens
         if cached is None:
-            self.change(counted_reason=self.transfer.counted_reason or NOT_REPORTED)
+            self.change_transfer(counted_reason=self.transfer.counted_reason or NOT_REPORTED)
             return
         if self.transfer.counted_reason == NOT_REPORTED:
-            self.change(counted_reason="")
+            self.change_transfer(counted_reason="")
         if prompt is not None:
-            self.change(computed_tokens=max(0, prompt - cached))
+            self.change_transfer(computed_tokens=max(0, prompt - cached))
         if external is not None:
-            self.change(local_tokens=max(0, cached - external))
+            self.change_transfer(local_tokens=max(0, cached - external))

@@ -31,7 +31,7 @@ class Quarantine:
     why: str = ""
     """The last failure."""
 
-    def refusal(self, now_s: float) -> str:
+    def why_refused(self, now_s: float) -> str:
         """Why no transfer may begin now; empty = one may."""
         if not self.times:
             return ""
@@ -40,7 +40,7 @@ class Quarantine:
         left_s = self.until_s - now_s
         return f"quarantined for {left_s:.1f} s more ({self.why})" if left_s > 0 else ""
 
-    def begin(self) -> Quarantine:
+    def begin_transfer(self) -> Quarantine:
         """A transfer that was not refused has begun; in a quarantine it is the probe."""
         return replace(self, probing=True) if self.times else self
 
@@ -80,19 +80,19 @@ class Pairs:
         """Pairs that something is remembered of."""
         return len(self._marked)
 
-    def refusal(self, source: str, target: str) -> str:
-        """As `Quarantine.refusal`, now."""
-        return self._state_of(source, target).refusal(self._clock())
+    def why_refused(self, source: str, target: str) -> str:
+        """As `Quarantine.why_refused`, now."""
+        return self._state_of(source, target).why_refused(self._clock())
 
-    def quarantined(self) -> Mapping[tuple[str, str], str]:
+    def list_quarantined(self) -> Mapping[tuple[str, str], str]:
         """Pairs that refuse now: why."""
         now_s = self._clock()
-        return {pair: why for pair, state in self._marked.items() if (why := state.refusal(now_s))}
+        return {pair: why for pair, state in self._marked.items() if (why := state.why_refused(now_s))}
 
-    def begin(self, source: str, target: str) -> bool:
+    def begin_transfer(self, source: str, target: str) -> bool:
         """Begin a transfer that was not refused; returns whether it is a probe, which its end needs."""
         before = self._state_of(source, target)
-        self._store_state(source, target, before.begin())
+        self._store_state(source, target, before.begin_transfer())
         return before.times > 0
 
     def count_end(self, source: str, target: str, *, probe: bool, succeeded: bool, why: str | None) -> None:

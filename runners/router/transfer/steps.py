@@ -75,11 +75,11 @@ async def send_prefill_request(
     transfer = movement.transfer.transfer
     if transport.asks_source:  # before it retains anything that no target could pull
         await engines.engine_id(job.source)
-    answer = await engines.send(
+    answer = await engines.send_request(
         job.source, "source", path, request_headers(job), body(transport.source_params(transfer)),
-        lambda: movement.change(t_source_sent_ns=movement.now_ns()),
+        lambda: movement.change_transfer(t_source_sent_ns=movement.now_ns()),
     )  # fmt: skip
-    movement.change(t_source_done_ns=movement.now_ns(), source_cached_tokens=answer.cached_tokens)
+    movement.change_transfer(t_source_done_ns=movement.now_ns(), source_cached_tokens=answer.cached_tokens)
     job.prompt_tokens = answer.prompt_tokens
     if answer.finish_reason not in transport.retains_after:
         why = f"the prefill request ended by {answer.finish_reason}: its blocks are not sent"
@@ -89,7 +89,7 @@ async def send_prefill_request(
 
 async def send_decode_request(engines: Engines, job: Job, body: Mapping[str, Any]) -> StepAnswer:
     """Have the target pull the blocks of a prefix. Raises StepFailed."""
-    return await engines.send(job.target, "target", PATH, request_headers(job), body, job.movement.note_sent)
+    return await engines.send_request(job.target, "target", PATH, request_headers(job), body, job.movement.note_sent)
 
 
 async def pull_params(engines: Engines, job: Job, retained: RetainedBlocks) -> dict[str, Any]:
@@ -111,6 +111,6 @@ async def free_blocks(engines: Engines, job: Job, retained: RetainedBlocks) -> N
     try:
         async with asyncio.timeout(RELEASE_S):
             body = release_body(await pull_params(engines, job, retained))
-            await engines.send(instance, "release", PATH, request_headers(job), body)
+            await engines.send_request(instance, "release", PATH, request_headers(job), body)
     except (StepFailed, TimeoutError):
         pass  # it was refused, as intended; or the instance is gone, and its blocks with it

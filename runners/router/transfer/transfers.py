@@ -77,15 +77,15 @@ class Transfers:
         return self._settings.timeout_s
 
     @property
-    def configured(self) -> bool:
-        return self.rules.configured
+    def is_configured(self) -> bool:
+        return self.rules.is_configured
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         return self.rules.cut_off(source, targets)
 
-    def quarantined(self) -> Mapping[tuple[str, str], str]:
+    def list_quarantined(self) -> Mapping[tuple[str, str], str]:
         """Pairs (source, target) that are left alone: why."""
-        return self.rules.pairs.quarantined()
+        return self.rules.pairs.list_quarantined()
 
     def start_movement(self, move: MoveRequest, done: Done) -> Movement:
         """Start a movement; then `done` is called, never from here.
@@ -94,7 +94,7 @@ class Transfers:
         the prompt; the movement's body is the decode request.
         """
         source, target, message = move.source, move.target, move.message
-        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
+        endpoint, why = self.rules.endpoint_of(source), self.rules.why_refused(source, target)
         transport = "" if endpoint is None else endpoint.transport
         transfer = KvTransfer(_new_id(), move.purpose, transport, source, target, "failed")
         movement = Movement(self, transfer, message.body)
@@ -106,7 +106,7 @@ class Transfers:
             self._driver.call_soon(partial(_finish_movement, movement, done))
             return movement
         run = self._run_migration if move.purpose == "migration" else self._hand_over
-        admission = self.rules.admit(source, target, move.purpose)
+        admission = self.rules.admit_transfer(source, target, move.purpose)
         job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
         self._jobs[movement] = job
         job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(run, move)))
@@ -115,16 +115,16 @@ class Transfers:
 
     def forget_process(self, instance: str) -> None:
         """Its process may be gone: ask again for what its engine reported."""
-        self._engines.forget(instance)
+        self._engines.forget_instance(instance)
         if instance in self._accounts:
-            self._accounts[instance].forget()
+            self._accounts[instance].forget_counters()
 
     def recover_instance(self, instance: str) -> None:
         """It answers (again): its pairs may be probed at once."""
         self.forget_process(instance)
         self.rules.pairs.allow_probe(instance)
-        if self.rules.endpoint(instance) is not None:
-            self._run_in_background(self._account_of(instance).refresh())
+        if self.rules.endpoint_of(instance) is not None:
+            self._run_in_background(self._account_of(instance).refresh_counters())
 
     def remove_instance(self, instance: str) -> None:
         """Forget an instance that is removed from the router; no request waits for it."""
@@ -133,7 +133,7 @@ class Transfers:
             if job.target == instance and job.movement.over and job.task is not None:
                 job.task.cancel()  # its connection is gone, and it would not be notified of that
         self.rules.remove_instance(instance)
-        if instance in self._accounts and self._accounts[instance].quiet:
+        if instance in self._accounts and self._accounts[instance].is_quiet:
             del self._accounts[instance]
 
     async def close(self) -> None:
@@ -156,7 +156,7 @@ class Transfers:
         self._engines.close()
 
     # what becomes of a movement's request
-    def abandon(self, movement: Movement) -> None:
+    def abandon_movement(self, movement: Movement) -> None:
         job = self._jobs.get(movement)
         if job is None or job.pulling:
             return
@@ -164,7 +164,7 @@ class Transfers:
             job.task.cancel()
         else:
             self._end_handover(job)
-            self._account_of(job.target).drop()
+            self._account_of(job.target).fail_transfer()
             self.rules.count_end(job.admission)
 
     def serve_handover(self, movement: Movement) -> None:
@@ -173,14 +173,14 @@ class Transfers:
 
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         job = self._end_handover(self._jobs[movement])
-        movement.change(t_done_ns=self.now_ns())
+        movement.change_transfer(t_done_ns=self.now_ns())
         self.rules.count_end(job.admission, why=movement.transfer.reason if strike else None)
         if strike:
-            self._engines.forget(job.source)
+            self._engines.forget_instance(job.source)
         if not freed:
             self._free_source(job)
-        self._account_of(job.target).drop()
-        movement.settle("the transfer failed")
+        self._account_of(job.target).fail_transfer()
+        movement.settle_transfer("the transfer failed")
 
     def _end_handover(self, job: Job) -> Job:
         job.movement.open = False
@@ -206,8 +206,8 @@ class Transfers:
         if not movement.open:
             self._drop_job(job)
         if why:
-            movement.change(reason=why, t_done_ns=self.now_ns())
-            movement.settle("the transfer failed")
+            movement.change_transfer(reason=why, t_done_ns=self.now_ns())
+            movement.settle_transfer("the transfer failed")
             self._free_source(job)
         if why or not strike:
             self.rules.count_end(job.admission, why=why if strike else None)
@@ -222,23 +222,23 @@ class Transfers:
 
     def _drop_job(self, job: Job) -> None:
         self._jobs.pop(job.movement, None)
-        self.rules.finish(job.admission)
+        self.rules.finish_transfer(job.admission)
 
     def _refuse_movement(
         self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused"
     ) -> None:
-        movement.change(status=status, reason=why, t_done_ns=self.now_ns())
-        movement.settle("nothing was transferred")
+        movement.change_transfer(status=status, reason=why, t_done_ns=self.now_ns())
+        movement.settle_transfer("nothing was transferred")
 
     # the two kinds
     async def _run_migration(self, move: MoveRequest, job: Job) -> None:
         asked = read_request(move.message.path.decode("latin-1"), move.message.body)
         require_movable_prefix(asked)
-        ids = asked.ids or await self._engines.tokenize(job.target, request_headers(job), asked)
+        ids = asked.ids or await self._engines.tokenize_prompt(job.target, request_headers(job), asked)
         block = self._engines.block_tokens(job.source) or 1
         prefix = self.rules.movable_prefix(move.request, job.source, job.target, len(ids), block)
         tokens = prefix.source_tokens
-        job.movement.change(prefix_tokens=tokens)
+        job.movement.change_transfer(prefix_tokens=tokens)
         if not self.rules.is_worth_moving(prefix):
             lacking = max(0, prefix.lacking_tokens)
             raise Unneeded(f"nothing to move: of {tokens} tokens the target lacks {lacking}")
@@ -247,24 +247,24 @@ class Transfers:
 
     async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
         account, priority = self._account_of(job.target), self._settings.priority
-        reading = self._run_in_background(account.refresh())
+        reading = self._run_in_background(account.refresh_counters())
         await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
         assert job.retained is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         await account.wait_until_quiet(QUIET_S)
         body = prefix_body(asked, prefix, await pull_params(self._engines, job, job.retained), priority)
         retained, job.retained, job.pulling = job.retained, None, True
-        account.begin()
+        account.begin_transfer()
         try:
             answer = await send_decode_request(self._engines, job, body)
             if answer.cached_tokens == 0 and len(prefix) > 1:
                 raise StepFailed("no KV came: the target has computed the prefix", strike=True)
         except StepFailed as error:
-            account.drop()
+            account.fail_transfer()
             job.retained = None if error.frees else retained
             raise
         except asyncio.CancelledError:
-            account.drop()
+            account.fail_transfer()
             raise
         finally:
             job.pulling = False
@@ -276,7 +276,7 @@ class Transfers:
         asked = read_request(path, message.body)
         require_one_prefill(asked)
         account = self._account_of(job.target)
-        reading = self._run_in_background(account.refresh())
+        reading = self._run_in_background(account.refresh_counters())
         body = partial(handover_prefill_body, asked)
         await self._retry_attempt(job, partial(send_prefill_request, self._engines, job, path, body))
         assert job.retained is not None
@@ -284,8 +284,8 @@ class Transfers:
         movement = job.movement
         movement.body = add_pull_params(message.body, await pull_params(self._engines, job, job.retained))
         movement.open = True
-        account.begin()
-        movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
+        account.begin_transfer()
+        movement.change_transfer(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
 
     @contextlib.asynccontextmanager
     async def _wait_turn(self, admission: Admission) -> AsyncIterator[None]:
@@ -300,26 +300,28 @@ class Transfers:
     async def _retry_attempt(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it works, no further try can help, or the tries are used up. Raises StepFailed."""
         for number in range(1, self._settings.attempts + 1):
-            job.movement.change(attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer)
+            job.movement.change_transfer(
+                attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer
+            )
             try:
                 await attempt()
                 return
             except StepFailed as error:
-                self._engines.forget(job.source)
+                self._engines.forget_instance(job.source)
                 self._free_source(job)
                 if not error.retryable or number == self._settings.attempts or job.movement.over:
                     raise
 
     def _note_arrival(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
         """The target has answered its decode request, or begins to (`streams`)."""
-        job.movement.change(status="transferred", reason="", t_done_ns=self.now_ns())
+        job.movement.change_transfer(status="transferred", reason="", t_done_ns=self.now_ns())
         self.rules.count_end(job.admission, succeeded=True)
         settle = partial(self._settle_movement, job, answer)
-        job.movement.on_answer_end = self._account_of(job.target).end(answer, settle, streams=streams)
+        job.movement.on_answer_end = self._account_of(job.target).end_transfer(answer, settle, streams=streams)
 
     def _settle_movement(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
         job.movement.block_tokens = self._engines.block_tokens(job.target)
-        job.movement.attribute(answer, attribution)
+        job.movement.attribute_tokens(answer, attribution)
 
     def _free_source(self, job: Job) -> None:
         retained, job.retained = job.retained, None
@@ -328,7 +330,7 @@ class Transfers:
 
     def _account_of(self, instance: str) -> TransferAccounting:
         if instance not in self._accounts:
-            fetch = partial(self._engines.counters, instance) if self._settings.count else None
+            fetch = partial(self._engines.fetch_counters, instance) if self._settings.count else None
             self._accounts[instance] = TransferAccounting(fetch, self._driver.now_s)
         return self._accounts[instance]
 

@@ -94,7 +94,7 @@ class Nixl:
 TRANSPORTS: Mapping[str, Transport] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 
-def mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
+def find_mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
     """Why no KV can ever go from one to the other; empty = it can."""
     if source is None or target is None:
         return f"the {'source' if source is None else 'target'} has no KV transport"

@@ -15,7 +15,7 @@ from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
-from results.records.run_folder import Decision
+from results.records.run_folder import PreflightDecision
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome
 
@@ -168,7 +168,7 @@ def artifacts(
     *gaps: Gap, rows: tuple[ManifestRow, ...] = (), reason: str = "no LMCache", planned: bool = True
 ) -> Judgement:
     everyone = rows or (row("plain"), row("lmcache_only", SKIP, reason))
-    decisions = {"plain": Decision(True, ""), "lmcache_only": Decision(False, reason)}
+    decisions = {"plain": PreflightDecision(True, ""), "lmcache_only": PreflightDecision(False, reason)}
     return criteria.artifacts_present(everyone, decisions, gaps, planned)
 
 

@@ -303,8 +303,8 @@ def test_what_the_client_did_not_get_does_not_count() -> None:
     assert record.gaps["t9_d_first_token"] == "HTTP 500"
     short = replace(one.client, completion_tokens=31)
     assert one.record(client=short).discarded == "the answer has 31 tokens; 32 were requested"
-    untold = replace(one.client, completion_tokens=None)
-    assert "does not report its number of tokens" in one.record(client=untold).discarded
+    unjudged = replace(one.client, completion_tokens=None)
+    assert "does not report its number of tokens" in one.record(client=unjudged).discarded
 
 
 def test_requests_on_no_leg_are_left_alone_whatever_they_are_called() -> None:

@@ -126,7 +126,7 @@ def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
     assert row.values["external_tokens_mean"].value is None
     assert row.values["transfer_mean_s"].value == pytest.approx(0.2)
     assert row.uncounted == {"N tokens came, more than its N": 1}
-    assert compare_with_recomputing("ear", {0: (facts[0].prefills, facts[0].brought)}, measurements) is None
+    assert compare_with_recomputing("ear", {0: (facts[0].prefills, facts[0].transferred_turns)}, measurements) is None
 
 
 def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:

@@ -274,7 +274,7 @@ def test_a_difference_that_many_comparisons_may_find_by_chance_is_not_kept() -> 
     def pair_of(label: str, p: float) -> Pair:
         return Pair("apc", label, "best", found, Estimate(1.0), None, Verdict.HIGHER, None, None, p)
 
-    row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("untold",), "over 3 trials")
+    row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("unjudged",), "over 3 trials")
     kept = correct_standings([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
     assert kept[0].corrected == ("far",)
 

@@ -13,13 +13,13 @@ from results.routing.recomputing import (
     MIN_FIT,
     AgainstArm,
     AgainstRecomputing,
-    Brought,
     Prefill,
+    TransferredTurn,
     compare_with_arm,
     compare_with_recomputing,
     describe_fit,
-    find_brought,
     find_prefills,
+    find_transferred_turns,
     fit_times,
     recomputing_arms,
     why_withheld,
@@ -64,7 +64,7 @@ def test_what_the_target_had_pending_counts_on_both_sides() -> None:
 
 def _against(*logs: Log) -> AgainstRecomputing:
     facts, measurements = facts_of(*logs)
-    cells = {trial: (one.prefills, one.brought) for trial, one in facts.items()}
+    cells = {trial: (one.prefills, one.transferred_turns) for trial, one in facts.items()}
     row = compare_with_recomputing("ear", cells, measurements)
     assert row is not None
     return row
@@ -78,15 +78,15 @@ def test_turns_with_kv_from_elsewhere_do_not_tell_what_computing_takes() -> None
     log.pick(2, "s000", "b", source="a", counted=1600, transfer=moved("a", "b"))
     log.pick(3, "s000", "a")  # the response did not say what was cached
     assert find_prefills(log.records) == (Prefill("s000", 1500, 70, 0.5),)
-    assert find_brought(log.records) == (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
+    assert find_transferred_turns(log.records) == (TransferredTurn("s000", 1600, 0.2, 2000, 0, 0.5),)
     _, measurements = facts_of(log_of())
-    assert "needs" in str(fit_times(find_prefills(log.records), find_brought(log.records), measurements))
+    assert "needs" in str(fit_times(find_prefills(log.records), find_transferred_turns(log.records), measurements))
 
 
 def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
     """Long prompts came when much was pending: the time per token is not that of the queue."""
     _, measurements = facts_of(log_of())
-    came = (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
+    came = (TransferredTurn("s000", 1600, 0.2, 2000, 0, 0.5),)
 
     def per_token(turns: list[Prefill]) -> float:
         found = fit_times(turns, came, measurements)
@@ -112,7 +112,7 @@ def noisy(sigma_s: float, prompts: int = 2400) -> list[Prefill]:
 
 
 def test_the_fit_says_how_much_it_explains_and_by_how_much_it_misses() -> None:
-    came = (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
+    came = (TransferredTurn("s000", 1600, 0.2, 2000, 0, 0.5),)
     good, poor = describe_fit(noisy(0.02), came), describe_fit(noisy(0.2), came)
     spread = PER_TOKEN_S * 2300 / np.sqrt(12)  # of evenly spread tokens
     assert good.error_s == pytest.approx(0.02, rel=0.1)
@@ -124,7 +124,7 @@ def test_the_fit_says_how_much_it_explains_and_by_how_much_it_misses() -> None:
 
 
 def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
-    inside, outside = Brought("s000", 1600, 0.2, 2000, 0, 0.5), Brought("s000", 9000, 0.2, 9000, 0, 0.5)
+    inside, outside = TransferredTurn("s000", 1600, 0.2, 2000, 0, 0.5), TransferredTurn("s000", 9000, 0.2, 9000, 0, 0.5)
     queued = replace(inside, pending_tokens=5000)
     fit = describe_fit(noisy(0.02), (inside, outside, queued))
     assert (fit.moved, fit.beyond) == (3, 2)
@@ -135,7 +135,7 @@ def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
 
 def test_three_trials_of_a_poor_fit_show_their_numbers_and_no_verdict() -> None:
     _, measurements = facts_of(log_of())
-    came = tuple(Brought(f"s{n:03d}", 1600, 0.2, 2000, 0, 0.9) for n in range(5))
+    came = tuple(TransferredTurn(f"s{n:03d}", 1600, 0.2, 2000, 0, 0.9) for n in range(5))
     row = compare_with_recomputing("ear", dict.fromkeys(range(3), (noisy(0.3), came)), measurements)
     assert row is not None
     assert row.difference_s.value is not None

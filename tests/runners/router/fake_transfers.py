@@ -31,12 +31,14 @@ class FakeMovement(Movement):
         assert not self.over, "a transfer that was given up does not end again"
         self.over = True
         arrived = status == "transferred"
-        self.change(status=status, reason=reason, t_done_ns=self.now_ns(), external_tokens=48 if arrived else None)
+        self.change_transfer(
+            status=status, reason=reason, t_done_ns=self.now_ns(), external_tokens=48 if arrived else None
+        )
         if arrived and self.transfer.purpose == "handover":
             self.open, self.body = True, DECODE_BODY
-            self.change(status="failed", reason=NOT_SERVED)
+            self.change_transfer(status="failed", reason=NOT_SERVED)
         elif not arrived:
-            self.settle()
+            self.settle_transfer()
         self.done(self)
 
     def serve_handover(self) -> None:
@@ -50,14 +52,14 @@ class FakeMovement(Movement):
     def _end(self, call: str) -> None:
         self.open = False
         self.calls.append(call)
-        self.settle()
+        self.settle_transfer()
 
 
 @dataclass
 class FakeTransfers:
     """Keeps the transfers that were asked for."""
 
-    configured: bool = True
+    is_configured: bool = True
     timeout_s: float = 120.0
     cut: Mapping[str, str] = field(default_factory=dict)
     movements: list[FakeMovement] = field(default_factory=list)
@@ -67,7 +69,7 @@ class FakeTransfers:
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         return {target: self.cut[target] for target in targets if target in self.cut}
 
-    def quarantined(self) -> Mapping[tuple[str, str], str]:
+    def list_quarantined(self) -> Mapping[tuple[str, str], str]:
         return {}
 
     def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement:
@@ -76,14 +78,14 @@ class FakeTransfers:
         self.movements.append(FakeMovement(self, transfer, move.message.body, move.request, done))
         return self.movements[-1]
 
-    def abandon(self, movement: Movement) -> None:
+    def abandon_movement(self, movement: Movement) -> None:
         assert isinstance(movement, FakeMovement)
         assert not movement.open, "an open handover fails, or is served"
         movement._end(f"abandoned: {movement.transfer.reason}")
 
     def serve_handover(self, movement: Movement) -> None:
         assert isinstance(movement, FakeMovement)
-        movement.change(status="transferred", reason="", t_done_ns=self.now_ns())
+        movement.change_transfer(status="transferred", reason="", t_done_ns=self.now_ns())
         movement._end("served")
 
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:

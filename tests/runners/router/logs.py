@@ -43,22 +43,22 @@ class PolicyRouter:
     def send(self, session: str, prompt: list[int], name: str = "r") -> Sent:
         keys, bindings = block_keys(prompt, 16), self.bindings
         cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in self.indexes.items()}
-        turn, owner = bindings.arrive(session, self.now), bindings.owner(session)
+        turn, owner = bindings.count_arrival(session, self.now), bindings.owner_of(session)
         since_s, moving_to = bindings.since_migration_s(session, self.now), bindings.moving_to(session)
         request = RoutedRequest(
             name, session, turn, len(prompt), 32, 16, cached, owner, since_s, moving_to=moving_to
         )  # fmt: skip
-        view = self.cluster.view()
+        view = self.cluster.take_view()
         decision = self.policy.decide(request, view)
-        self.indexes[decision.instance].insert(keys)
-        return Sent(request, view, decision, self.cluster.reserve(decision, request))
+        self.indexes[decision.instance].insert_keys(keys)
+        return Sent(request, view, decision, self.cluster.reserve_counters(decision, request))
 
     def finish(self, sent: Sent) -> None:
         decision = sent.decision
         sent.reservation.end_prefill()
         if decision.binds:
             migrates = bool(decision.migrate_from)
-            self.bindings.commit(sent.request.session, decision.instance, self.now, migrates=migrates)
+            self.bindings.commit_binding(sent.request.session, decision.instance, self.now, migrates=migrates)
         sent.reservation.end()
 
 

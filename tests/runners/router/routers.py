@@ -53,10 +53,10 @@ class Router:
         return await asyncio.open_connection(*self.address)
 
     def counters_are_zero(self) -> bool:
-        return is_idle(self.server.cluster.view().instances)
+        return is_idle(self.server.cluster.take_view().instances)
 
     def available(self) -> set[str]:
-        return {load.instance for load in self.server.cluster.view().instances if load.available}
+        return {load.instance for load in self.server.cluster.take_view().instances if load.available}
 
     async def metric(self, name: str) -> float:
         """One sample of its `/metrics`, by name with labels."""
@@ -103,7 +103,7 @@ async def router(
             yield running
         finally:
             running.outcome = await server.end(0.5)
-    assert running.counters_are_zero(), server.cluster.view()
+    assert running.counters_are_zero(), server.cluster.take_view()
 
 
 @contextlib.asynccontextmanager

@@ -42,8 +42,8 @@ class SimulatedTransfers:
         self._driver = driver
 
     @property
-    def configured(self) -> bool:
-        return self.rules.configured
+    def is_configured(self) -> bool:
+        return self.rules.is_configured
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         return self.rules.cut_off(source, targets)
@@ -53,11 +53,11 @@ class SimulatedTransfers:
 
     def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement:
         purpose, request, source, target, _ = move
-        assert not self.rules.refusal(source, target)
+        assert not self.rules.why_refused(source, target)
         movement = Movement(self, KvTransfer("sim", purpose, "mooncake", source, target, "failed"), b"")
-        admission = self.rules.admit(source, target, purpose)
+        admission = self.rules.admit_transfer(source, target, purpose)
         prefix = self.rules.movable_prefix(request, source, target, request.input_tokens, 1)
-        movement.change(prefix_tokens=prefix.source_tokens)
+        movement.change_transfer(prefix_tokens=prefix.source_tokens)
         end = partial(self._end, movement, admission, done)
 
         def begin() -> None:
@@ -68,15 +68,15 @@ class SimulatedTransfers:
 
     def _end(self, movement: Movement, admission: Admission, done: Callable[[Movement], None]) -> None:
         self.rules.end_turn(admission)
-        self.rules.finish(admission)
+        self.rules.finish_transfer(admission)
         self.rules.count_end(admission, succeeded=not self.fails, why="it fails" if self.fails else None)
         status = "failed" if self.fails else "transferred"
-        movement.change(status=status, t_done_ns=self.now_ns(), reason="" if not self.fails else "it fails")
-        movement.settle("nothing counts here")
+        movement.change_transfer(status=status, t_done_ns=self.now_ns(), reason="" if not self.fails else "it fails")
+        movement.settle_transfer("nothing counts here")
         movement.over = True
         done(movement)
 
-    def abandon(self, movement: Movement) -> None:
+    def abandon_movement(self, movement: Movement) -> None:
         raise AssertionError("no request is abandoned while its KV is moved")
 
     def serve_handover(self, movement: Movement) -> None:
@@ -118,10 +118,10 @@ class SimulatedRequest(RequestLifecycle):
         """The instance answers with this status, and its whole body."""
         del self.world.at_instances[self]
         if self in self._traffic.streaming:
-            self.complete()
+            self.complete_response()
         elif self.accept_head(status, 0.0):
             self.start_response()
-            self.complete()
+            self.complete_response()
 
 
 class RecordList:
@@ -132,7 +132,7 @@ class RecordList:
     def __init__(self) -> None:
         self.records: list[DecisionRecord] = []
 
-    def append(self, record: DecisionRecord) -> None:
+    def append_record(self, record: DecisionRecord) -> None:
         self.records.append(record)
 
 
@@ -154,7 +154,7 @@ class SimulatedWorld:
             self.cluster, HealthRules(), self.driver, self._lose, lambda instance: None, lambda instance: None
         )
         for name in self.specs:
-            self.health.add(name, "")
+            self.health.add_instance(name, "")
         self.transfers = SimulatedTransfers(self.specs, TransferRules(), self.driver)
         self.indexes = {
             name: PrefixIndex(BLOCK, max(1, (spec.kv_capacity_tokens or 0) // BLOCK))
@@ -174,7 +174,7 @@ class SimulatedWorld:
         self.traffic.lose_instance(instance, why)
 
     def owner(self, session: str) -> str:
-        return self.bindings.owner(session)
+        return self.bindings.owner_of(session)
 
     async def serve(self, session: str, prompt: list[int]) -> None:
         """A request that is answered, its transfer and retries included."""
@@ -191,7 +191,7 @@ class SimulatedWorld:
             request.start_response()
 
     async def leave(self, session: str) -> None:
-        self.requests[session].abandon()
+        self.requests[session].abandon_request()
         self.driver.advance(0.0)
 
     async def release(self, sessions: list[str]) -> None:
@@ -213,7 +213,7 @@ class SimulatedWorld:
         name = f"r-{self.counts.requests - 1}"
         request = SimulatedRequest(self, Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens))
         self.requests[session] = request
-        request.start()
+        request.start_request()
 
     def answer(self, session: str) -> None:
         request = self.requests[session]
@@ -230,7 +230,7 @@ class SimulatedWorld:
         self.health.note_probe(instance, "refused", gone=True)
 
     def records(self) -> list[DecisionRecord]:
-        self.ledger.settle(last=True)
+        self.ledger.settle_records(last=True)
         return sorted(self.log.records, key=lambda record: record.seq)
 
 

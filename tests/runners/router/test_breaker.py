@@ -29,7 +29,7 @@ def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
         case "let go":
             return breaker.release_trial()
         case "send":
-            return breaker.note_dispatch() if breaker.passes else breaker
+            return breaker.note_dispatch() if breaker.lets_pass else breaker
         case _:
             why = "" if what == "probe ok" else what
             return breaker.note_probe(now_s, why, refused=what == "probe refused")
@@ -37,13 +37,13 @@ def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
 
 def test_three_failures_in_a_row_open_it_and_a_success_between_does_not_count() -> None:
     twice = Breaker(RULES).note_failure(0, "500").note_failure(0, "500")
-    assert twice.passes
-    assert twice.note_success().note_failure(0, "500").passes
+    assert twice.lets_pass
+    assert twice.note_success().note_failure(0, "500").lets_pass
     assert twice.note_failure(0, "500").state is BreakerState.OPEN
 
 
 def test_a_connection_that_cannot_be_made_opens_it_at_once() -> None:
-    assert not Breaker(RULES).note_failure(0, "refused", dead=True).passes
+    assert not Breaker(RULES).note_failure(0, "refused", dead=True).lets_pass
 
 
 def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> None:
@@ -55,11 +55,11 @@ def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> No
 
 def test_half_open_lets_one_trial_through_and_its_first_byte_closes_it() -> None:
     half = Breaker(RULES).note_failure(0, "refused", dead=True).note_probe(2, "")
-    assert half.passes
+    assert half.lets_pass
     trying = half.note_dispatch()
-    assert not trying.passes
+    assert not trying.lets_pass
     assert trying.note_success().state is BreakerState.CLOSED
-    assert trying.release_trial().passes  # a 4xx proves nothing: another one may try
+    assert trying.release_trial().lets_pass  # a 4xx proves nothing: another one may try
 
 
 def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
@@ -73,9 +73,9 @@ def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
 
 def test_silent_probes_open_it_and_one_that_answers_starts_the_count_again() -> None:
     silent = Breaker(RULES).note_probe(0, "timeout").note_probe(0, "timeout")
-    assert silent.note_probe(0, "").note_probe(0, "timeout").passes
-    assert not silent.note_probe(0, "timeout").passes
-    assert not Breaker(RULES).note_probe(0, "refused", refused=True).passes
+    assert silent.note_probe(0, "").note_probe(0, "timeout").lets_pass
+    assert not silent.note_probe(0, "timeout").lets_pass
+    assert not Breaker(RULES).note_probe(0, "refused", refused=True).lets_pass
 
 
 @given(STEPS)
@@ -102,7 +102,7 @@ def test_never_more_than_one_trial_is_on_its_way(steps: list[tuple[str, float]])
     breaker, now_s, trials = Breaker(RULES), 0.0, 0
     for what, after_s in steps:
         now_s += after_s
-        if what == "send" and breaker.passes and breaker.state is BreakerState.HALF_OPEN:
+        if what == "send" and breaker.lets_pass and breaker.state is BreakerState.HALF_OPEN:
             trials += 1
         was = breaker
         breaker = step(breaker, what, now_s)

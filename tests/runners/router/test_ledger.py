@@ -60,7 +60,7 @@ async def test_settle_counts_everything_noted_so_far() -> None:
         record = pick(seq)
         ledger.add_decision(record)
         ledger.add_outcome(end(record, "aborted"))
-    ledger.settle()
+    ledger.settle_records()
     assert (counts.picks, counts.count_status("aborted")) == (100, 100)
     assert [row.request for row in ledger.latest_picks()] == [f"r-{seq}" for seq in range(80, 100)]
     await asyncio.sleep(0.1)  # its own turn finds nothing left to count twice
@@ -74,7 +74,7 @@ async def test_a_decision_that_is_no_json_costs_its_record_and_no_other(tmp_path
     for seq in range(3):
         record = pick(seq, terms={"odd": cast(float, object())} if seq == 1 else None)
         ledger.add_outcome(end(record))
-    ledger.settle()
+    ledger.settle_records()
     await log.close()
     assert path.read_bytes().count(b"\n") == 2
     assert log.lost == 1

@@ -22,7 +22,7 @@ def movement(status: str = "transferred") -> Movement:
     transfer = KvTransfer("t-1", "migration", "nixl", "a", "b", "failed", external_tokens=480, bytes=9)
     moved = Movement(FakeTransfers(), transfer, b"")
     reason = "" if status == "transferred" else "timed out"
-    moved.change(status=status, reason=reason, t_begin_ns=10**9, t_done_ns=3 * 10**9)
+    moved.change_transfer(status=status, reason=reason, t_begin_ns=10**9, t_done_ns=3 * 10**9)
     return moved
 
 
@@ -30,27 +30,27 @@ def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
     feed, moved = MigrationFeed(perf_counter_ns), movement()
     feed.add_decision(1, REQUEST, MOVES)
     feed.add_served(perf_counter_ns(), REQUEST, MOVES, moved)
-    (started,) = feed.take()
+    (started,) = feed.take_steps()
     assert started.phase == "started", "its tokens are not counted yet"
     assert started.text == HOT.text, "why it moves"
-    assert feed.take() == ()
+    assert feed.take_steps() == ()
     moved.settled = True
-    (done,) = feed.take()
+    (done,) = feed.take_steps()
     assert (done.phase, done.reason, done.migration, done.source, done.target) == (
         "done", "transferred", "r-1", "a", "b",
     )  # fmt: skip
     assert (done.external_tokens, done.bytes, done.transfer_s) == (480, 9, 2.0)
-    assert feed.take(last=True) == ()
+    assert feed.take_steps(last=True) == ()
 
 
 def test_what_is_never_counted_is_told_in_the_end() -> None:
     feed = MigrationFeed(perf_counter_ns)
     feed.add_served(perf_counter_ns(), REQUEST, MOVES, movement())
-    assert feed.take() == ()
-    assert [line.phase for line in feed.take(last=True)] == ["done"]
+    assert feed.take_steps() == ()
+    assert [line.phase for line in feed.take_steps(last=True)] == ["done"]
     long_ago_ns = perf_counter_ns() - migration_feed.COUNTED_WITHIN_NS - 1
     feed.add_served(long_ago_ns, REQUEST, MOVES, movement())
-    assert [line.phase for line in feed.take()] == ["done"]
+    assert [line.phase for line in feed.take_steps()] == ["done"]
 
 
 def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
@@ -61,7 +61,7 @@ def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
     unneeded = movement("unneeded")
     unneeded.settled = True
     feed.add_served(3, REQUEST, MOVES, unneeded)
-    taken = feed.take()
+    taken = feed.take_steps()
     assert [(line.reason, line.text) for line in taken] == [
         ("recomputed", "timed out"), ("recomputed", NOT_ASKED), ("unneeded", "timed out"),
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
 def test_a_failed_one_names_the_failure() -> None:
     feed = MigrationFeed(perf_counter_ns)
     feed.add_failed(5, REQUEST, MOVES, "retried", "HTTP 500")
-    (line,) = feed.take()
+    (line,) = feed.take_steps()
     assert (line.phase, line.reason, line.text) == ("failed", "retried", "HTTP 500")
 
 
@@ -81,7 +81,7 @@ def test_a_refusal_is_told_once_per_session_and_reason() -> None:
         feed.add_decision(turn, replace(REQUEST, turn=turn), STAYS)
     feed.add_decision(9, REQUEST, replace(STAYS, reason="hot_moving"))
     feed.add_decision(10, replace(REQUEST, session="other"), STAYS)
-    taken = feed.take()
+    taken = feed.take_steps()
     assert [(line.session, line.reason) for line in taken] == [
         ("s", "hot_cooldown"), ("s", "hot_moving"), ("other", "hot_cooldown"),
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_many_at_once_are_told_over_several_ticks() -> None:
     feed = MigrationFeed(perf_counter_ns)
     for place in range(migration_feed.AT_ONCE + 5):
         feed.add_decision(place, REQUEST, MOVES)
-    taken = [feed.take(), feed.take(), feed.take()]
+    taken = [feed.take_steps(), feed.take_steps(), feed.take_steps()]
     assert [len(lines) for lines in taken] == [migration_feed.AT_ONCE, 5, 0]
     assert [line.t_ns for line in taken[0] + taken[1]] == list(range(migration_feed.AT_ONCE + 5))
 
@@ -103,4 +103,4 @@ def test_picks_that_have_nothing_to_do_with_migrations_are_not_told() -> None:
     feed.add_decision(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))
     cached = Gate("cache", 1, 0, True, "it holds it")
     feed.add_decision(2, REQUEST, Decision("unified", "a", "affinity", gates=(cached,)))
-    assert feed.take() == ()
+    assert feed.take_steps() == ()

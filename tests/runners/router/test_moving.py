@@ -26,11 +26,11 @@ PD = {"prefill_count": 1}
 
 
 def load_of(routed: Router, instance: str) -> InstanceLoad:
-    return next(load for load in routed.server.cluster.view().instances if load.instance == instance)
+    return next(load for load in routed.server.cluster.take_view().instances if load.instance == instance)
 
 
 def owner_of(routed: Router) -> str:
-    return routed.server.cluster.bindings.owner("s")
+    return routed.server.cluster.bindings.owner_of("s")
 
 
 def migrated(folder: Path) -> tuple[RoutedOutcome, KvTransfer]:
@@ -103,7 +103,7 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
         assert await on.routed.metric('migrations_total{status="transferred"}') == 1
         await on.routed.metric("picks_total")
         assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
-        on.movement.settle()
+        on.movement.settle_transfer()
         assert await on.routed.metric('transfers_total{purpose="migration",status="transferred"}') == 1
         assert await on.routed.metric("transferred_tokens_total") == 48
         assert await on.routed.metric("transfer_seconds_count") == 1
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears
             assert movement.calls == ["abandoned: the client left"]
             assert len(target.seen) == seen
             assert load_of(routed, target.name).num_requests == 0
-            assert routed.server.cluster.bindings.owner("s") == source.name
+            assert routed.server.cluster.bindings.owner_of("s") == source.name
             assert routed.server.cluster.bindings.moving_to("s") == ""
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration) == ("aborted", "failed")
@@ -212,7 +212,7 @@ async def test_a_target_that_drains_still_serves_what_is_moving_to_it() -> None:
         assert (await on.routed.http.post(f"/admin/instances/{on.target.name}/drain")).status_code == 200
         on.movement.finish("transferred")
         assert by(await on.asking) == on.target.name
-        on.movement.settle()
+        on.movement.settle_transfer()
 
 
 async def test_a_transfer_that_takes_as_long_as_a_first_byte_may_is_done_without() -> None:
@@ -246,7 +246,7 @@ async def test_a_drain_waits_for_what_is_moving() -> None:
         await asyncio.sleep(0.02)
         on.movement.finish("transferred")
         assert by(await on.asking) == on.target.name
-        on.movement.settle()
+        on.movement.settle_transfer()
         on.routed.server.hurry()  # the neighbour that made the source hot never ends
         await ending
 
@@ -257,7 +257,7 @@ async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_pat
         assert by(second) == on.source.name, "its KV is still there"
         assert owner_of(on.routed) == on.source.name
         on.movement.finish("transferred")
-        on.movement.settle()
+        on.movement.settle_transfer()
         assert by(await on.asking) == on.target.name
         assert owner_of(on.routed) == on.target.name
         assert by(await on.routed.post("s", prompt=OWN)) == on.target.name
@@ -306,17 +306,18 @@ async def test_a_defect_in_a_later_pick_is_a_500_as_well(
     names = ("a", "b", "c") if moment == "retried" else ("a", "b")
     async with instances(*names) as both, router(both, "static_pd", parameters=PD) as routed:
         dispatcher, traffic = routed.server._dispatcher, routed.server._traffic
-        pick = dispatcher.pick
+        pick = dispatcher.pick_instance
         both[1].gate = asyncio.Event()
         streaming = asyncio.create_task(routed.post(max_tokens=4000))
         await until(lambda: bool(traffic.streaming))
         if moment == "held":
             asking = asyncio.create_task(routed.post(max_tokens=4000))
             await until(lambda: bool(traffic.held))
-            monkeypatch.setattr(dispatcher, "pick", lambda *asked: 1 / 0)
+            monkeypatch.setattr(dispatcher, "pick_instance", lambda *asked: 1 / 0)
             both[1].gate.set()
         else:
-            monkeypatch.setattr(dispatcher, "pick", lambda asked, tried: pick(asked, tried) if not tried else 1 / 0)
+            fail_retry = lambda asked, tried: pick(asked, tried) if not tried else 1 / 0  # noqa: E731
+            monkeypatch.setattr(dispatcher, "pick_instance", fail_retry)
             for one in both:
                 one.status = 500
             asking = asyncio.create_task(routed.post(max_tokens=4))
@@ -332,7 +333,7 @@ async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp
     async with migrating(tmp_path) as on:
         on.target.status = 500
         on.movement.finish("transferred")
-        on.movement.settle()
+        on.movement.settle_transfer()
         assert by(await on.asking) == on.source.name
         assert owner_of(on.routed) == on.source.name
     outcome, transfer = migrated(tmp_path)
@@ -500,14 +501,14 @@ async def test_a_decode_request_whose_source_is_lost_is_not_waited_for(how: str,
 async def test_an_instance_with_an_endpoint_may_join_a_router_without_any() -> None:
     backend = Backend("c")
     async with instances("a") as one, backend, router(one) as routed:
-        assert not routed.server._transfers.configured
+        assert not routed.server._transfers.is_configured
         added = {"instance": "c", "url": backend.url, "transfer": {"transport": "nixl"}}
         answer = await routed.http.post("/admin/instances", json=added)
         assert answer.status_code == 200
         rows = {row["instance"]: row["transfer"] for row in answer.json()["instances"]}
         assert rows["a"] is None
         assert rows["c"]["transport"] == "nixl"
-        assert routed.server._transfers.configured
+        assert routed.server._transfers.is_configured
         wrong = {"instance": "d", "url": backend.url, "transfer": {"transport": "mooncake"}}
         refused = await routed.http.post("/admin/instances", json=wrong)
         assert refused.status_code == 409

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_tokens, chained
+from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_tokens, chain_key
 from tests.examples import examples
 
 
@@ -21,8 +21,8 @@ def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it() -> None:
     assert block_keys(range(16), 16) == (one,)
     assert block_keys([9, *range(1, 40)], 16)[1] != two, "same second block below another first"
     assert len(block_keys([7] * 64, 16)) == len(set(block_keys([7] * 64, 16))) == 4
-    assert chained(one, range(16, 32)) == two
-    assert chained(None, range(16)) == one
+    assert chain_key(one, range(16, 32)) == two
+    assert chain_key(None, range(16)) == one
 
 
 def test_keys_are_the_same_in_another_process() -> None:
@@ -47,20 +47,20 @@ def test_texts_have_keys_too() -> None:
 
 def test_the_longest_prefix_is_found_and_matching_changes_nothing() -> None:
     index = PrefixIndex(16, 3)
-    index.insert(block_keys(range(48), 16))
-    assert index.match(block_keys(range(100), 16)) == 48
-    assert index.match(block_keys([*range(16), *range(900, 932)], 16)) == 16
-    assert index.match(block_keys(range(900, 932), 16)) == 0
+    index.insert_keys(block_keys(range(48), 16))
+    assert index.count_matching(block_keys(range(100), 16)) == 48
+    assert index.count_matching(block_keys([*range(16), *range(900, 932)], 16)) == 16
+    assert index.count_matching(block_keys(range(900, 932), 16)) == 0
     old = block_keys(range(32), 16)
-    index.match(old)
-    index.insert(block_keys(range(900, 932), 16))
-    assert index.match(old) == 16, "looking did not make it young: its tail went first"
+    index.count_matching(old)
+    index.insert_keys(block_keys(range(900, 932), 16))
+    assert index.count_matching(old) == 16, "looking did not make it young: its tail went first"
 
 
 def test_a_prompts_last_token_is_never_cached() -> None:
     index = PrefixIndex(16)
     keys = block_keys(range(48), 16)
-    index.insert(keys)
+    index.insert_keys(keys)
     assert cached_tokens(index, keys, 48) == 32
     assert cached_tokens(index, block_keys(range(49), 16), 49) == 48
     assert cached_tokens(index, (), 0) == 0
@@ -68,16 +68,16 @@ def test_a_prompts_last_token_is_never_cached() -> None:
 
 def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
     index = PrefixIndex(16, 2)
-    index.insert(block_keys(range(160), 16))
+    index.insert_keys(block_keys(range(160), 16))
     assert len(index) == 2
-    assert index.match(block_keys(range(160), 16)) == 32
+    assert index.count_matching(block_keys(range(160), 16)) == 32
 
 
 def test_clearing_forgets_all() -> None:
     index = PrefixIndex(16)
-    index.insert(block_keys(range(48), 16))
+    index.insert_keys(block_keys(range(48), 16))
     index.clear()
-    assert index.match(block_keys(range(48), 16)) == 0
+    assert index.count_matching(block_keys(range(48), 16)) == 0
     with pytest.raises(ValueError):
         PrefixIndex(0)
 
@@ -93,8 +93,8 @@ def test_it_agrees_with_a_plain_lru_walked_block_by_block(seed: int, capacity: i
         walked = 0
         while walked < len(path) and path[walked] in plain:
             walked += 1
-        assert index.match(path) == walked
-        index.insert(path)
+        assert index.count_matching(path) == walked
+        index.insert_keys(path)
         for key in reversed(path[:capacity]):
             plain[key] = None
             plain.move_to_end(key)

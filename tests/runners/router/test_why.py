@@ -11,7 +11,7 @@ from runners.router.policies.lmetric import LMetric
 from runners.router.policies.policy import Policy
 from runners.router.policies.static_pd import StaticPD
 from runners.router.policies.unified import Unified
-from runners.router.why import explain
+from runners.router.why import explain_picks
 from tests.runners.router.policies.test_policies import PD
 from tests.runners.router.views import BLOCK, ask, load, view
 
@@ -20,7 +20,7 @@ def why_lines(
     policy: Policy, request: RoutedRequest, cluster: ClusterView, outcome: RoutedOutcome | None = None
 ) -> dict[str, str]:
     """The explanation, and each instance's line by name."""
-    lines = explain([DecisionRecord(7, 0, 23.4, request, cluster, policy.decide(request, cluster), outcome)])
+    lines = explain_picks([DecisionRecord(7, 0, 23.4, request, cluster, policy.decide(request, cluster), outcome)])
     named = {line.split(":")[0].strip(): line for line in lines if line.startswith("  ")}
     return {"": "\n".join(lines), **named}
 
@@ -148,12 +148,12 @@ def test_a_retry_is_told_after_the_pick_that_failed() -> None:
     )
     again = ask(tried=["a"])
     second = DecisionRecord(1, 0, 9.0, again, cluster, LMetric().decide(again, cluster), RoutedOutcome("ok"))
-    text = "\n".join(explain([first, second]))
+    text = "\n".join(explain_picks([first, second]))
     assert text.index("Outcome: retried, refused.") < text.index("It was picked again:") < text.index("went to b.")
     assert "Tried before: a." in text
 
 
 def test_a_policy_of_ones_own_is_told_as_far_as_it_said_something() -> None:
     made = Decision("mine", "a", "because")
-    text = "\n".join(explain([DecisionRecord(0, 0, 1.0, ask(), view(load("a"), load("b")), made)]))
+    text = "\n".join(explain_picks([DecisionRecord(0, 0, 1.0, ask(), view(load("a"), load("b")), made)]))
     assert "reason `because`: a reason of its own" in text

@@ -18,7 +18,7 @@ from results.routing.load import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, degraded, put_in_place, trial_layout
+from runners.experiments.routing.artifacts import Replayed, put_in_place, trial_layout, why_degraded
 from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
@@ -204,8 +204,8 @@ def test_a_replay_that_ended_early_is_degraded_and_counts_what_was_never_sent(su
 
 
 def test_why_a_cell_is_degraded_is_said_in_full() -> None:
-    assert degraded(outcome()) == ""
-    assert "other lengths" in degraded(outcome(wrong_length=2))
+    assert why_degraded(outcome()) == ""
+    assert "other lengths" in why_degraded(outcome(wrong_length=2))
 
 
 def test_the_first_error_of_the_turns_is_found(tmp_path: Path) -> None:

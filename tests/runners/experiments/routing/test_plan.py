@@ -22,7 +22,7 @@ from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
-from runners.experiments.routing.plan import STAGES, list_cells, notes
+from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
 from runners.router.spec import TransferRules
 from state.events import RunPlanned, decode, encode
 from state.run import CellPlan, RunPlan
@@ -266,7 +266,7 @@ def test_arms_without_a_label_are_told_apart() -> None:
 
 
 def test_a_plan_says_in_words_what_an_arm_does_with_kv() -> None:
-    assert list(notes(of_arms(ARMS))) == [
+    assert list(note_transfer_rules(of_arms(ARMS))) == [
         "EAR, KV not moved: no KV is moved, the target of a migration or handover recomputes",
         "EAR, soon: transfer.timeout_s = 2.0, elsewhere 10.0",
     ]

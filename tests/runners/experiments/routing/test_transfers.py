@@ -12,7 +12,7 @@ from launch.profile import load_config
 from launch.tiny_model import write_tiny_model
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.campaign.engine_group import Member
-from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token, movement_headline, movements
+from runners.experiments.routing.transfers import count_movements, endpoint_of, kv_bytes_per_token, movement_headline
 from runners.router.spec import KvEndpoint
 
 MS = 1_000_000
@@ -69,7 +69,7 @@ def moved(ms: int, tokens: int | None, **more: Any) -> dict[str, Any]:
 
 
 def test_movements_are_counted_by_what_came_of_them() -> None:
-    moved_kv = movements(
+    moved_kv = count_movements(
         [
             record(),
             record("transferred", purpose="migration", **moved(20, 640, bytes=327_680)),
@@ -100,11 +100,11 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
 
 
 def test_a_cell_in_which_nothing_was_to_be_moved_says_nothing_of_it() -> None:
-    assert movements([record(), record()]) == {}
+    assert count_movements([record(), record()]) == {}
     assert movement_headline({}) == {}
 
 
 def test_what_was_not_counted_is_not_nothing() -> None:
-    moved_kv = movements([record("transferred", purpose="migration", **moved(20, None))])
+    moved_kv = count_movements([record("transferred", purpose="migration", **moved(20, None))])
     assert (moved_kv["external_tokens"], moved_kv["bytes"], moved_kv["uncounted"]) == (None, None, 1)
-    assert movements([record("recomputed")])["transfer_mean_s"] is None
+    assert count_movements([record("recomputed")])["transfer_mean_s"] is None

@@ -71,7 +71,7 @@ class Engine:
         self._number = 0
         self.sent = []
 
-    def receive(self) -> tuple[int, bytes] | None:
+    def receive_live(self) -> tuple[int, bytes] | None:
         return self.live.pop(0) if self.live else None
 
     def ask_replay(self, start: int) -> bool:
@@ -80,7 +80,7 @@ class Engine:
             self.again += [one for one in self.sent[-self.buffer :] if one[0] >= start] + [(END_OF_REPLAY, b"")]
         return self.replays
 
-    def replayed(self) -> tuple[int, bytes] | None:
+    def receive_replayed(self) -> tuple[int, bytes] | None:
         return self.again.pop(0) if self.again else None
 
     def close(self) -> None:
@@ -89,13 +89,13 @@ class Engine:
 
 def follow(engine: Engine, clock: float = 0.0) -> KvEvents:
     events = KvEvents(EventIndex(BLOCK), engine, lambda: clock)
-    while events.poll():
+    while events.apply_messages():
         pass
     return events
 
 
 def held(events: KvEvents, tokens: list[int]) -> int:
-    return events.index.match(block_keys(tokens, BLOCK))
+    return events.index.count_matching(block_keys(tokens, BLOCK))
 
 
 PROMPT = list(range(100, 116))
@@ -119,7 +119,7 @@ def test_removed_blocks_end_the_prefix_there() -> None:
     events = follow(engine)
     assert held(events, PROMPT) == 8
     engine.say(CLEARED)
-    while events.poll():
+    while events.apply_messages():
         pass
     assert held(events, PROMPT) == 0
 
@@ -131,7 +131,7 @@ def test_one_of_two_equal_blocks_may_go() -> None:
     events = follow(engine)
     assert held(events, PROMPT) == 4
     engine.say(removed(50), removed(50))
-    events.poll()
+    events.apply_messages()
     assert held(events, PROMPT) == 0
 
 
@@ -167,9 +167,9 @@ def test_messages_that_the_replay_brought_first_are_not_taken_for_a_new_engine()
     engine.say(stored(3, PROMPT[8:12], parent=2))
     engine.say(stored(4, PROMPT[12:], parent=3))
     events = KvEvents(EventIndex(BLOCK), engine, lambda: 0.0)
-    events.poll(limit=1)
+    events.apply_messages(limit=1)
     for _ in range(5):
-        events.poll(limit=3)
+        events.apply_messages(limit=3)
     assert held(events, PROMPT) == 16
     assert engine.asked == [0]
 
@@ -185,7 +185,7 @@ def test_a_gap_that_cannot_be_closed_empties_the_index() -> None:
         assert held(events, PROMPT) == 0, "a removal may have been lost: too little is known, never too much"
         assert held(events, [1, 2, 3, 4]) == 4
         engine.say(stored(20, [5, 6, 7, 8]))
-        events.poll()
+        events.apply_messages()
         assert held(events, [5, 6, 7, 8]) == 4
 
 
@@ -197,9 +197,9 @@ def test_a_second_hole_behind_the_first_empties_the_index_again() -> None:
     engine.say(removed(9), lost=True)
     engine.say(stored(10, [5, 6, 7, 8]))
     events = KvEvents(EventIndex(BLOCK), engine, lambda: now[0])
-    events.poll()
+    events.apply_messages()
     now[0] = 5.0
-    events.poll()
+    events.apply_messages()
     assert held(events, [1, 2, 3, 4]) == 0
     assert held(events, [5, 6, 7, 8]) == 4
 
@@ -210,10 +210,10 @@ def test_a_replay_without_an_end_is_given_up_in_time() -> None:
     engine.say(stored(1, PROMPT), lost=True)
     engine.say(stored(9, [1, 2, 3, 4]))
     events = KvEvents(EventIndex(BLOCK), engine, lambda: now[0])
-    events.poll()
+    events.apply_messages()
     assert held(events, [1, 2, 3, 4]) == 0, "waiting for the replay"
     now[0] = 5.0
-    events.poll()
+    events.apply_messages()
     assert held(events, [1, 2, 3, 4]) == 4
     assert events.gaps_open == 1
 
@@ -225,7 +225,7 @@ def test_a_new_engine_process_begins_with_an_empty_index() -> None:
     events = follow(engine)
     engine.restart()
     engine.say(stored(1, [5, 6, 7, 8]))
-    while events.poll():
+    while events.apply_messages():
         pass
     assert held(events, PROMPT) == 0
     assert held(events, [5, 6, 7, 8]) == 4
@@ -260,7 +260,7 @@ def test_it_holds_exactly_what_a_small_cache_holds_under_eviction() -> None:
                 engine.say(stored(name, prompt[place * BLOCK : (place + 1) * BLOCK], parent), lost=name % 17 == 0)
                 pool[key] = name
             parent = pool[key]
-        while events.poll():
+        while events.apply_messages():
             pass
         if name % 17:  # a message that is lost last is missed only when the next one comes
             assert set(events.index._held) == set(pool)
@@ -288,7 +288,7 @@ def test_over_real_sockets_with_a_replay() -> None:
         while held(events, PROMPT) < 16 and time.monotonic() < deadline:
             number, payload = source.sent[1]  # the first one is lost for good
             publisher.send_multipart([b"kv-events", number.to_bytes(8, "big"), payload])
-            events.poll()
+            events.apply_messages()
             if router.poll(20):
                 client, _, start = router.recv_multipart()
                 for number, payload in source.sent[int.from_bytes(start, "big") :]:
@@ -316,10 +316,10 @@ def test_an_endpoint_that_cannot_be_bound_is_named() -> None:
 
 def test_events_are_typed_as_the_engine_tags_them() -> None:
     index = EventIndex(BLOCK)
-    index.apply(BlockStored([1], PROMPT[:4], BLOCK))
+    index.apply_event(BlockStored([1], PROMPT[:4], BLOCK))
     assert len(index) == 1
-    index.insert(block_keys(PROMPT, BLOCK))
+    index.insert_keys(block_keys(PROMPT, BLOCK))
     assert len(index) == 1, "what is sent there counts when the engine says so"
-    index.apply(BlockRemoved([1]))
-    index.apply(AllBlocksCleared())
+    index.apply_event(BlockRemoved([1]))
+    index.apply_event(AllBlocksCleared())
     assert len(index) == 0

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from runners.router.failure import Failure
 from runners.router.instances import upstream
-from runners.router.instances.internal_request import unchunked
-from runners.router.instances.upstream import Answer, Caller, Link, resolve, whole_chunks
+from runners.router.instances.internal_request import join_chunks
+from runners.router.instances.upstream import Answer, Caller, Link, resolve_instance, whole_chunks
 from tests.runners.router.routers import until
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
@@ -60,7 +60,7 @@ class Pool(upstream.Pool):
     def give_back(self, link: Link) -> None:
         self.back.append(link)
 
-    def forget(self, link: Link) -> None:
+    def forget_link(self, link: Link) -> None:
         pass
 
     def send_again(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
@@ -94,7 +94,7 @@ def link_with(taker: Taker, *, pooled: bool = False) -> tuple[Link, Pool, Wire]:
     pool, wire = Pool(), Wire()
     link = Link(pool)
     link.connection_made(wire)
-    link.start(taker, (b"request",), pooled=pooled)
+    link.send_request(taker, (b"request",), pooled=pooled)
     return link, pool, wire
 
 
@@ -124,7 +124,7 @@ def test_a_body_arrives_byte_for_byte_in_whatever_pieces_it_came(
     assert b"".join(taker.pieces) == body
     assert taker.ends == [True]
     assert pool.back == [link]
-    assert unchunked(body) == b"".join(bodies)
+    assert join_chunks(body) == b"".join(bodies)
 
 
 @given(BODIES.filter(bool), st.integers(0, 10_000), st.lists(st.integers(0, 10_000), max_size=6))
@@ -235,7 +235,7 @@ def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
     assert small.sendings == 1, "it fitted"
     link.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
     wire.full = link
-    link.start(large, (b"request",), pooled=True)
+    link.send_request(large, (b"request",), pooled=True)
     assert large.sendings == 0
     link.resume_writing()
     assert (small.sendings, large.sendings) == (1, 1)
@@ -258,10 +258,10 @@ async def _send_to_one_who_does_not_read() -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    target = await resolve(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    target = await resolve_instance(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     pool = upstream.Pool(target, 2.0)
     taker = Taker()
-    pool.send(taker, (b"head", bytes(32 << 20)))
+    pool.send_request(taker, (b"head", bytes(32 << 20)))
     await until(lambda: taker.link is not None)
     await asyncio.sleep(0.05)
     assert taker.sendings == 0

@@ -74,24 +74,26 @@ class Life(RuleBasedStateMachine):
     def send(self, session: str, tokens: int, tried: str) -> None:
         bindings = self.bindings
         request = RoutedRequest(
-            "r", session, bindings.arrive(session, self.now), tokens, 50, 16, {}, bindings.owner(session),
+            "r", session, bindings.count_arrival(session, self.now), tokens, 50, 16, {}, bindings.owner_of(session),
             bindings.since_migration_s(session, self.now), tried=(tried,) if tried else (),
             moving_to=bindings.moving_to(session), cut_off=dict(self.cut_off),
         )  # fmt: skip
-        view = self.cluster.view()
+        view = self.cluster.take_view()
         made = self.policy.decide(request, view)
         if not made.instance:
             return
         if made.migrate_from:
             self.check(request, made, {load.instance: load for load in view.instances})
-        self.flying.append(Flight(request, made, self.cluster.reserve(made, request), len(self.migrated_s[session])))
+        self.flying.append(
+            Flight(request, made, self.cluster.reserve_counters(made, request), len(self.migrated_s[session]))
+        )
 
     @rule(instance=st.sampled_from("abc"), tokens=st.sampled_from((150, 310, 800, 1200)))
     def load(self, instance: str, tokens: int) -> None:
         """A request of another client."""
         request = RoutedRequest("other", "", 0, tokens, 50, 16, {})
         made = Decision("other", instance, "other", binds=False)
-        self.flying.append(Flight(request, made, self.cluster.reserve(made, request), 0))
+        self.flying.append(Flight(request, made, self.cluster.reserve_counters(made, request), 0))
 
     def check(self, request: RoutedRequest, made: Decision, seen: dict[str, InstanceLoad]) -> None:
         """Section 4.3: never from one that is not hot, never to a busier or too small one, never from the dead."""
@@ -119,13 +121,13 @@ class Life(RuleBasedStateMachine):
         if not one.made.binds:
             return
         session, migrates = one.request.session, bool(one.made.migrate_from)
-        before = self.bindings.owner(session)
-        self.bindings.commit(session, one.made.instance, self.now, migrates=migrates)
+        before = self.bindings.owner_of(session)
+        self.bindings.commit_binding(session, one.made.instance, self.now, migrates=migrates)
         if migrates:
             self.migrated_s[session].append(self.now)
-            assert self.bindings.owner(session) == one.made.instance, "whatever is still open elsewhere"
+            assert self.bindings.owner_of(session) == one.made.instance, "whatever is still open elsewhere"
         elif self.affinity and self.steady and one.moves < len(self.migrated_s[session]):
-            assert self.bindings.owner(session) == before, "what was picked before a migration does not undo it"
+            assert self.bindings.owner_of(session) == before, "what was picked before a migration does not undo it"
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -149,7 +151,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         for one in self.flying:
             one.reservation.end()
-        assert is_idle(self.cluster.view().instances)
+        assert is_idle(self.cluster.take_view().instances)
         assert not any(self.bindings.moving_to(session) for session in SESSIONS)
 
 
@@ -183,16 +185,16 @@ def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> Non
     """Every instance has become hot whenever a turn comes: the case in which only the cooldown stands between."""
     life = Life()
     for _ in range(60):
-        owner = life.bindings.owner("s0")
+        owner = life.bindings.owner_of("s0")
         if owner:  # its neighbours make it hot, and only it
-            pending = {one.instance: one.pending_prefill_tokens for one in life.cluster.view().instances}
+            pending = {one.instance: one.pending_prefill_tokens for one in life.cluster.take_view().instances}
             if pending[owner] <= HOT_TOKENS:
                 life.load(owner, 310)
         life.send("s0", 60, "")
         one = life.flying[-1]
         one.served = True
         one.reservation.end_prefill()
-        life.bindings.commit("s0", one.made.instance, life.now, migrates=bool(one.made.migrate_from))
+        life.bindings.commit_binding("s0", one.made.instance, life.now, migrates=bool(one.made.migrate_from))
         if one.made.migrate_from:
             life.migrated_s["s0"].append(life.now)
             for held in [other for other in life.flying if other is not one]:

@@ -84,7 +84,7 @@ def spread(policy: str, concurrency: int, shared: int, turns: int = 3, **paramet
             last[number] = sent.decision.instance
     while flying:
         router.finish(flying.pop())
-    assert not any(load.num_requests or load.ongoing_tokens for load in router.cluster.view().instances)
+    assert not any(load.num_requests or load.ongoing_tokens for load in router.cluster.take_view().instances)
     return Counter(last.values())
 
 

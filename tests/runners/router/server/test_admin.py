@@ -30,7 +30,7 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new() ->
     async with instances("a", "b") as (a, b), router([a, b], "sticky") as routed:
         a.gate = b.gate = asyncio.Event()
         asking = [asyncio.create_task(routed.post(str(k))) for k in range(6)]
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.view().instances) == 48)
+        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 48)
         had = len(a.seen)
         answer = await routed.http.post("/admin/instances/a/drain")
         row = next(row for row in answer.json()["instances"] if row["instance"] == "a")
@@ -58,7 +58,7 @@ async def test_one_removed_at_once_loses_its_streams_with_a_reason_and_keeps_no_
         a.gate = asyncio.Event()
         a.ttft_s = 0.0
         streaming = asyncio.create_task(routed.post())
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.view().instances) == 8)
+        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 8)
         await routed.post()  # b's turn
         a.hang = True
         waiting = asyncio.create_task(routed.post())

@@ -63,11 +63,11 @@ class FakePool:
         self.target = Target(name, 1, name, name, "", tls=False)
         self.open: list[Exchange] = []
 
-    def send(self, caller: Exchange, payload: tuple[bytes, ...]) -> None:
+    def send_request(self, caller: Exchange, payload: tuple[bytes, ...]) -> None:
         assert caller not in self.open, "one request of an exchange at a time"
         self.open.append(caller)
 
-    def cancel(self, caller: Exchange) -> None:
+    def cancel_request(self, caller: Exchange) -> None:
         if caller in self.open:
             self.open.remove(caller)
 
@@ -145,7 +145,7 @@ class Life(RuleBasedStateMachine):
             self.traffic, cast(dict[str, Pool], self.pools), cast(ClientConnection, client), request, message
         )
         self.clients[exchange] = client
-        exchange.start()
+        exchange.start_request()
 
     @precondition(lambda self: any(not one.over for one in self.fake.movements))
     @rule(data=st.data(), status=st.sampled_from(("transferred", "transferred", "failed", "refused")))
@@ -192,15 +192,15 @@ class Life(RuleBasedStateMachine):
         self.answered.discard(exchange)
         if what == "leave":
             self.clients[exchange].left = True
-            exchange.abandon()
+            exchange.abandon_request()
         elif what == "timeout":
             exchange.fail_attempt(Failure("timeout", "too slow"))
         else:
-            exchange.cut("as asked", elsewhere=what == "elsewhere")
+            exchange.cut_request("as asked", elsewhere=what == "elsewhere")
 
     @rule(instance=st.sampled_from(NAMES))
     def goes_or_comes(self, instance: str) -> None:
-        load = next(load for load in self.cluster.view().instances if load.instance == instance)
+        load = next(load for load in self.cluster.take_view().instances if load.instance == instance)
         self.cluster.set_available(instance, not load.available, "gone")
         if not load.available:
             return
@@ -241,7 +241,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def counters_are_those_of_what_is_open(self) -> None:
-        loads = self.cluster.view().instances
+        loads = self.cluster.take_view().instances
         for load in loads:
             assert min(load.pending_prefill_tokens, load.ongoing_tokens, load.ongoing_decode_tokens) >= 0
             own = sum(exchange.instance == load.instance for exchange in self.open())
@@ -265,7 +265,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         for exchange in self.open():
             self.clients[exchange].left = True
-            exchange.abandon()
+            exchange.abandon_request()
         self.counters_are_those_of_what_is_open()
         self.every_pick_has_ended_once_or_is_open()
         assert not any(self.bindings.moving_to(session) for session in ("s", "t"))

@@ -106,7 +106,7 @@ async def test_a_killed_instance_loses_its_streams_with_a_reason_and_new_request
     async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
         a.gate = b.gate = asyncio.Event()
         asking = [asyncio.create_task(routed.post()) for _ in range(4)]
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.view().instances) == 32)
+        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 32)
         await a.kill()
         await until(lambda: routed.available() == {"b"})
         b.gate.set()
@@ -186,7 +186,7 @@ async def test_a_4xx_never_opens_the_breaker_and_is_never_an_instances_fault(sta
             answer = await routed.post("s")
             assert answer.status_code == status
         assert routed.available() == {"a"}
-        assert routed.server._fleet.health.state("a") is BreakerState.CLOSED
+        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
         a.status = 200
         assert (await routed.post("s")).status_code == 200
 
@@ -231,7 +231,7 @@ async def test_one_failure_is_forgotten_and_a_failed_trial_is_not_the_end() -> N
         await until(lambda: "a" in routed.available())
         served = [by(await routed.post(str(number))) for number in range(8)]
         assert served.count("a") >= 3
-        assert routed.server._fleet.health.state("a") is BreakerState.CLOSED
+        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
 
 
 async def test_the_index_forgets_what_a_dead_instance_held(tmp_path: Path) -> None:

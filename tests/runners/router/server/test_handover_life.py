@@ -33,7 +33,7 @@ class Pools:
     decode: Engine
 
     def load(self, name: str) -> InstanceLoad:
-        return next(load for load in self.routed.server.cluster.view().instances if load.instance == name)
+        return next(load for load in self.routed.server.cluster.take_view().instances if load.instance == name)
 
     async def pull_out(self) -> None:
         """Let the pull that is under way take longer than it may."""

@@ -10,7 +10,7 @@ import pytest
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
 from runners.router.whatif import what_if
-from runners.router.why import explain
+from runners.router.why import explain_picks
 from tests.runners.router.routers import instances, router, until
 
 
@@ -34,6 +34,6 @@ async def test_every_live_pick_is_made_again_from_its_record(policy: str, tmp_pa
         comparison = what_if(log.records, make_policy(policy, {}))
         assert comparison.agreement == 1.0
         for record in log.records:
-            text = "\n".join(explain([record]))
+            text = "\n".join(explain_picks([record]))
             assert f"went to {record.decision.instance}." in text
             assert text.count("not picked:") == 2

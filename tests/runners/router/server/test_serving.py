@@ -108,10 +108,10 @@ async def test_counters_follow_a_request_through_its_life() -> None:
         a.gate, a.ttft_s = asyncio.Event(), 0.2
         asking = asyncio.create_task(routed.post("s", prompt=list(range(10))))
         await until(lambda: bool(a.seen))
-        load = routed.server.cluster.view().instances[0]
+        load = routed.server.cluster.take_view().instances[0]
         assert (load.num_requests, load.pending_prefill_tokens, load.ongoing_tokens) == (1, 10, 10)
-        await until(lambda: routed.server.cluster.view().instances[0].pending_prefill_tokens == 0)
-        load = routed.server.cluster.view().instances[0]
+        await until(lambda: routed.server.cluster.take_view().instances[0].pending_prefill_tokens == 0)
+        load = routed.server.cluster.take_view().instances[0]
         assert (load.num_requests, load.ongoing_tokens, load.ongoing_decode_tokens) == (1, 10, 10)
         a.gate.set()
         await asking
@@ -129,7 +129,7 @@ async def test_a_hundred_streams_are_held_at_once() -> None:
         ) as http:
             body = {"prompt": [1, 2], "stream": True}
             asking = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(100)]
-            await until(lambda: sum(load.num_requests for load in routed.server.cluster.view().instances) == 100)
+            await until(lambda: sum(load.num_requests for load in routed.server.cluster.take_view().instances) == 100)
             gate.set()
             answers = await asyncio.gather(*asking)
         assert all(tokens(answer) == [f" {by(answer)}{k}" for k in range(3)] for answer in answers)
@@ -308,7 +308,7 @@ async def test_a_shutdown_that_cannot_wait_ends_streams_with_a_reason() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         a.gate = asyncio.Event()
         asking = asyncio.create_task(routed.post())
-        await until(lambda: routed.server.cluster.view().instances[0].ongoing_decode_tokens > 0)
+        await until(lambda: routed.server.cluster.take_view().instances[0].ongoing_decode_tokens > 0)
         outcome = await routed.server.end(0.0)
         assert events(await asking)[-1]["error"]["message"] == "the router is shutting down"
         assert outcome.cut == 1
@@ -344,7 +344,7 @@ async def test_an_engines_own_word_sets_block_size_and_capacity() -> None:
     async with instances("a") as (a,):
         a.metrics = 'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="10"} 1.0\n'
         async with router([a], instances=(InstanceSpec("a", a.url),)) as routed:
-            load = routed.server.cluster.view().instances[0]
+            load = routed.server.cluster.take_view().instances[0]
             assert load.kv_capacity_tokens == 1280
             await routed.post()
             assert routed.server._dispatcher.block_tokens == 128

@@ -57,13 +57,13 @@ class Watched(SharedBindings):
     async def turn(self, session: str) -> int:
         """Ask for a session as a request does; returns its turn."""
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.ask(session, asked.set_result)
+        self.ask_arrival(session, asked.set_result)
         return await asked
 
     async def claimed(self, session: str, instance: str) -> tuple[MigrationClaim | None, bool]:
         """Ask for a migration; returns the claim (None = Redis is away) and whether it was granted."""
         asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        made = self.claim(session, instance, self.version_of(session), asked.set_result)
+        made = self.claim_migration(session, instance, self.version_of(session), asked.set_result)
         return made, made is None or await asked
 
     def serve(

@@ -132,7 +132,7 @@ async def test_while_one_router_moves_a_session_the_other_serves_it_where_it_is(
             assert by(await other.post("s", prompt=OWN)) == source.name
             assert shared(other).moving_to("s") == target.name
             fake.movements[0].finish("transferred")
-            fake.movements[0].settle()
+            fake.movements[0].settle_transfer()
             assert by(await moving) == target.name
             assert by(await other.post("s", prompt=OWN)) == target.name
 
@@ -147,7 +147,7 @@ async def test_a_router_that_comes_second_with_a_migration_picks_again(
         hot(one, both) as (source, target),
     ):
         bindings = shared(one)
-        ask = bindings.claim
+        ask = bindings.claim_migration
 
         def too_late(
             session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
@@ -156,7 +156,7 @@ async def test_a_router_that_comes_second_with_a_migration_picks_again(
             redis_server.client().hset(row, items=["to", instance, "by", "another", "until", 1 << 60])
             return ask(session, instance, binding, then)
 
-        bindings.claim = too_late  # type: ignore[method-assign]
+        bindings.claim_migration = too_late  # type: ignore[method-assign]
         answer = await one.post("s", prompt=OWN)
         assert (answer.status_code, by(answer)) == (200, source.name)
         assert bindings.moving_to("s") == target.name

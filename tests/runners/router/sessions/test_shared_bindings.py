@@ -27,9 +27,9 @@ async def test_what_one_router_has_bound_the_other_knows_with_turns_and_counts(r
         assert await a.turn("s") == 0
         a.serve("s", "a")
         assert await b.turn("s") == 1
-        assert b.owner("s") == "a"
+        assert b.owner_of("s") == "a"
         for one in (a, b):
-            assert (one.active("a"), one.assigned("a"), one.active("b")) == (1, 1, 0)
+            assert (one.count_active("a"), one.count_assigned("a"), one.count_active("b")) == (1, 1, 0)
 
 
 async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(redis_server: RedisServer) -> None:
@@ -45,9 +45,9 @@ async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(
         await a.settled()
         b.serve("s", "c", late)
         await b.settled()
-        assert b.owner("s") == "b", "what was refused says how it is"
+        assert b.owner_of("s") == "b", "what was refused says how it is"
         await a.turn("s")
-        assert a.owner("s") == "b"
+        assert a.owner_of("s") == "b"
         assert b._counts.binding_failures["refused"] == 1
 
 
@@ -62,14 +62,14 @@ async def test_only_one_router_may_migrate_a_session_and_its_cooldown_holds_for_
         assert not may
         assert b.moving_to("s") == "b", "and it is known where to"
         assert refused is not None
-        refused.release()
+        refused.release_right()
         await b.settled()
         assert (await a.claimed("s", "c"))[1] is False, "not twice by one router either"
         assert claim is not None
         a.serve("s", "b", claim=claim)
-        claim.release()
+        claim.release_right()
         await b.turn("s")
-        assert (b.owner("s"), b.moving_to("s")) == ("b", "")
+        assert (b.owner_of("s"), b.moving_to("s")) == ("b", "")
         since_s = b.since_migration_s("s", monotonic())
         assert since_s is not None
         assert 0 <= since_s < 30
@@ -81,9 +81,9 @@ async def test_a_migration_that_came_to_nothing_frees_the_session_at_once(redis_
         a.serve("s", "a")
         claim, _ = await a.claimed("s", "b")
         assert claim is not None
-        claim.release()
+        claim.release_right()
         await b.turn("s")
-        assert (b.owner("s"), b.moving_to("s"), b.since_migration_s("s", monotonic())) == ("a", "", None)
+        assert (b.owner_of("s"), b.moving_to("s"), b.since_migration_s("s", monotonic())) == ("a", "", None)
         assert (await b.claimed("s", "c"))[1]
 
 
@@ -97,15 +97,15 @@ async def test_a_migration_that_was_overtaken_frees_the_session_when_it_ends(red
         await b.turn("s")
         b.serve("s", "c")  # without its KV: the session is on its way to elsewhere
         await b.settled()
-        a.look()  # the claim is renewed, and is for a session that lives elsewhere now
+        a.refresh_table()  # the claim is renewed, and is for a session that lives elsewhere now
         await a.settled()
         await b.turn("s")
-        assert (b.owner("s"), b.moving_to("s")) == ("c", "b"), "the transfer has not ended"
-        claim.release()
+        assert (b.owner_of("s"), b.moving_to("s")) == ("c", "b"), "the transfer has not ended"
+        claim.release_right()
         await a.settled()
         for router in (a, b):
             await router.turn("s")
-            assert (router.owner("s"), router.moving_to("s")) == ("c", "")
+            assert (router.owner_of("s"), router.moving_to("s")) == ("c", "")
 
 
 async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_does_not(
@@ -123,12 +123,12 @@ async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_
         while not (await b.claimed("s", "c"))[1]:
             assert monotonic() < last
             assert not (await b.claimed("t", "c"))[1]
-            a.look()
+            a.refresh_table()
             await asyncio.sleep(0.05)
         a.serve("t", "b", claim=living)
         await a.settled()
         await b.turn("t")
-        assert b.owner("t") == "b"
+        assert b.owner_of("t") == "b"
 
 
 async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_server: RedisServer) -> None:
@@ -137,42 +137,42 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
             await a.turn(f"s{number}")
             a.serve(f"s{number}", "ab"[number % 2])
         await a.settled()
-        b.look()
+        b.refresh_table()
         await b.settled()
         a.release_instance("a")
         await a.settled()
         assert await b.turn("s0") == 1, "its turns are remembered"
-        assert (b.owner("s0"), b.active("a"), b.active("b"), b.assigned("a")) == ("", 0, 10, 10)
+        assert (b.owner_of("s0"), b.count_active("a"), b.count_active("b"), b.count_assigned("a")) == ("", 0, 10, 10)
         b.serve("s0", "a")
         await b.settled()
-        a.look()
+        a.refresh_table()
         await a.settled()
-        assert a.active("a") == 1
+        assert a.count_active("a") == 1
         late = b._places["a"]._replace(epoch=0)
         b._report_loss("a", late)
         await b.settled()
         assert await a.turn("s0") == 2
-        assert a.owner("s0") == "a", "a router that notices the same loss later removes nothing"
+        assert a.owner_of("s0") == "a", "a router that notices the same loss later removes nothing"
 
 
 async def test_an_instance_that_came_back_gets_its_share_once_whoever_sees_it(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
         for number in range(1200):
-            a.ask(f"s{number}", lambda turn: None)
+            a.ask_arrival(f"s{number}", lambda turn: None)
         await a.settled()
         for number in range(1200):
             a.serve(f"s{number}", "ab"[number % 2])
         await a.settled()
-        assert a.rebalance("c", ("a", "b")) == ()
-        b.rebalance("c", ("a", "b"))
+        assert a.rebalance_sessions("c", ("a", "b")) == ()
+        b.rebalance_sessions("c", ("a", "b"))
         await a.settled()
         await b.settled()
-        a.look()
+        a.refresh_table()
         await a.settled()
-        assert [a.active(name) for name in "abc"] == [400, 400, 400]
-        assert a.assigned("c") == 400
+        assert [a.count_active(name) for name in "abc"] == [400, 400, 400]
+        assert a.count_assigned("c") == 400
         await b.turn("s0")
-        assert b.owner("s0") == "c", "the one unused for longest"
+        assert b.owner_of("s0") == "c", "the one unused for longest"
         assert b.since_migration_s("s0", monotonic()) is None
 
 
@@ -183,10 +183,10 @@ async def test_sessions_are_forgotten_after_their_time(redis_server: RedisServer
         a.serve("s", "a")
         await a.settled()
         await asyncio.sleep(0.3)
-        a.expire(monotonic())
+        a.expire_sessions(monotonic())
         assert await b.turn("s") == 0
-        assert (b.owner("s"), b.active("a")) == ("", 0)
-        a.look()
+        assert (b.owner_of("s"), b.count_active("a")) == ("", 0)
+        a.refresh_table()
         await a.settled()
         await asyncio.sleep(0.3)
         assert {key for key in redis_server.client().scan_iter() if ":s:" in key or ":on:" in key} == set()
@@ -202,28 +202,28 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
             await a.settled()
             await b.turn(session)
         redis_server.kill()
-        b.look()  # as every second: the connection is seen to be gone
+        b.refresh_table()  # as every second: the connection is seen to be gone
         await b.settled()
         assert not b.shared
         assert await a.turn("s") == 1
-        assert a.owner("s") == "a"
+        assert a.owner_of("s") == "a"
         claim, granted = await a.claimed("s", "b")
         assert granted
         a.commit_version("s", "b", monotonic(), a.version_of("s"), migrates=True, claim=claim)
-        assert a.owner("s") == "b"
-        assert a.active("b") == 1
+        assert a.owner_of("s") == "b"
+        assert a.count_active("b") == 1
         assert await a.turn("new") == 0
         redis_server.start()
         await until(lambda: a.shared and b.shared)
         assert await b.turn("s") == 2, "turns of its own copy"
-        assert b.owner("s") == "a", "all that it knows"
+        assert b.owner_of("s") == "a", "all that it knows"
         assert await a.turn("s") >= 2
-        assert a.owner("s") == "b", "the later of two versions"
+        assert a.owner_of("s") == "b", "the later of two versions"
         await b.turn("s")
-        assert b.owner("s") == "b"
+        assert b.owner_of("s") == "b"
         assert b.since_migration_s("s", monotonic()) is not None
         await b.turn("t")
-        assert b.owner("t") == "a"
+        assert b.owner_of("t") == "a"
     stderr = capfd.readouterr().err
     assert stderr.count("does not answer") == 2, "once for each router"
     assert stderr.count("through Redis again") == 2
@@ -242,21 +242,21 @@ async def test_a_loss_seen_while_redis_was_away_is_told_before_anything_else(red
         redis_server.start()
         await until(lambda: a.shared and b.shared)
         await a.turn("s")
-        assert a.owner("s") == ""
+        assert a.owner_of("s") == ""
 
 
 async def test_instances_that_are_gone_for_good_are_not_remembered_for_ever(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, _):
         await until(lambda: a.shared)
-        a.look()
+        a.refresh_table()
         await a.settled()
         assert set(a._places) == {"a", "b", "c"}
         a._names = lambda: ("c", "d")
-        a.look()
+        a.refresh_table()
         await a.settled()
         assert set(a._places) == {"c", "d"}
         redis_server.kill()
-        a.look()
+        a.refresh_table()
         await a.settled()
         for number in range(PENDING_LOSSES + 5):
             a.release_instance(f"i{number}")

@@ -83,7 +83,7 @@ class Life(RuleBasedStateMachine):
         bindings, session, instance = self.routers[flight.router], flight.session, flight.instance
         self.asked.remove(flight)
         self.flying.append(flight)
-        bindings.expect(session, instance, migrates=flight.may_migrate)
+        bindings.expect_binding(session, instance, migrates=flight.may_migrate)
         if not flight.may_migrate:
             return
 
@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
             def answered(granted: bool) -> None:
                 flight.granted = granted
 
-            flight.claim = bindings.claim(session, instance, flight.binding, answered)
+            flight.claim = bindings.claim_migration(session, instance, flight.binding, answered)
 
         self.runner.run(claim())
 
@@ -142,15 +142,15 @@ class Life(RuleBasedStateMachine):
         self.settle()
         for session in SESSIONS:
             self.runner.run(self.routers[1 - router].turn(session))
-            assert self.routers[1 - router].owner(session) != instance or self._coming(1 - router, session, instance)
+            assert self.routers[1 - router].owner_of(session) != instance or self._coming(1 - router, session, instance)
 
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def come_back(self, router: int, instance: str) -> None:
-        self._do(self.routers[router].rebalance, instance, NAMES)
+        self._do(self.routers[router].rebalance_sessions, instance, NAMES)
 
     @rule(router=ROUTERS)
     def second(self, router: int) -> None:
-        self._do(self.routers[router].look)
+        self._do(self.routers[router].refresh_table)
 
     @rule()
     def settle(self) -> None:
@@ -196,9 +196,9 @@ class Life(RuleBasedStateMachine):
     def _end(self, flight: Flight) -> None:
         self.flying.remove(flight)
         bindings = self.routers[flight.router]
-        self._do(bindings.drop, flight.session, flight.instance, migrates=flight.may_migrate)
+        self._do(bindings.drop_expected, flight.session, flight.instance, migrates=flight.may_migrate)
         if flight.claim is not None:
-            self._do(flight.claim.release)
+            self._do(flight.claim.release_right)
 
     def _do(self, what: object, *values: object, **named: object) -> None:
         """In a running loop, which is not waited for: Redis learns of it some time later."""

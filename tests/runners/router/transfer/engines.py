@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.transfers import Transfers
 from tests.runners.router.drivers import SetClock
@@ -252,7 +252,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
         Engine("h", world=world, transport=transport) as source,
         Engine("t", world=world, transport=transport) as target,
     ):
-        pools = {engine.name: Pool(await resolve(engine.url), 2.0) for engine in (source, target)}
+        pools = {engine.name: Pool(await resolve_instance(engine.url), 2.0) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
         made = Bench(source, target, None, specs, pools)  # type: ignore[arg-type]
         made.transfers = Transfers(pools, specs, TransferRules(**rules), SetClock(lambda: made.now_s))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.router.transfer.accounting import NOTHING_S, SETTLE_S, TransferAccounting
-from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute, read_counters
+from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute_rise, read_counters
 from tests.runners.router.routers import until
 
 PAGE = b"""# HELP vllm:prompt_tokens_by_source_total Number of prompt tokens by source.
@@ -31,7 +31,7 @@ def test_a_page_is_read_over_all_engines() -> None:
 
 
 def brought(rise: float, *ended: TargetAnswer, moved: float | None = None) -> list[Attribution]:
-    return attribute(Counters(100.0, 0.0), Counters(100.0 + rise, moved), ended)
+    return attribute_rise(Counters(100.0, 0.0), Counters(100.0 + rise, moved), ended)
 
 
 def test_one_transfers_rise_is_its_own_unless_it_cannot_be() -> None:
@@ -43,7 +43,7 @@ def test_one_transfers_rise_is_its_own_unless_it_cannot_be() -> None:
     assert "not only this one's" in polluted.reason
     (restarted,) = brought(-1, TargetAnswer(80, 64))
     assert "restarted" in restarted.reason
-    (silent,) = attribute(Counters(), Counters(5.0), [TargetAnswer(1, 1)])
+    (silent,) = attribute_rise(Counters(), Counters(5.0), [TargetAnswer(1, 1)])
     assert "does not count" in silent.reason
 
 
@@ -87,7 +87,7 @@ class Books:
         return counters
 
     def end(self, prompt: int, cached: int | None, *, streams: bool = False) -> Callable[[], None]:
-        return self.account.end(TargetAnswer(prompt, cached), self.attributions.append, streams=streams)
+        return self.account.end_transfer(TargetAnswer(prompt, cached), self.attributions.append, streams=streams)
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ async def books() -> AsyncIterator[Books]:
 
 
 async def test_a_transfer_is_told_from_the_counters_before_and_after_it(books: Books) -> None:
-    await books.account.refresh()
+    await books.account.refresh_counters()
     for tokens in (64, 32):
-        books.account.begin()
+        books.account.begin_transfer()
         books.external += tokens
         books.end(tokens + 8, tokens)
         await books.account.wait_until_quiet(1.0)
@@ -110,9 +110,9 @@ async def test_a_transfer_is_told_from_the_counters_before_and_after_it(books: B
 
 async def test_a_baseline_that_a_transfer_ran_into_is_not_taken(books: Books) -> None:
     books.gate = asyncio.Event()
-    reading = asyncio.create_task(books.account.refresh())
+    reading = asyncio.create_task(books.account.refresh_counters())
     await asyncio.sleep(0)
-    books.account.begin()
+    books.account.begin_transfer()
     books.gate.set()
     await reading
     books.external += 64
@@ -123,8 +123,8 @@ async def test_a_baseline_that_a_transfer_ran_into_is_not_taken(books: Books) ->
 
 
 async def test_nothing_is_believed_only_after_a_while(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.end(72, 64)
     await until(lambda: books.reads > 2)
     assert books.attributions == []
@@ -134,9 +134,9 @@ async def test_nothing_is_believed_only_after_a_while(books: Books) -> None:
 
 
 async def test_transfers_that_never_pause_are_given_up_on_and_the_next_quiet_one_is_told(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
+    books.account.begin_transfer()
     books.external += 64
     books.end(72, 64)
     books.now_s += SETTLE_S
@@ -146,8 +146,8 @@ async def test_transfers_that_never_pause_are_given_up_on_and_the_next_quiet_one
     books.end(40, 32)
     await until(lambda: len(books.attributions) == 2)
     assert books.attributions[1].external_tokens is None, "what the first brought is among it"
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.external += 16
     books.end(40, 16)
     await until(lambda: len(books.attributions) == 3)
@@ -155,16 +155,16 @@ async def test_transfers_that_never_pause_are_given_up_on_and_the_next_quiet_one
 
 
 async def test_after_a_failure_nothing_is_claimed_until_the_counters_are_read_again(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.external += 7
-    books.account.drop()
-    books.account.begin()
+    books.account.fail_transfer()
+    books.account.begin_transfer()
     books.external += 32
     books.end(40, 32)
     await until(lambda: bool(books.attributions))
     assert "failed" in books.attributions[0].reason
-    books.account.begin()
+    books.account.begin_transfer()
     books.external += 16
     books.end(40, 16)
     await until(lambda: len(books.attributions) == 2)
@@ -172,8 +172,8 @@ async def test_after_a_failure_nothing_is_claimed_until_the_counters_are_read_ag
 
 
 async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.silent = True
     books.end(40, 32)
     books.now_s += SETTLE_S
@@ -182,8 +182,8 @@ async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) ->
 
 
 async def test_an_answer_that_streams_is_not_read_for_and_not_given_up_on(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.external += 32
     over = books.end(40, 32, streams=True)
     books.now_s += 100 * SETTLE_S
@@ -199,13 +199,13 @@ async def test_an_answer_that_streams_is_not_read_for_and_not_given_up_on(books:
 
 
 async def test_what_another_transfer_reads_first_tells_of_those_that_stream(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.external += 32
     over = books.end(40, 32, streams=True)
-    await books.account.refresh()
+    await books.account.refresh_counters()
     assert books.attributions == [Attribution(32)]
-    books.account.begin()
+    books.account.begin_transfer()
     books.external += 16
     books.end(24, 16)
     over()
@@ -214,9 +214,9 @@ async def test_what_another_transfer_reads_first_tells_of_those_that_stream(book
 
 
 async def test_those_that_overlap_a_stream_are_told_with_it(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
+    books.account.begin_transfer()
     books.external += 48
     over = books.end(32, 32, streams=True)
     books.end(16, 16)
@@ -227,8 +227,8 @@ async def test_those_that_overlap_a_stream_are_told_with_it(books: Books) -> Non
 
 
 async def test_what_came_last_is_read_before_the_end(books: Books) -> None:
-    await books.account.refresh()
-    books.account.begin()
+    await books.account.refresh_counters()
+    books.account.begin_transfer()
     books.end(40, 32)
     await until(lambda: books.reads == 2)  # it has been answered and the engine has not counted it
     books.external += 32
@@ -237,8 +237,8 @@ async def test_what_came_last_is_read_before_the_end(books: Books) -> None:
 
 
 async def test_who_cannot_be_told_apart_at_the_end_is_told_at_once(books: Books) -> None:
-    books.account.begin()
-    books.account.begin()
+    books.account.begin_transfer()
+    books.account.begin_transfer()
     books.end(40, 32)
     async with asyncio.timeout(2.0):
         await books.account.close(60.0)

@@ -146,7 +146,7 @@ async def test_a_target_that_fails_the_decode_request_is_told_and_the_source_fre
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "HTTP 500")
         assert movement.settled
         await until(lambda: not on.source.retained)
-        assert on.transfers.rules.refusal("h", "t")
+        assert on.transfers.rules.why_refused("h", "t")
 
 
 async def test_a_request_at_fault_speaks_against_nobody() -> None:
@@ -155,7 +155,7 @@ async def test_a_request_at_fault_speaks_against_nobody() -> None:
         movement = await handed_over(on)
         await decode(on, movement)
         movement.fail_handover("HTTP 400", strike=False, freed=True)
-        assert on.transfers.rules.refusal("h", "t") == ""
+        assert on.transfers.rules.why_refused("h", "t") == ""
         assert on.source.retained == {}
 
 
@@ -164,7 +164,7 @@ async def test_a_target_that_does_not_admit_the_request_is_not_counted_on_to_fre
         movement = await handed_over(on)
         movement.fail_handover("HTTP 429", strike=False, freed=False)
         await until(lambda: not on.source.retained)
-        assert on.transfers.rules.refusal("h", "t") == ""
+        assert on.transfers.rules.why_refused("h", "t") == ""
 
 
 async def test_what_the_target_frees_is_not_freed_twice() -> None:
@@ -172,7 +172,7 @@ async def test_what_the_target_frees_is_not_freed_twice() -> None:
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
         movement.fail_handover("no byte within 300 s", strike=True, freed=True)
-        assert on.transfers.rules.refusal("h", "t")
+        assert on.transfers.rules.why_refused("h", "t")
         await on.transfers.close()
         assert not [seen for seen in (*on.source.seen, *on.target.seen) if seen.json.get("prompt") == []]
 
@@ -180,10 +180,10 @@ async def test_what_the_target_frees_is_not_freed_twice() -> None:
 async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -> None:
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
-        movement.abandon()
+        movement.abandon_transfer()
         movement.serve_handover()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
-        assert on.transfers.rules.refusal("h", "t") == ""
+        assert on.transfers.rules.why_refused("h", "t") == ""
         again = await handed_over(on)
         await decode(on, again)
         again.serve_handover()
@@ -197,7 +197,7 @@ async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
         on.source.hang_source = True
         movement, over = begin(on, body())
         await until(lambda: bool(on.source.transfer_requests))
-        movement.abandon()
+        movement.abandon_transfer()
         await until(lambda: on.source.dropped == 1)
         assert not over.done()
 

@@ -13,7 +13,7 @@ import pytest
 
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.transfer.movement import Movement, MoveRequest
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
@@ -207,7 +207,7 @@ async def test_a_failure_is_told_bounded_counted_against_the_pair_and_leaves_not
         assert transfer.external_tokens is None
         assert transfer.counted_reason
         assert movement.body == body(), "the target serves it as it came"
-        assert bool(on.transfers.rules.refusal("h", "t")) == strike
+        assert bool(on.transfers.rules.why_refused("h", "t")) == strike
         if not hangs or at_target:
             await until(lambda: not on.source.retained)
 
@@ -230,20 +230,20 @@ async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() 
         on.source.hang_source = True
         movement = begin(on)
         await until(lambda: bool(on.source.transfer_requests))
-        movement.abandon()
-        movement.abandon()
+        movement.abandon_transfer()
+        movement.abandon_transfer()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
         assert movement.settled
         await until(lambda: on.source.dropped == 1)
         assert on.target.transfer_requests == []
-        assert on.transfers.rules.refusal("h", "t") == "", "neither instance is at fault"
+        assert on.transfers.rules.why_refused("h", "t") == "", "neither instance is at fault"
 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
     async with bench() as on:
-        begin(on).abandon()
+        begin(on).abandon_transfer()
         refused = begin(on, asked(0))
-        refused.abandon()
+        refused.abandon_transfer()
         await migrated(on)
         assert len(on.source.transfer_requests) == 1
 
@@ -255,7 +255,7 @@ async def test_a_client_that_leaves_between_the_requests_has_the_sources_blocks_
         movement = begin(on)
         await until(lambda: movement.transfer.t_source_done_ns > 0)
         assert len(on.source.retained) == 1
-        movement.abandon()
+        movement.abandon_transfer()
         gate.set()
         await until(lambda: not on.source.retained)
         assert on.target.transfer_requests == []
@@ -266,7 +266,7 @@ async def test_a_decode_request_on_its_way_is_ended_properly_though_its_client_l
         on.target.gate = asyncio.Event()
         movement = begin(on)
         await until(lambda: bool(on.target.transfer_requests))
-        movement.abandon()
+        movement.abandon_transfer()
         transfer = movement.transfer
         on.target.gate.set()
         await until(lambda: not on.source.retained)
@@ -280,7 +280,7 @@ async def test_a_decode_request_that_fails_after_its_client_left_is_not_tried_ag
         on.target.gate, on.source.forgets = asyncio.Event(), True
         movement = begin(on)
         await until(lambda: bool(on.target.transfer_requests))
-        movement.abandon()
+        movement.abandon_transfer()
         on.target.gate.set()
         on.source.forgets = False
         await migrated(on, client_body=body([*range(7, 7 + len(PROMPT))]))
@@ -319,7 +319,7 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         assert done == [waiting, stuck]
         assert [movement.transfer.attempts for movement in done] == [0, 1]
         assert {movement.transfer.reason for movement in done} == {"not done within 0.5 s"}
-        assert on.transfers.quarantined().keys() == {("h", "t")}
+        assert on.transfers.list_quarantined().keys() == {("h", "t")}
 
 
 async def test_tokens_that_another_router_moves_there_are_not_claimed() -> None:
@@ -347,14 +347,14 @@ async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
         on.target.target_status = 404
         for _ in range(3):
             await migrated(on)
-        assert on.transfers.rules.refusal("h", "t") == "", "requests at fault do not count"
+        assert on.transfers.rules.why_refused("h", "t") == "", "requests at fault do not count"
         on.target.target_status, on.target.full = 200, False
         on.source.finish = "stop"
         for _ in range(2):
             assert (await migrated(on)).transfer.status == "failed"
         assert on.transfers.cut_off("h", ["h", "t"]).keys() == {"t"}
-        assert on.transfers.quarantined().keys() == {("h", "t")}
-        assert on.transfers.rules.refusal("t", "h") == "", "the other way may work"
+        assert on.transfers.list_quarantined().keys() == {("h", "t")}
+        assert on.transfers.rules.why_refused("t", "h") == "", "the other way may work"
         transfer_requests = len(on.source.transfer_requests)
         refused = (await migrated(on)).transfer
         assert (refused.status, len(on.source.transfer_requests)) == ("refused", transfer_requests)
@@ -363,14 +363,14 @@ async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
         on.source.finish = "length"
         assert on.transfers.cut_off("h", ["t"]) == {}
         assert (await migrated(on)).transfer.status == "transferred"
-        assert on.transfers.quarantined() == {}
+        assert on.transfers.list_quarantined() == {}
 
 
 async def test_a_found_instance_may_be_probed_at_once() -> None:
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         await on.target.kill()
         await migrated(on)
-        assert on.transfers.rules.refusal("h", "t")
+        assert on.transfers.rules.why_refused("h", "t")
         await on.target.start()
         on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred"
@@ -380,19 +380,19 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         on.target.target_status = 500
         await migrated(on)
-        assert on.transfers.rules.refusal("h", "t")
+        assert on.transfers.rules.why_refused("h", "t")
         on.target.target_status, on.target.hang_target = 200, True
         on.advance(1000.0)
         movement = begin(on)
         await until(lambda: movement.transfer.t_target_sent_ns > 0)
-        movement.abandon()
+        movement.abandon_transfer()
         on.pools.pop("t").close()  # as the fleet does
         endpoint = on.specs.pop("t")
         on.transfers.remove_instance("t")
-        assert on.transfers.quarantined() == {}
+        assert on.transfers.list_quarantined() == {}
         await until(lambda: not on.transfers._jobs)
         assert len(on.transfers.rules.pairs) == 0
-        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0)
+        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve_instance(on.target.url), 2.0)
         on.target.hang_target = False
         on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred", "no transfer blocks its turn"
@@ -409,9 +409,9 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
             moving.append(begin(on))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
-        assert on.transfers.rules.refusal("h", "t") == "", "one that was decided before may still go"
+        assert on.transfers.rules.why_refused("h", "t") == "", "one that was decided before may still go"
         for move in moving:
-            move.abandon()
+            move.abandon_transfer()
         await until(lambda: on.transfers.cut_off("h", ["t"]) == {})
 
 
@@ -430,7 +430,7 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
             "coop": replace(mooncake, transport="pigeon"),
         }.items():
             specs[name] = replace(specs["t"], instance=name, transfer=endpoint)
-        between = on.transfers.rules.refusal
+        between = on.transfers.rules.why_refused
         assert "no KV transport" in between("h", "plain")
         assert "no KV transport" in between("gone", "h")
         assert "the target nixl" in between("h", "nixl")
@@ -441,9 +441,9 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
         assert "'pigeon'" in between("coop", "carrier")
         assert between("h", "consumer") == between("producer", "t") == between("h", "nameless") == ""
         assert "there already" in between("h", "h")
-        assert on.transfers.configured
+        assert on.transfers.is_configured
         specs.clear()
-        assert not on.transfers.configured
+        assert not on.transfers.is_configured
         assert on.transfers.cut_off("h", ["t"]) == {}
 
 

@@ -19,7 +19,7 @@ def make_rules(queue: int = 1) -> MoveRules:
 def test_one_at_a_time_and_in_the_order_in_which_they_came(leaves: list[int], removed: bool) -> None:
     rules = make_rules()
     order: list[Admission] = []
-    waiting = [rules.admit("h", "t", "migration") for _ in range(6)]
+    waiting = [rules.admit_transfer("h", "t", "migration") for _ in range(6)]
     for admission in waiting:
         rules.take_turn(admission, lambda one=admission: order.append(one))  # type: ignore[misc]
     if removed:
@@ -37,15 +37,15 @@ def test_one_at_a_time_and_in_the_order_in_which_they_came(leaves: list[int], re
 def test_turns_at_different_targets_do_not_wait_for_each_other() -> None:
     rules, ready = make_rules(), list[str]()
     for target in ("t", "u", "t"):
-        rules.take_turn(rules.admit("h", target, "migration"), lambda name=target: ready.append(name))  # type: ignore[misc]
+        rules.take_turn(rules.admit_transfer("h", target, "migration"), lambda name=target: ready.append(name))  # type: ignore[misc]
     assert ready == ["t", "u"]
 
 
 def test_a_target_with_a_full_queue_is_cut_off_until_a_migration_finishes() -> None:
     rules = make_rules(queue=1)
-    first, _ = (rules.admit("h", "t", "migration") for _ in range(2))
-    rules.admit("h", "u", "handover")
+    first, _ = (rules.admit_transfer("h", "t", "migration") for _ in range(2))
+    rules.admit_transfer("h", "u", "handover")
     assert rules.cut_off("h", ("t", "u")) == {"t": "2 sessions are on their way there"}
-    rules.finish(first)
-    rules.finish(first)
+    rules.finish_transfer(first)
+    rules.finish_transfer(first)
     assert rules.cut_off("h", ("t", "u")) == {}

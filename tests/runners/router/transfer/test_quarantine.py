@@ -14,27 +14,27 @@ RULES = TransferRules(failures_to_quarantine=3, window_s=60.0, quarantine_s=10.0
 def failed(at_s: list[float], rules: TransferRules = RULES) -> Quarantine:
     pair = Quarantine(rules)
     for now_s in at_s:
-        pair = pair.begin().note_failure(now_s, "no answer", probe=False)
+        pair = pair.begin_transfer().note_failure(now_s, "no answer", probe=False)
     return pair
 
 
 def test_failures_in_a_window_are_needed() -> None:
-    assert failed([0.0, 1.0]).refusal(1.0) == ""
-    assert failed([0.0, 1.0, 62.0]).refusal(62.0) == "", "the first is out of the window"
-    assert failed([0.0, 1.0, 2.0]).refusal(2.0) == "quarantined for 10.0 s more (no answer)"
+    assert failed([0.0, 1.0]).why_refused(1.0) == ""
+    assert failed([0.0, 1.0, 62.0]).why_refused(62.0) == "", "the first is out of the window"
+    assert failed([0.0, 1.0, 2.0]).why_refused(2.0) == "quarantined for 10.0 s more (no answer)"
 
 
 def test_a_success_between_clears_the_count() -> None:
-    pair = failed([0.0, 1.0]).begin().note_success(probe=False)
-    assert pair.note_failure(2.0, "w", probe=False).note_failure(3.0, "w", probe=False).refusal(3.0) == ""
+    pair = failed([0.0, 1.0]).begin_transfer().note_success(probe=False)
+    assert pair.note_failure(2.0, "w", probe=False).note_failure(3.0, "w", probe=False).why_refused(3.0) == ""
 
 
 def test_one_probe_is_let_through_and_its_success_ends_the_quarantine() -> None:
     pair = failed([0.0, 0.0, 0.0])
-    assert pair.refusal(9.9)
-    assert pair.refusal(10.0) == ""
-    probing = pair.begin()
-    assert "probe" in probing.refusal(10.0)
+    assert pair.why_refused(9.9)
+    assert pair.why_refused(10.0) == ""
+    probing = pair.begin_transfer()
+    assert "probe" in probing.why_refused(10.0)
     assert probing.note_success(probe=True) == Quarantine(RULES)
 
 
@@ -43,13 +43,13 @@ def test_a_failed_probe_doubles_the_time_up_to_its_limit() -> None:
     for _ in range(5):
         held.append(pair.until_s - now_s)
         now_s = pair.until_s
-        pair = pair.begin().note_failure(now_s, "again", probe=True)
+        pair = pair.begin_transfer().note_failure(now_s, "again", probe=True)
     assert held == [10.0, 20.0, 40.0, 40.0, 40.0]
 
 
 def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
-    pair = failed([0.0, 0.0, 0.0]).begin().release_probe(probe=True)
-    assert pair.refusal(10.0) == ""
+    pair = failed([0.0, 0.0, 0.0]).begin_transfer().release_probe(probe=True)
+    assert pair.why_refused(10.0) == ""
 
 
 def test_what_began_before_the_quarantine_says_nothing_in_it() -> None:
@@ -60,13 +60,15 @@ def test_what_began_before_the_quarantine_says_nothing_in_it() -> None:
 
 def test_another_process_may_be_probed_at_once() -> None:
     pair = failed([0.0, 0.0, 0.0]).allow_probe(3.0)
-    assert pair.refusal(3.0) == ""
-    assert pair.begin().note_failure(3.0, "still", probe=True).until_s == 23.0, "but not as if nothing had been"
+    assert pair.why_refused(3.0) == ""
+    assert pair.begin_transfer().note_failure(3.0, "still", probe=True).until_s == 23.0, (
+        "but not as if nothing had been"
+    )
     assert failed([0.0, 0.0]).allow_probe(1.0) == Quarantine(RULES)
 
 
 def test_a_probe_of_a_quarantine_that_is_forgotten_is_one_failure_among_others() -> None:
-    assert Quarantine(RULES).note_failure(0.0, "late", probe=True).refusal(0.0) == ""
+    assert Quarantine(RULES).note_failure(0.0, "late", probe=True).why_refused(0.0) == ""
 
 
 steps = st.lists(
@@ -82,10 +84,10 @@ def test_no_pair_is_lost_or_probed_twice_whatever_happens(events: list[tuple[str
         now_s += pause_s
         if event == "released":
             pair = pair.allow_probe(now_s)
-        elif event != "wait" and not pair.refusal(now_s):
+        elif event != "wait" and not pair.why_refused(now_s):
             probe = bool(pair.times)
-            pair = pair.begin()
-            assert bool(pair.refusal(now_s)) == probe, "beside a probe nothing goes, beside another everything does"
+            pair = pair.begin_transfer()
+            assert bool(pair.why_refused(now_s)) == probe, "beside a probe nothing goes, beside another everything does"
             in_a_row = in_a_row + 1 if event == "failed" else 0 if event == "succeeded" else in_a_row
             if event == "failed":
                 pair = pair.note_failure(now_s, "why", probe=probe)
@@ -94,6 +96,6 @@ def test_no_pair_is_lost_or_probed_twice_whatever_happens(events: list[tuple[str
                 assert pair == Quarantine(rules)
             else:
                 pair = pair.release_probe(probe=probe)
-        if pair.refusal(now_s):
+        if pair.why_refused(now_s):
             assert in_a_row >= limit, "never on fewer failures"
-        assert pair.refusal(now_s + rules.quarantine_max_s) == "", "never for ever"
+        assert pair.why_refused(now_s + rules.quarantine_max_s) == "", "never for ever"
