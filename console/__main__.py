@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     options = Options(args.workspace, args.read_only, args.low_bandwidth, args.ascii)
     app = TraconApp(options, None if run is None else run.resolve())
     if args.screenshot:
-        return _screenshot(app, args.screenshot, args.size, args.press)
+        return _save_screenshot(app, args.screenshot, args.size, args.press)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("tracon: the console needs a terminal. `tracon watch` follows a run without one", file=sys.stderr)
         return 2
@@ -56,17 +56,17 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
     made.add_argument("--ascii", action="store_true", help="no characters beyond ASCII for states, bars and plots")
     made.add_argument("--screenshot", type=Path, metavar="FILE.svg", help=argparse.SUPPRESS)
-    made.add_argument("--size", type=_size, default=(120, 40), metavar="120x40", help=argparse.SUPPRESS)
+    made.add_argument("--size", type=_parse_size, default=(120, 40), metavar="120x40", help=argparse.SUPPRESS)
     made.add_argument("--press", default="", metavar="KEYS", help=argparse.SUPPRESS)
     return made
 
 
-def _size(text: str) -> tuple[int, int]:
+def _parse_size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     return int(width), int(height)
 
 
-def _screenshot(app: TraconApp, file: Path, size: tuple[int, int], keys: str) -> int:
+def _save_screenshot(app: TraconApp, file: Path, size: tuple[int, int], keys: str) -> int:
     """Draw one frame without a terminal, after pressing `keys` (comma-separated), and save it."""
     from textual.pilot import Pilot
 

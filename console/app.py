@@ -39,7 +39,7 @@ class TraconApp(Host):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True, system=True)]
 
     def __init__(self, options: Options, run: Path | None = None) -> None:
-        super().__init__(options, Look(glyphs=ASCII if options.ascii else UNICODE, marker=_marker(options)))
+        super().__init__(options, Look(glyphs=ASCII if options.ascii else UNICODE, marker=_choose_marker(options)))
         self._run = run
         self.register_theme(NIGHT)
         self.register_theme(DAY)
@@ -72,7 +72,7 @@ class TraconApp(Host):
             _, name, parameters = parse(method)
             if action.id in ("open", "command_palette") or not screen.check_action(name, parameters):
                 continue
-            run = _runner(screen, method)
+            run = _make_runner(screen, method)
             yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
 
     async def action_quit(self) -> None:
@@ -99,14 +99,14 @@ class TraconApp(Host):
             await asyncio.sleep(0.05)
 
 
-def _runner(screen: ConsoleScreen, action: str) -> Callable[[], Awaitable[None]]:
+def _make_runner(screen: ConsoleScreen, action: str) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         await screen.run_action(action)
 
     return run
 
 
-def _marker(options: Options) -> str:
+def _choose_marker(options: Options) -> str:
     """Without colour, letters distinguish the lines."""
     if options.ascii or os.environ.get("NO_COLOR"):
         return "letters"
@@ -128,10 +128,10 @@ def watch_terminal(app: TraconApp) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, leave)
     signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=_watch, args=(app, gone, code), name="terminal", daemon=True).start()
+    threading.Thread(target=_watch_terminal, args=(app, gone, code), name="terminal", daemon=True).start()
 
 
-def _watch(app: TraconApp, gone: threading.Event, code: list[int]) -> None:
+def _watch_terminal(app: TraconApp, gone: threading.Event, code: list[int]) -> None:
     while not gone.wait(1.0):
         if not _terminal_there():
             break

@@ -95,7 +95,7 @@ class RunFeed:
         self._tick_s = tick_s
         self._ending = threading.Event()
         self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"feed-{folder.name}", daemon=True)
+        self._thread = threading.Thread(target=self._follow_store, name=f"feed-{folder.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -109,16 +109,16 @@ class RunFeed:
         """Read now instead of at the next tick: an operator has just submitted a request."""
         self._woken.set()
 
-    def _run(self) -> None:
+    def _follow_store(self) -> None:
         while not self._ending.is_set():
             try:
                 with RunStore.open(self.folder, read_only=True) as store:
-                    self._tail(store)
+                    self._read_tail(store)
             except (StateError, OSError) as error:
                 self._post(Picture(trouble=f"{error}. {getattr(error, 'remedy', '')}".strip()))
                 self._sleep(max(2.0, self._tick_s))
 
-    def _tail(self, store: RunStore) -> None:
+    def _read_tail(self, store: RunStore) -> None:
         view, trails, pasts = EMPTY, Trails(), Pasts()
         shown: tuple[object, ...] | None = None
         while not self._ending.is_set():

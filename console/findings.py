@@ -117,10 +117,12 @@ class Analyst:
         if self._started is not None and now - self._started < EVERY_S:
             return
         self._of, self._started = progress, now
-        self._thread = threading.Thread(target=self._run, args=(view.plan.experiment,), name="analyst", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_analysis, args=(view.plan.experiment,), name="analyst", daemon=True
+        )
         self._thread.start()
 
-    def _run(self, experiment: str) -> None:
+    def _run_analysis(self, experiment: str) -> None:
         with suppress(OSError):  # where a thread has no niceness of its own, it just takes its share
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._post(analyse_folder(self._folder, experiment))

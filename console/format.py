@@ -110,7 +110,7 @@ def named(key: str, value: object) -> tuple[str, str]:
     if value is None:
         return key.removesuffix(ending).replace("_", " "), NOT_MEASURED
     if not isinstance(value, int | float):
-        return label, _plain(value)
+        return label, _plain_text(value)
     if isinstance(value, int) and not ending:
         return label, f"{value}"
     return key.removesuffix(ending).replace("_", " "), f"{digits(value * factor)}{unit}"
@@ -132,7 +132,7 @@ _ENDINGS = (
 )
 
 
-def _plain(value: object) -> str:
+def _plain_text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

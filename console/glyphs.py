@@ -47,7 +47,6 @@ class Glyphs:
     rule: str
     dot: str
     """Between two facts on a line."""
-    dash: str
 
     def block(self, eighths: int, level: int) -> str:
         """The character of a column of this height on the line `level` above its foot."""
@@ -87,7 +86,6 @@ UNICODE = Glyphs(
     rise=" ▁▂▃▄▅▆▇█",
     rule="─",
     dot="·",
-    dash="–",
 )
 
 ASCII = Glyphs(
@@ -116,7 +114,6 @@ ASCII = Glyphs(
     rise=" .:-=+*#@",
     rule="-",
     dot="-",
-    dash="-",
 )
 
 

@@ -55,12 +55,12 @@ class Pasts:
             past = self._pasts[event.cell] = _Building(attempt, event.policy)
         past.frozen = None
         past.instances |= {load.instance: load.engine or load.instance for load in event.instances}
-        _merge(past, t_unix_s, {load.instance: load.pending_prefill_tokens for load in event.instances})
+        _merge_moment(past, t_unix_s, {load.instance: load.pending_prefill_tokens for load in event.instances})
         if len(past.pending) > PAST_SAMPLES:
             past.step_s *= 2
             old, past.pending = past.pending, []
             for at, pending in old:
-                _merge(past, at, pending)
+                _merge_moment(past, at, pending)
 
     def remember(self, routing: RoutingView) -> None:
         """Store which instances the sessions of the cell were bound to."""
@@ -77,7 +77,7 @@ class Pasts:
         return {cell: past.frozen for cell, past in self._pasts.items() if past.frozen is not None}
 
 
-def _merge(past: _Building, t_unix_s: float, pending: dict[str, int]) -> None:
+def _merge_moment(past: _Building, t_unix_s: float, pending: dict[str, int]) -> None:
     """Add to the last moment where both are in the same step, else as a moment of its own."""
     if past.pending and t_unix_s // past.step_s == past.pending[-1][0] // past.step_s:
         last = past.pending[-1][1]

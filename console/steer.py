@@ -39,10 +39,10 @@ def submit_request(folder: Path, action: str, target: str = "", reason: str = ""
 
 def run_tracon(words: Sequence[str]) -> Result:
     """Run a `tracon` command to its end (it must not need a terminal) and return its outcome."""
-    code, out, err = _run(words)
+    code, out, err = _run_command(words)
     if code == 0:
         return Result(True, (out or err).strip().splitlines()[-1] if (out or err).strip() else "done")
-    return Result(False, _refusal(words, code, err))
+    return Result(False, _make_refusal(words, code, err))
 
 
 class ProfileOffer(msgspec.Struct, frozen=True):
@@ -69,9 +69,9 @@ class PlanPreview(msgspec.Struct, frozen=True):
 
 def list_profiles() -> tuple[ProfileOffer, ...] | str:
     """The installed profiles, or why they cannot be listed."""
-    code, out, err = _run(("profiles", "--json"))
+    code, out, err = _run_command(("profiles", "--json"))
     if code != 0:
-        return _refusal(("profiles",), code, err)
+        return _make_refusal(("profiles",), code, err)
     try:
         return tuple(msgspec.json.decode(out, type=_Profiles).profiles)
     except msgspec.DecodeError as error:
@@ -80,16 +80,16 @@ def list_profiles() -> tuple[ProfileOffer, ...] | str:
 
 def preview_plan(experiment: str, profile: str, preset: str) -> PlanPreview | str:
     """The plan of a run that was not started, or why there is none."""
-    code, out, err = _run(("plan", experiment, "--profile", profile, "--preset", preset, "--json"))
+    code, out, err = _run_command(("plan", experiment, "--profile", profile, "--preset", preset, "--json"))
     if code != 0:
-        return _refusal(("plan",), code, err)
+        return _make_refusal(("plan",), code, err)
     try:
         return msgspec.json.decode(out, type=PlanPreview)
     except msgspec.DecodeError as error:
         return f"tracon plan printed something unexpected: {error}"
 
 
-def _refusal(words: Sequence[str], code: int, err: str) -> str:
+def _make_refusal(words: Sequence[str], code: int, err: str) -> str:
     """The message of a failed command: its paragraph, or the last line of a traceback."""
     lines = [line for line in err.splitlines() if line.strip()]
     if not lines:
@@ -97,7 +97,7 @@ def _refusal(words: Sequence[str], code: int, err: str) -> str:
     return lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
 
 
-def _run(words: Sequence[str]) -> tuple[int, str, str]:
+def _run_command(words: Sequence[str]) -> tuple[int, str, str]:
     """A command of the CLI in a session of its own, so that nothing that happens to this terminal reaches it."""
     argv = [sys.executable, "-m", "runners.cli", *words]
     env = os.environ | {"NO_COLOR": "1", "COLUMNS": "400"}

@@ -39,18 +39,18 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prctl(option: int, value: int) -> None:
+def _set_process_option(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
     """Descendants whose parent dies become children of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: int, parent: int) -> None:
     """Receive `signum` when the thread that forked this process ends; end now if `parent` has gone already."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
+    _set_process_option(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -139,12 +139,12 @@ class Inner:
         """Returns only in the engine's own process, after its body; ends the process otherwise."""
         wake = self._wake_on_signals()
         while self.stop_grace_s is None and self.exit_code is None:
-            self._poll(wake, 1.0)
+            self._poll_messages(wake, 1.0)
             if self.request is not None:
                 request, self.request = self.request, None
-                if self._start(request, wake):
+                if self._start_engine(request, wake):
                     return
-        gone = self._end(self.stop_grace_s if self.exit_code is None else 0.0, wake)
+        gone = self._end_engine(self.stop_grace_s if self.exit_code is None else 0.0, wake)
         self._notify_owner({"gone": gone})
         os._exit(0)
 
@@ -154,14 +154,14 @@ class Inner:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop(ORPHAN_GRACE_S))
+        signal.signal(signal.SIGTERM, lambda *_: self._ask_stop(ORPHAN_GRACE_S))
         return reader
 
-    def _stop(self, grace_s: float) -> None:
+    def _ask_stop(self, grace_s: float) -> None:
         self.stop_grace_s = grace_s if self.stop_grace_s is None else min(self.stop_grace_s, grace_s)
         self.asked = True
 
-    def _poll(self, wake: int, timeout_s: float) -> None:
+    def _poll_messages(self, wake: int, timeout_s: float) -> None:
         watched: list[Any] = [wake, *([self.control] if self.connected else [])]
         ready = select.select(watched, [], [], timeout_s)[0]
         if wake in ready:
@@ -181,7 +181,7 @@ class Inner:
             data = b""
         if not data:
             self.connected = False
-            self._stop(ORPHAN_GRACE_S)
+            self._ask_stop(ORPHAN_GRACE_S)
             return
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
@@ -195,7 +195,7 @@ class Inner:
             os.close(self.go)
             self.go = -1
         elif "stop" in message:
-            self._stop(float(message["stop"]))
+            self._ask_stop(float(message["stop"]))
 
     def _notify_owner(self, message: dict[str, Any]) -> None:
         if self.connected:
@@ -204,7 +204,7 @@ class Inner:
             except OSError:
                 self.connected = False
 
-    def _start(self, request: dict[str, Any], wake: int) -> bool:
+    def _start_engine(self, request: dict[str, Any], wake: int) -> bool:
         """Fork the engine; True in the engine itself once its body has returned."""
         gate, self.go = os.pipe()
         keeper = os.getpid()
@@ -229,7 +229,7 @@ class Inner:
         self.body(request)
         return True
 
-    def _end(self, grace_s: float | None, wake: int) -> dict[str, Any]:
+    def _end_engine(self, grace_s: float | None, wake: int) -> dict[str, Any]:
         """TERM to the engine, KILL to whatever is left; returns the message to the owner."""
         if self.go >= 0:
             os.close(self.go)
@@ -239,7 +239,7 @@ class Inner:
         if self.child and self.exit_code is None:
             send_signal(self.child, signal.SIGTERM)
         while self.child and self.exit_code is None and time.monotonic() < deadline:
-            self._poll(wake, POLL_S)
+            self._poll_messages(wake, POLL_S)
             if self.asked:  # asked again, or the owner died meanwhile: the shorter grace counts
                 deadline = min(deadline, time.monotonic() + (self.stop_grace_s or 0.0))
                 self.asked = False
@@ -256,7 +256,7 @@ class Inner:
             send_signal(pid, signal.SIGTERM)
         until = time.monotonic() + LINGER_S
         while time.monotonic() < until and descendants(os.getpid()):
-            self._poll(wake, POLL_S)
+            self._poll_messages(wake, POLL_S)
 
 
 def _redirect_output(request: dict[str, Any]) -> None:

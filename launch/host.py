@@ -59,11 +59,11 @@ def read_limits(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> Limits:
     rooms: list[tuple[int, int]] = []
     if "" in paths:
         for folder in _list_ancestors(root, paths[""]):
-            quotas += _parse_quota(_words(folder / "cpu.max"))
+            quotas += _parse_quota(_read_words(folder / "cpu.max"))
             rooms += _read_room(folder, "memory.max", "memory.current", "inactive_file")
     if "cpu" in paths:
         for folder in _list_ancestors(root / "cpu", paths["cpu"]):
-            quotas += _parse_quota(_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"))
+            quotas += _parse_quota(_read_words(folder / "cpu.cfs_quota_us") + _read_words(folder / "cpu.cfs_period_us"))
     if "memory" in paths:
         for folder in _list_ancestors(root / "memory", paths["memory"]):
             rooms += _read_room(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -102,16 +102,16 @@ def _parse_quota(words: list[str]) -> list[float]:
 
 def _read_room(folder: Path, limit: str, used: str, reclaimable: str) -> list[tuple[int, int]]:
     """Limit and room left, in bytes; none where the limit is `max` or more than the host has."""
-    words = _words(folder / limit)
+    words = _read_words(folder / limit)
     if len(words) != 1 or not words[0].isdigit() or int(words[0]) >= psutil.virtual_memory().total:
         return []
-    current = next((int(word) for word in _words(folder / used) if word.isdigit()), 0)
-    statistics = _words(folder / "memory.stat")
+    current = next((int(word) for word in _read_words(folder / used) if word.isdigit()), 0)
+    statistics = _read_words(folder / "memory.stat")
     files = int(statistics[statistics.index(reclaimable) + 1]) if reclaimable in statistics else 0
     return [(int(words[0]), max(0, int(words[0]) - max(0, current - files)))]
 
 
-def _words(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:

@@ -29,8 +29,9 @@ from launch.errors import LaunchError
 from launch.gpu import wait_for_release
 from launch.link import GuardLink, first_of
 from launch.ports import PortTaken, holders
-from launch.processes import ProcessIdentity, end_members, is_same, members
+from launch.processes import end_members, members
 from state.events import EngineDeath
+from state.process import ProcessIdentity, is_alive, is_verifiable
 
 POLL_S = 0.1
 REQUEST_TIMEOUT_S = 5.0
@@ -81,7 +82,7 @@ class StopReport:
 
 
 class Served(Protocol):
-    """What other packages need of a server, launched by Tracon or attached."""
+    """What pre-flight needs of an engine."""
 
     @property
     def name(self) -> str: ...
@@ -93,9 +94,6 @@ class Served(Protocol):
     def pid(self) -> int | None: ...
     @property
     def ports(self) -> Mapping[str, int]: ...
-    async def wait_ready(self, timeout_s: float) -> float: ...
-    def alive(self) -> bool: ...
-    async def stop(self, grace_s: float, release_wait_s: float) -> StopReport | None: ...
     async def explain_death(self) -> str: ...
     def log(self) -> str: ...
 
@@ -127,7 +125,7 @@ class Instance:
 
     def alive(self) -> bool:
         """Whether the very process that was started still runs."""
-        return not self._link.exited.done() and not self._link.gone.done() and is_same(self.identity)
+        return not self._link.exited.done() and not self._link.gone.done() and is_alive(self.identity)
 
     async def wait_ready(self, timeout_s: float) -> float:
         """Wait until it serves its model; seconds since the start.
@@ -138,9 +136,9 @@ class Instance:
         async with http_client(self.url) as client:
             while (missing := await missing_from(client, self.model)) or not self.alive():
                 if not self.alive():
-                    raise await self._crash()
+                    raise await self._explain_crash()
                 if time.monotonic() > deadline:
-                    raise self._timeout(timeout_s, missing)
+                    raise self._make_timeout(timeout_s, missing)
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
         return (time.perf_counter_ns() - self._started_ns) / 1e9
@@ -153,10 +151,6 @@ class Instance:
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(grace_s, release_wait_s))
         return await asyncio.shield(self._stopped)
-
-    def hurry(self, grace_s: float = 0.0) -> None:
-        """Shorten the grace of a stop that is under way."""
-        self._link.stop(grace_s)
 
     async def find_death(self) -> EngineDeath | None:
         """How it ended; None while it lives, and where it was stopped before its death was asked for.
@@ -227,7 +221,7 @@ class Instance:
         if await asyncio.shield(self._link.gone) is None:
             await asyncio.to_thread(end_members, self.identity, 0.0)
 
-    async def _crash(self) -> CrashedAtStart:
+    async def _explain_crash(self) -> CrashedAtStart:
         await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last words are in the log
         seconds = (time.perf_counter_ns() - self._started_ns) / 1e9
         death = await self.find_death()
@@ -263,7 +257,7 @@ class Instance:
     def _read_recent_log(self) -> str:
         return "\n".join(_read_from(path, start, DEATH_BYTES) for path, start in self._log_from.items())
 
-    def _timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
+    def _make_timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
         tail = self.tail(LAST_LINES)
         remedy = diagnose(self.log()) or "raise launch.ready_timeout_s in the profile if the model is still loading"
         return ReadyTimeout(f"{self.name} runs but after {timeout_s:.0f} s {missing}:\n{tail}", remedy=remedy)
@@ -299,13 +293,12 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
     return "" if model in served else f"/v1/models lists {', '.join(served) or 'nothing'}, not {model}"
 
 
-def end_leftover(pid: int, pgid: int, process_start: float, boot_id: str, grace_s: float = 1.0) -> bool:
-    """End what a dead run process left of an engine, if that very process group is still there; whether there was any.
+def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
+    """End what a dead run process left of an engine; returns whether it is verified that nothing of it is left.
 
     Blocks for some seconds at most. Raises StillThere.
     """
-    identity = ProcessIdentity(pid, pgid, process_start, boot_id)
-    if not members(identity):
+    if not is_verifiable(identity):
         return False
     left = end_members(identity, grace_s)
     if left:

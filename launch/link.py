@@ -56,7 +56,7 @@ class GuardLink:
     async def start(self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, stdout: Path, stderr: Path) -> int:
         """Have the guard fork the process; its pid. It runs nothing of `argv` before `go`."""
         request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr)}
-        self._send(request)
+        self._send_message(request)
         await first_of(START_TIMEOUT_S, self._started, self.gone)
         if not self._started.done():
             self.close()
@@ -65,31 +65,31 @@ class GuardLink:
 
     def go(self) -> None:
         """Start the forked process's program."""
-        self._send({"go": True})
+        self._send_message({"go": True})
 
     def stop(self, grace_s: float) -> None:
         """TERM now, KILL to everything left after `grace_s`; asked again, the shorter grace counts."""
-        self._send({"stop": grace_s})
+        self._send_message({"stop": grace_s})
 
     def close(self) -> None:
         """Close the link: the guard ends what it holds as if this process had died."""
         self._writer.close()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send_message(self, message: Mapping[str, Any]) -> None:
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
         try:
             while line := await self._reader.readline():
-                self._note(json.loads(line))
+                self._note_message(json.loads(line))
         except (ConnectionError, ValueError):
             pass  # the guard was killed in the middle of a line: its end is what counts
         if not self.gone.done():
             self.gone.set_result(None)
         self._writer.close()
 
-    def _note(self, message: Mapping[str, Any]) -> None:
+    def _note_message(self, message: Mapping[str, Any]) -> None:
         if "started" in message:
             self._started.set_result(int(message["started"]))
         elif "exited" in message and not self.exited.done():

@@ -18,12 +18,12 @@ from launch.errors import LaunchError
 from launch.instance import Instance
 from launch.link import GuardLink, first_of, spawn_guard
 from launch.ports import require_free
-from launch.processes import identify
 from launch.profile import Profile
 from launch.tiny_model import write_tiny_model
+from state.process import ProcessIdentity, identify
 
-OnStarted = Callable[[int, int, float, str, str], None]
-"""(pid, pgid, process_start, boot_id, started_by); the engine begins only after it has returned."""
+OnStarted = Callable[[ProcessIdentity, str], None]
+"""(main process, started_by); the engine begins only after it has returned."""
 
 FORK_SERVER = Path(__file__).resolve().with_name("fork_server.py")
 PRELOAD = (
@@ -165,21 +165,23 @@ class LocalBackend:
         await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
         await asyncio.to_thread(_prepare_launch, spec)
         link = (
-            await (await self._server(spec)).fork() if spec.method == "fork_server" else await spawn_guard(spec.stderr)
+            await (await self._ensure_fork_server(spec)).fork()
+            if spec.method == "fork_server"
+            else await spawn_guard(spec.stderr)
         )
         try:
             pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
-            identity = identify(pid, pgid=pid)
+            identity = identify(pid)
             instance = Instance(spec, identity, link, started_ns)
             self._instances.append(instance)
-            on_started(identity.pid, identity.pgid, identity.process_start, identity.boot_id, spec.started_by)
+            on_started(identity, spec.started_by)
         except BaseException:
             link.close()
             raise
         link.go()
         return instance
 
-    async def _server(self, spec: LaunchSpec) -> ForkServer:
+    async def _ensure_fork_server(self, spec: LaunchSpec) -> ForkServer:
         """The warm fork server, started at the first launch that wants it."""
         if spec.kind != "cpu":
             raise ForkServerFailed(

@@ -65,13 +65,13 @@ def apply(engine: Engine | Path) -> PatchStatus:
     Raises PatchFailed where site-packages cannot be written.
     """
     packages = _find_site_packages(engine)
-    source = _source()
+    source = _read_source()
     before = _read_status(packages, source)
     if before.applied and before.intact and before.current:
         return _add_reason(before, "already applied")
     with _hold_for_writing(packages):
-        _remove(packages)
-        _install(packages, source)
+        _remove_patches(packages)
+        _install_package(packages, source)
     after = _read_status(packages, source)
     return _add_reason(after, "applied" if not before.applied else f"replaced {before.version} ({before.reason})")
 
@@ -82,12 +82,12 @@ def revert(engine: Engine | Path) -> PatchStatus:
     Patches that a run holds in use stay: `applied` is then true, and the reason says so.
     """
     packages = _find_site_packages(engine)
-    source = _source()
+    source = _read_source()
     before = _read_status(packages, source)
     with _hold_for_writing(packages), _hold_unused(packages) as unused:
         if not unused:
             return _add_reason(before, IN_USE if before.applied else "was not applied")
-        _remove(packages)
+        _remove_patches(packages)
     return _add_reason(_read_status(packages, source), "removed" if before.applied else "was not applied")
 
 
@@ -122,10 +122,10 @@ class PatchUse:
 
 def status(engine: Engine | Path) -> PatchStatus:
     """What is installed, and whether it is what was installed."""
-    return _read_status(_find_site_packages(engine), _source())
+    return _read_status(_find_site_packages(engine), _read_source())
 
 
-def _source() -> _Source:
+def _read_source() -> _Source:
     """The package as this Tracon carries it: found, read, never imported."""
     spec = importlib.util.find_spec("patches")
     if spec is None or spec.origin is None:
@@ -152,7 +152,7 @@ def _read_version(init: bytes) -> str:
     raise PatchFailed("the package `patches` names no __version__", remedy="install Tracon again")
 
 
-def _install(packages: Path, source: _Source) -> None:
+def _install_package(packages: Path, source: _Source) -> None:
     """Both folders are made whole under other names, then renamed; the metadata, which vLLM looks for, comes last."""
     info = f"{PACKAGE}-{source.version}.dist-info"
     contents = {f"{PACKAGE}/{name}": content for name, content in source.files.items()}
@@ -186,7 +186,7 @@ def _hash_for_record(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def _remove(packages: Path) -> None:
+def _remove_patches(packages: Path) -> None:
     """The metadata goes first, so that no engine finds an entry point without its package.
 
     Until the package's files are gone it stays under another name: an interrupted removal is finished by the next one.
@@ -204,7 +204,7 @@ def _remove(packages: Path) -> None:
 
 def _remove_package(folder: Path) -> None:
     """What is left in the package folder: bytecode, files of an install that never got its metadata, empty folders."""
-    ours = set(_source().files)
+    ours = set(_read_source().files)
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
@@ -242,7 +242,7 @@ def _read_status(packages: Path, source: _Source) -> PatchStatus:
         return PatchStatus(False, source.version, source.digest, (), False, False, str(packages), f"not applied{left}")
     info = infos[0]
     listed = _read_listed_files(info)
-    changed = [name for name, digest in listed if digest and not _matches(packages / name, digest)]
+    changed = [name for name, digest in listed if digest and not _has_digest(packages / name, digest)]
     wrong = [*changed, *([] if listed else [f"{info.name}/RECORD"]), *(other.name for other in infos[1:])]
     version = info.name.removeprefix(f"{PACKAGE}-").removesuffix(".dist-info")
     digest = (info / _DIGEST_FILE).read_text().strip() if (info / _DIGEST_FILE).is_file() else ""
@@ -255,7 +255,7 @@ def _read_status(packages: Path, source: _Source) -> PatchStatus:
     )
 
 
-def _matches(path: Path, digest: str) -> bool:
+def _has_digest(path: Path, digest: str) -> bool:
     try:
         return _hash_for_record(path.read_bytes()) == digest
     except OSError:

@@ -1,4 +1,4 @@
-"""What tells one process, and everything it started, from all others of the host."""
+"""Every process that one process started, and their end."""
 
 from __future__ import annotations
 
@@ -6,43 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass
 
 import psutil
 
-from state.process import boot_id
+from state.process import ProcessIdentity, boot_id, is_alive
 
-START_TOLERANCE_S = 2.0
-"""psutil derives creation times from the boot time, which a clock adjustment moves a little between two readers."""
 KILL_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """One process of one boot: a pid that was handed out again is not it."""
-
-    pid: int
-    pgid: int
-    process_start: float
-    """Creation time, seconds since the epoch (psutil)."""
-    boot_id: str
-
-
-def identify(pid: int, pgid: int | None = None) -> ProcessIdentity:
-    """The identity of a process that is there. Raises psutil.NoSuchProcess where it is not."""
-    return ProcessIdentity(pid, os.getpgid(pid) if pgid is None else pgid, psutil.Process(pid).create_time(), boot_id())
-
-
-def is_same(identity: ProcessIdentity) -> bool:
-    """Whether that very process still runs (a zombie does not)."""
-    if identity.boot_id != boot_id():
-        return False
-    try:
-        process = psutil.Process(identity.pid)
-        same = abs(process.create_time() - identity.process_start) < START_TOLERANCE_S
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
@@ -53,14 +22,13 @@ def members(identity: ProcessIdentity) -> tuple[int, ...]:
     """
     if identity.boot_id != boot_id():
         return ()
-    if psutil.pid_exists(identity.pid) and not is_same(identity) and not _is_zombie(identity.pid):
+    if psutil.pid_exists(identity.pid) and not is_alive(identity) and not _is_zombie(identity.pid):
         return ()
     own = os.getpid()
     members: set[int] = set()
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            leader = identity.pgid == identity.pid and os.getsid(pid) == identity.pid
-            if (leader or os.getpgid(pid) == identity.pgid) and not _is_zombie(pid):
+            if identity.pid in (os.getsid(pid), os.getpgid(pid)):
                 members.add(pid)
     with contextlib.suppress(psutil.NoSuchProcess):
         members.update(child.pid for child in psutil.Process(identity.pid).children(recursive=True))
@@ -70,7 +38,7 @@ def members(identity: ProcessIdentity) -> tuple[int, ...]:
 def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     """TERM to the process, KILL to all of `members` after `grace_s`; returns who is left.
 
-    Blocks for up to grace_s + KILL_TIMEOUT_S. Only a hung kernel leaves anybody.
+    Blocks for up to grace_s + KILL_TIMEOUT_S. Only a hung kernel leaves any.
     """
     known = set(members(identity))
     if identity.pid in known:

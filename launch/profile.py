@@ -159,8 +159,8 @@ def config_names() -> tuple[str, ...]:
 
 def load_profile(name_or_path: str | Path) -> Profile:
     """The profile of that name, or in that TOML file. Raises ProfileError."""
-    path = _locate(name_or_path, PROFILES_FOLDER, "profile")
-    profile = _decode(path, Profile)
+    path = _locate_file(name_or_path, PROFILES_FOLDER, "profile")
+    profile = _decode_file(path, Profile)
     if profile.engine.kind == "cuda" and profile.launch.method == "fork_server":
         raise _make_error(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
     if profile.model.vocab_low >= profile.model.vocab_high:
@@ -170,8 +170,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def load_config(name_or_path: str | Path) -> ConnectorConfig:
     """The config of that name, or in that TOML file. Raises ProfileError."""
-    path = _locate(name_or_path, CONFIGS_FOLDER, "config")
-    config = _decode(path, ConnectorConfig)
+    path = _locate_file(name_or_path, CONFIGS_FOLDER, "config")
+    config = _decode_file(path, ConnectorConfig)
     if config.kv_transfer is not None and not isinstance(config.kv_transfer.get("kv_connector"), str):
         raise _make_error(path, "kv_transfer.kv_connector", "is missing", "name the connector's class")
     return config
@@ -189,7 +189,7 @@ def _list_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
-def _locate(name_or_path: str | Path, folder: Path, what: str) -> Path:
+def _locate_file(name_or_path: str | Path, folder: Path, what: str) -> Path:
     text = str(name_or_path)
     if text.endswith(".toml") or "/" in text:
         path = Path(text).expanduser()
@@ -212,7 +212,7 @@ def _locate(name_or_path: str | Path, folder: Path, what: str) -> Path:
 _Decoded = TypeVar("_Decoded", Profile, ConnectorConfig)
 
 
-def _decode(path: Path, into: type[_Decoded]) -> _Decoded:
+def _decode_file(path: Path, into: type[_Decoded]) -> _Decoded:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -236,10 +236,12 @@ def _explain_error(path: Path, message: str, into: type[Any]) -> ProfileError:
     fields = _list_keys(into, place)
     if unknown:
         key, nearest = unknown[1], difflib.get_close_matches(unknown[1], fields, n=1, cutoff=0.5)
-        remedy = f"did you mean {_dotted(place, nearest[0])}? " if nearest else ""
-        return _make_error(path, _dotted(place, key), "is not a known key", f"{remedy}valid here: {', '.join(fields)}")
+        remedy = f"did you mean {_join_key(place, nearest[0])}? " if nearest else ""
+        return _make_error(
+            path, _join_key(place, key), "is not a known key", f"{remedy}valid here: {', '.join(fields)}"
+        )
     if missing:
-        return _make_error(path, _dotted(place, missing[1]), "is missing", "add it")
+        return _make_error(path, _join_key(place, missing[1]), "is missing", "add it")
     invalid = re.match(r"Invalid enum value '?(.*?)'?$", problem)
     if invalid:
         choices = [str(value) for value in _list_literals(_find_type(into, place))]
@@ -253,7 +255,7 @@ def _make_error(path: Path, key: str, what: str, remedy: str) -> ProfileError:
     return ProfileError(f"{path}: {key} {what}", remedy=remedy)
 
 
-def _dotted(place: str, key: str) -> str:
+def _join_key(place: str, key: str) -> str:
     return f"{place}.{key}" if place else key
 
 

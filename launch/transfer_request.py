@@ -63,18 +63,18 @@ def check_transfer_request(body: Mapping[str, Any], part: Transferring | None, e
     """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this request."""
     params = body["kv_transfer_params"]
     if part is None:
-        raise _refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")
+        raise _make_refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")
     asked = [name for name in (PREFILL, DECODE) if params.get(name)]
     if len(asked) != 1:
-        raise _refusal(engine, f"needs one of {PREFILL} and {DECODE}, not {len(asked)}", "ask for one at a time")
+        raise _make_refusal(engine, f"needs one of {PREFILL} and {DECODE}, not {len(asked)}", "ask for one at a time")
     kind = asked[0]
     if (part.role, kind) in _FORBIDDEN:
-        raise _refusal(engine, f"is a {part.role} and dies of {kind}", "send it to an engine of the other role")
+        raise _make_refusal(engine, f"is a {part.role} and dies of {kind}", "send it to an engine of the other role")
     wrong = [name for name in _FIELDS[part.connector][kind] if not _is_sound(name, params.get(name))]
     if wrong:
-        raise _refusal(engine, f"needs {', '.join(wrong)} for {kind}", "fill them in from the other answer")
+        raise _make_refusal(engine, f"needs {', '.join(wrong)} for {kind}", "fill them in from the other answer")
     if kind == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
-        raise _refusal(engine, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
+        raise _make_refusal(engine, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
 
 
 def _is_sound(name: str, value: object) -> bool:
@@ -88,5 +88,5 @@ def _is_sound(name: str, value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _refusal(engine: str, what: str, remedy: str) -> TransferRefused:
+def _make_refusal(engine: str, what: str, remedy: str) -> TransferRefused:
     return TransferRefused(f"{engine} {what}", remedy=remedy)

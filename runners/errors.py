@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from results.records.errors import Refusal
+
 
 class ExitCode(IntEnum):
     """How a command ends."""
@@ -19,16 +21,8 @@ class ExitCode(IntEnum):
     """A pre-flight or acceptance gate failed."""
 
 
-class RunnerError(Exception):
-    """Base of what runners refuse: the message names the thing, the remedy says what to do about it."""
-
-    exit_code: int = ExitCode.BAD_INPUT
-
-    def __init__(self, message: str, *, remedy: str = "", exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.remedy = remedy
-        if exit_code is not None:
-            self.exit_code = exit_code
+class RunnerError(Refusal):
+    """Base of what runners refuse."""
 
 
 class CellSkipped(Exception):

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from launch import patching
 from launch.command import build_launch, write_launch
@@ -24,6 +23,7 @@ from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout, write_atomic
 from runners.errors import RunnerError
+from state.process import boot_id, is_alive, this_process
 from state.workspace import default_root
 
 POLL_S = 0.2
@@ -43,12 +43,16 @@ class HandEngine:
     """`starting`, `ready`, `gone` or `failed`."""
     holder_pid: int
     holder_start: float
-    """Creation time of the holder process: a reused pid is not it."""
+    """Creation time of the holder process."""
     pid: int | None = None
     folder: str = ""
     reason: str = ""
     remedy: str = ""
     exit_code: int = 0
+    holder_ticks: int | None = None
+    """Start of the holder process in ticks since boot: a reused pid is not it. None = an older Tracon wrote this."""
+    holder_boot_id: str = ""
+    """Of its host since the last boot; empty = an older Tracon wrote this."""
 
 
 def bring_up(
@@ -145,7 +149,7 @@ def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> int:
     """Start the engine and keep it until a signal comes or it dies; returns the exit code."""
-    checked = load_profile(profile)
+    checked, holder = load_profile(profile), this_process()
     row = HandEngine(
         name=name,
         config=config,
@@ -153,9 +157,11 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
         model=checked.model.served_name,
         url="",
         state="starting",
-        holder_pid=os.getpid(),
-        holder_start=psutil.Process().create_time(),
+        holder_pid=holder.pid,
+        holder_start=holder.process_start,
         folder=str(folder),
+        holder_ticks=holder.start_ticks,
+        holder_boot_id=holder.boot_id,
     )
     try:
         asyncio.run(_hold(row, checked, folder, port, python))
@@ -219,8 +225,11 @@ def _write(folder: Path, row: HandEngine) -> None:
 
 def _held(row: HandEngine) -> bool:
     """Whether its keeper still lives."""
-    try:
-        process = psutil.Process(row.holder_pid)
-        return abs(process.create_time() - row.holder_start) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    holder = replace(
+        this_process(),
+        pid=row.holder_pid,
+        process_start=row.holder_start,
+        start_ticks=row.holder_ticks,
+        boot_id=row.holder_boot_id or boot_id(),
+    )
+    return is_alive(holder)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from results.records.errors import Refusal
 
-class StateError(Exception):
-    """Base of every refusal of this package; `exit_code` is what a command ends with."""
 
-    exit_code: int = 2
-
-    def __init__(self, message: str, *, remedy: str) -> None:
-        super().__init__(message)
-        self.remedy = remedy
+class StateError(Refusal):
+    """Base of every refusal of this package."""
 
 
 class IllegalTransition(StateError):
@@ -26,7 +22,7 @@ class DiskFull(StoreUnusable):
 
 
 class LeaseHeld(StateError):
-    """Another process runs this run, or left a lease that the caller did not want to take over."""
+    """Another process runs this run."""
 
 
 class LeaseLost(StateError):

@@ -55,16 +55,16 @@ class Lease:
         """Say that this process is still there. Raises LeaseLost where another one has taken over."""
         with self.store.transaction(durable=False) as transaction:
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
-            if transaction.connection.execute(sql, (self.clock(), *self._key())).rowcount == 0:
+            if transaction.connection.execute(sql, (self.clock(), *self._holder_key())).rowcount == 0:
                 message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
                 raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
 
     def release(self) -> None:
         """Give the run back. Nothing happens where the lease is another's by now."""
         with self.store.transaction() as transaction:
-            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._key())
+            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._holder_key())
 
-    def _key(self) -> tuple[int, float, str, str]:
+    def _holder_key(self) -> tuple[int, float, str, str]:
         return self.holder.pid, self.holder.process_start, self.holder.boot_id, self.holder.host
 
     def __enter__(self) -> Self:
@@ -74,18 +74,17 @@ class Lease:
         self.release()
 
 
-def acquire(store: RunStore, *, takeover: bool = True, clock: Callable[[], float] = time.time) -> Lease:
-    """Take the run for this process, from a dead holder too unless `takeover` is False.
+def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease:
+    """Take the run for this process, from a dead holder too.
 
     Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
-    one gets it. Raises LeaseHeld where a live process holds it (this one included), or where a dead one does and
-    `takeover` is False.
+    one gets it. Raises LeaseHeld where a live process holds it, this one included.
     """
     me = this_process()
     with store.transaction() as transaction:
         row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
         before = _judge_holder(row, clock())
-        if before.live or (before.state == "dead" and not takeover):
+        if before.live:
             raise _refuse_held(store.run, before)
         if before.state == "dead":
             transaction.append(_takeover_event(me, before))
@@ -102,11 +101,9 @@ def _takeover_event(me: ProcessIdentity, before: LeaseState) -> RunTaken:
 
 
 def _refuse_held(run: str, lease: LeaseState) -> LeaseHeld:
-    where = f"process {lease.pid} on {lease.host}"
-    if lease.live:
-        message = f"{run} is being run by {where} (last heartbeat {lease.age_s:.0f} s ago)"
-        return LeaseHeld(message, remedy=f"`tracon stop {run}` ends it; `tracon console {run}` watches it")
-    return LeaseHeld(f"{run} was being run by {where}, which is gone", remedy=f"`tracon resume {run}` takes it over")
+    where = f"process {lease.pid} on {lease.host} (last heartbeat {lease.age_s:.0f} s ago)"
+    remedy = f"`tracon stop {run}` ends it; `tracon console {run}` watches it"
+    return LeaseHeld(f"{run} is being run by {where}", remedy=remedy)
 
 
 def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:

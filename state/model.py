@@ -134,8 +134,12 @@ class StageView(StageRow):
 
 @dataclass(frozen=True, slots=True)
 class InstanceView(InstanceRow):
-    """An instance with its live numbers."""
+    """An instance with what tells its process from others, and its live numbers."""
 
+    start_ticks: int | None = None
+    """As in `InstanceChanged`, like the next two."""
+    host: str = ""
+    pid_namespace: str = ""
     latest: InstanceSampled | None = None
     latest_unix_s: float | None = None
     history: tuple[tuple[float, InstanceSampled], ...] = ()

@@ -59,6 +59,15 @@ def is_alive(identity: ProcessIdentity) -> bool:
         return False
 
 
+def is_verifiable(identity: ProcessIdentity) -> bool:
+    """Whether `is_alive` is certain: not elsewhere (host, pid namespace), nor where only a clock tells a reused pid."""
+    if not sees(identity):
+        return False
+    if identity.boot_id != boot_id() or identity.start_ticks is not None:
+        return True
+    return is_alive(identity) or not psutil.pid_exists(identity.pid)
+
+
 def boot_id() -> str:
     """What changes with every boot of this host."""
     try:

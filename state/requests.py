@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from state.errors import RequestRefused
 from state.events import RequestAnswered, RequestSubmitted
-from state.lease import LeaseState, lease_state
+from state.lease import lease_state
 from state.model import RequestView
 from state.run import RunPlan
 from state.store import RunStore
@@ -17,17 +17,13 @@ ACTIONS = ("pause", "resume", "stop", "stop_now", "skip", "retry")
 _TARGETED = ("skip", "retry")
 
 
-def submit(
-    store: RunStore, action: str, target: str = "", reason: str = "", by: str = "", *, needs_runner: bool = True
-) -> int:
+def submit(store: RunStore, action: str, target: str = "", reason: str = "", by: str = "") -> int:
     """Ask for something; the number of the request.
 
-    Raises RequestRefused for an action or target that does not exist and, with `needs_runner`, where no process runs
-    the run. Without it the request waits for the next `tracon resume`.
+    Raises RequestRefused for an action or target that does not exist, and where no process runs the run.
     """
     _check_request(store.plan, action, target)
-    if needs_runner:
-        require_runner(store)
+    _require_runner(store)
     with store.transaction() as transaction:
         (number,) = transaction.connection.execute("SELECT coalesce(max(request), 0) + 1 FROM requests").fetchone()
         transaction.append(RequestSubmitted(number, action, target, reason, by))
@@ -42,11 +38,10 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
-def require_runner(store: RunStore) -> LeaseState:
-    """The live run process. Raises RequestRefused with the remedy where there is none."""
+def _require_runner(store: RunStore) -> None:
     lease = lease_state(store)
     if lease.live:
-        return lease
+        return
     died = f" (process {lease.pid} on {lease.host} is gone)" if lease.state == "dead" else ""
     raise RequestRefused(f"no process runs {store.run}{died}", remedy=f"`tracon resume {store.run}` starts one")
 

@@ -114,7 +114,7 @@ class RunStore:
             try:
                 first = cls(folder, connection, read_only=False, clock=clock)
                 first.append(RunPlanned(run, plan, tracon_version))
-                first._settle(partial)
+                first._write_inode(partial)
                 begin_log(connection)
             finally:
                 connection.close()
@@ -163,9 +163,9 @@ class RunStore:
                 remedy = "copy the folder again when the run is paused or has ended"
                 raise StoreUnusable(f"{self.path} is a copy that does not fit together: {faults[0]}", remedy=remedy)
         if not self.read_only:
-            self._settle(self.path)
+            self._write_inode(self.path)
 
-    def _settle(self, path: Path) -> None:
+    def _write_inode(self, path: Path) -> None:
         with self.transaction() as transaction:
             inode = str(path.stat().st_ino)
             transaction.connection.execute("INSERT OR REPLACE INTO meta VALUES ('inode', ?)", (inode,))
@@ -186,14 +186,14 @@ class RunStore:
     @property
     def run(self) -> str:
         """The run's id."""
-        return self._first().run
+        return self._read_first().run
 
     @property
     def plan(self) -> RunPlan:
         """The frozen plan."""
-        return self._first().plan
+        return self._read_first().plan
 
-    def _first(self) -> RunPlanned:
+    def _read_first(self) -> RunPlanned:
         if self._planned is None:
             first = next(self.events(limit=1), None)
             if first is None or not isinstance(first.event, RunPlanned):
@@ -237,14 +237,14 @@ class RunStore:
         """The journal from the event behind `after` on, in order. Raises StoreUnusable where it is damaged."""
         left = limit
         while left is None or left > 0:
-            page = self._page(after, _PAGE if left is None else min(left, _PAGE))
+            page = self._read_page(after, _PAGE if left is None else min(left, _PAGE))
             yield from page
             if len(page) < _PAGE:
                 return
             after = page[-1].seq
             left = None if left is None else left - len(page)
 
-    def _page(self, after: int, limit: int) -> list[Recorded]:
+    def _read_page(self, after: int, limit: int) -> list[Recorded]:
         sql = "SELECT seq, t_unix_s, t_mono_ns, kind, body FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
         with self._lock, explained(self.path):
             rows = self._connection.execute(sql, (after, limit)).fetchall()
@@ -253,13 +253,13 @@ class RunStore:
             try:
                 event = decode(kind, body)
             except msgspec.DecodeError as error:
-                raise self._damaged(seq, str(error)) from error
+                raise self._make_damage_error(seq, str(error)) from error
             if seq != expected:
-                raise self._damaged(expected, "it is missing")
+                raise self._make_damage_error(expected, "it is missing")
             page.append(Recorded(seq, t_unix_s, t_mono_ns, event))
         return page
 
-    def _damaged(self, seq: int, what: str) -> StoreUnusable:
+    def _make_damage_error(self, seq: int, what: str) -> StoreUnusable:
         remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analysed"
         return StoreUnusable(f"{self.path} is damaged at event {seq}: {what}", remedy=remedy)
 

@@ -44,7 +44,7 @@ class Tables:
         """Change the rows as the event says. Raises IllegalTransition where it may not be."""
         match recorded.event:
             case events.RunPlanned() as event:
-                self._planned(event, recorded)
+                self._save_plan(event, recorded)
             case events.RunChanged() | events.RunTaken() as event:
                 self._run_changed(event, recorded, previous_t_unix_s)
             case events.StageChanged() as event:
@@ -60,44 +60,48 @@ class Tables:
             case events.RouterSampled() | events.MigrationChanged() | events.LifecycleMeasured() as event:
                 self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
             case events.RequestSubmitted() | events.RequestAnswered() as event:
-                self._save("requests", asdict(self._request_after(event, recorded)))
+                self._save_row("requests", asdict(self._request_after(event, recorded)))
 
     def run(self) -> RunRow:
         """The run's row."""
-        row = self._one("SELECT * FROM run")
+        row = self._select_one("SELECT * FROM run")
         if row is None:
             raise IllegalTransition("the run has no plan", remedy="write its plan first")
         return _read_row(row, RunRow)
 
     def stages(self) -> tuple[StageRow, ...]:
         """All stages in the plan's order."""
-        return tuple(_read_row(row, StageRow) for row in self._all("SELECT * FROM stages ORDER BY ordinal"))
+        return tuple(_read_row(row, StageRow) for row in self._select_all("SELECT * FROM stages ORDER BY ordinal"))
 
     def cells(self) -> tuple[CellView, ...]:
         """All cells in the plan's order."""
         attempts: dict[str, list[AttemptView]] = {}
-        for row in self._all("SELECT * FROM attempts ORDER BY cell, attempt"):
+        for row in self._select_all("SELECT * FROM attempts ORDER BY cell, attempt"):
             attempts.setdefault(row["cell"], []).append(_read_row(row, AttemptView))
-        rows = self._all(f"SELECT {_CELL_NAMES} FROM cells ORDER BY ordinal")
-        return tuple(self._cell(row, tuple(attempts.get(row["cell"], ()))) for row in rows)
+        rows = self._select_all(f"SELECT {_CELL_NAMES} FROM cells ORDER BY ordinal")
+        return tuple(self._read_cell(row, tuple(attempts.get(row["cell"], ()))) for row in rows)
 
     def instances(self) -> tuple[InstanceRow, ...]:
         """All instances in the order they were started, ended ones too."""
-        return tuple(_read_row(row, InstanceRow) for row in self._all("SELECT * FROM instances ORDER BY ordinal"))
+        return tuple(
+            _read_row(row, InstanceRow) for row in self._select_all("SELECT * FROM instances ORDER BY ordinal")
+        )
 
     def requests(self) -> tuple[RequestView, ...]:
         """All requests in the order they came."""
-        return tuple(_read_row(row, RequestView) for row in self._all("SELECT * FROM requests ORDER BY submitted_seq"))
+        return tuple(
+            _read_row(row, RequestView) for row in self._select_all("SELECT * FROM requests ORDER BY submitted_seq")
+        )
 
     def cell(self, cell: str) -> CellView:
         """One cell. Raises IllegalTransition where the plan has none of that name."""
-        row = self._one(f"SELECT {_CELL_NAMES} FROM cells WHERE cell = ?", cell)
+        row = self._select_one(f"SELECT {_CELL_NAMES} FROM cells WHERE cell = ?", cell)
         if row is None:
             raise IllegalTransition(f"the plan has no cell {cell!r}", remedy="use a cell of the run's plan")
-        attempts = self._all("SELECT * FROM attempts WHERE cell = ? ORDER BY attempt", cell)
-        return self._cell(row, tuple(_read_row(attempt, AttemptView) for attempt in attempts))
+        attempts = self._select_all("SELECT * FROM attempts WHERE cell = ? ORDER BY attempt", cell)
+        return self._read_cell(row, tuple(_read_row(attempt, AttemptView) for attempt in attempts))
 
-    def _cell(self, row: Mapping[str, Any], attempts: tuple[AttemptView, ...]) -> CellView:
+    def _read_cell(self, row: Mapping[str, Any], attempts: tuple[AttemptView, ...]) -> CellView:
         if self._cell_plans is None:
             self._cell_plans = {cell.cell: cell for cell in self._plan().cells}
         values = dict(row)
@@ -105,19 +109,19 @@ class Tables:
         values["summary"] = msgspec.json.decode(values["summary"])
         return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
 
-    def _planned(self, event: events.RunPlanned, recorded: events.Recorded) -> None:
-        if self._one("SELECT id FROM run") is not None:
+    def _save_plan(self, event: events.RunPlanned, recorded: events.Recorded) -> None:
+        if self._select_one("SELECT id FROM run") is not None:
             raise IllegalTransition("the run already has a plan", remedy="a new plan is a new run")
         plan = event.plan
         identity = {"id": 1, "run": event.run, "experiment": plan.experiment, "profile": plan.profile}
         identity |= {"preset": plan.preset, "tracon_version": event.tracon_version}
         row = RunRow(created_unix_s=recorded.t_unix_s, changed_seq=recorded.seq)
-        self._save("run", {**identity, **asdict(row)})
+        self._save_row("run", {**identity, **asdict(row)})
         for ordinal, stage in enumerate(plan.stages):
-            self._save("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
+            self._save_row("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
         for ordinal, cell in enumerate(plan.cells):
             place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
-            self._save("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
+            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
 
     def _run_changed(
         self, event: events.RunChanged | events.RunTaken, recorded: events.Recorded, previous_t_unix_s: float
@@ -128,50 +132,50 @@ class Tables:
         else:
             _refuse_change(illegal_run(run, event))
             after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
-        self._update("run", "id", 1, asdict(after))
+        self._update_row("run", "id", 1, asdict(after))
 
     def _stage_changed(self, event: events.StageChanged, t_unix_s: float) -> None:
-        row = self._one("SELECT * FROM stages WHERE stage = ?", event.stage)
+        row = self._select_one("SELECT * FROM stages WHERE stage = ?", event.stage)
         if row is None:
             raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
         stage = _read_row(row, StageRow)
         _refuse_change(illegal_stage(stage, event))
-        self._update("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
+        self._update_row("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
 
     def _cell_changed(self, event: events.CellChanged, t_unix_s: float) -> None:
         cell = self.cell(event.cell)
         _refuse_change(illegal_cell(cell, event))
         after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
-        self._update("cells", "cell", cell.cell, _cell_values(after))
+        self._update_row("cells", "cell", cell.cell, _cell_values(after))
         if after.attempts != cell.attempts:
-            self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
+            self._save_row("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
 
     def _cell_progressed(self, event: events.CellProgressed) -> None:
         cell = self.cell(event.cell)
         after = cell_progressed(cell, event)
         if after is not cell:
-            self._update("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
+            self._update_row("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 
     def _instance_changed(self, event: events.InstanceChanged, recorded: events.Recorded) -> None:
-        row = self._one("SELECT * FROM instances WHERE instance = ?", event.instance)
+        row = self._select_one("SELECT * FROM instances WHERE instance = ?", event.instance)
         before = None if row is None else _read_row(row, InstanceRow)
         _refuse_change(illegal_instance(before, event))
         new = InstanceRow(event.instance, event.config, event.state, started_unix_s=recorded.t_unix_s)
         after = asdict(instance_after(before or new, event, recorded.t_unix_s))
         if before is None:
-            self._save("instances", {**after, "ordinal": recorded.seq})
+            self._save_row("instances", {**after, "ordinal": recorded.seq})
         else:
-            self._update("instances", "instance", event.instance, after)
+            self._update_row("instances", "instance", event.instance, after)
 
     def _require_instance(self, instance: str) -> None:
-        if self._one("SELECT 1 FROM instances WHERE instance = ?", instance) is None:
+        if self._select_one("SELECT 1 FROM instances WHERE instance = ?", instance) is None:
             message = f"numbers of an instance that never started: {instance!r}"
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
     def _request_after(
         self, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
     ) -> RequestView:
-        row = self._one("SELECT * FROM requests WHERE request = ?", event.request)
+        row = self._select_one("SELECT * FROM requests WHERE request = ?", event.request)
         if isinstance(event, events.RequestSubmitted):
             if row is not None:
                 raise IllegalTransition(f"request {event.request} was made already", remedy="take the next number")
@@ -181,20 +185,20 @@ class Tables:
             raise IllegalTransition(f"request {event.request} {what}", remedy="answer an open request")
         return request_answered(_read_row(row, RequestView), event, recorded.t_unix_s)
 
-    def _one(self, sql: str, *values: object) -> dict[str, Any] | None:
-        rows = self._all(sql, *values)
+    def _select_one(self, sql: str, *values: object) -> dict[str, Any] | None:
+        rows = self._select_all(sql, *values)
         return rows[0] if rows else None
 
-    def _all(self, sql: str, *values: object) -> list[dict[str, Any]]:
+    def _select_all(self, sql: str, *values: object) -> list[dict[str, Any]]:
         cursor = self._connection.execute(sql, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def _save(self, table: str, values: Mapping[str, Any]) -> None:
+    def _save_row(self, table: str, values: Mapping[str, Any]) -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         self._connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
-    def _update(self, table: str, key: str, value: object, values: Mapping[str, Any]) -> None:
+    def _update_row(self, table: str, key: str, value: object, values: Mapping[str, Any]) -> None:
         assignments = ", ".join(f"{name} = ?" for name in values)
         self._connection.execute(f"UPDATE {table} SET {assignments} WHERE {key} = ?", (*values.values(), value))
 

@@ -204,7 +204,13 @@ def _stage_changed(view: RunView, event: events.StageChanged, t_unix_s: float) -
 
 def _instance_changed(view: RunView, event: events.InstanceChanged, t_unix_s: float) -> dict[str, Any]:
     new = InstanceView(event.instance, event.config, event.state, started_unix_s=t_unix_s)
-    after = changes.instance_after(view.instances.get(event.instance, new), event, t_unix_s)
+    before = view.instances.get(event.instance, new)
+    after = replace(
+        changes.instance_after(before, event, t_unix_s),
+        start_ticks=before.start_ticks if event.start_ticks is None else event.start_ticks,
+        host=event.host or before.host,
+        pid_namespace=event.pid_namespace or before.pid_namespace,
+    )
     return {"instances": {**view.instances, event.instance: after}}
 
 

@@ -83,7 +83,7 @@ class Workspace:
 
     def runs(self) -> tuple[RunEntry, ...]:
         """Every run, newest first; a folder that cannot be read is listed with its problem."""
-        entries = [entry(folder) for folder in self._folders()]
+        entries = [entry(folder) for folder in self._list_folders()]
         return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _read_mtime(e.folder), e.run), reverse=True))
 
     def find(self, name: str | Path | None = None) -> Path:
@@ -92,9 +92,9 @@ class Workspace:
         Raises RunNotFound with what it could have meant.
         """
         if name is None:
-            return self._newest()
+            return self._find_newest()
         text = str(name)
-        names = [folder.name for folder in self._folders()]
+        names = [folder.name for folder in self._list_folders()]
         if text in names:
             return self.root / text
         path = Path(name).expanduser()
@@ -106,7 +106,7 @@ class Workspace:
             return self.root / matches[0]
         raise self._not_found(text, matches, names)
 
-    def _newest(self) -> Path:
+    def _find_newest(self) -> Path:
         usable = [each for each in self.runs() if not each.problem]
         if not usable:
             remedy = "`tracon run` starts one; --workspace names another folder"
@@ -122,7 +122,7 @@ class Workspace:
         remedy = f"did you mean {', '.join(near)}?" if near else listed
         return RunNotFound(f"no run {text!r} in {self.root}", remedy=remedy)
 
-    def _folders(self) -> list[Path]:
+    def _list_folders(self) -> list[Path]:
         try:
             folders = sorted(path for path in self.root.iterdir() if path.is_dir())
         except FileNotFoundError:

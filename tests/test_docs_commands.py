@@ -14,10 +14,11 @@ from typer.main import get_command
 
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import prepare
 from runners.cli import app
+from runners.cli.simulate import read_policy
 from runners.experiments.settings import find_preset
 from runners.router.policies import make_policy
+from tests.runners.prepared import prepare
 from tests.test_docs import EXAMPLES, PAGES, ROOT
 
 SPAN = re.compile(r"`tracon ([^`{]+)`")
@@ -74,7 +75,7 @@ def check_run(values: dict[str, Any]) -> None:
     presets = load_profile(options.profile).experiments[options.experiment]
     find_preset(presets, options.experiment, options.profile, options.preset)
     if not any(Path(name).suffix for name in files):
-        prepare(options, need_engine=False)
+        prepare(options)
 
 
 def on_pages() -> list[Any]:
@@ -94,6 +95,9 @@ def test_a_command_of_a_page_is_one_that_tracon_takes(
     values = parse(command)
     if "experiment" in values and "start-time" not in command:  # the experiment that docs/extending.md adds
         check_run(values)
+    elif command.startswith("tracon simulate run"):
+        for policy in values["policy"] or ():
+            make_policy(*read_policy(policy))
     elif values.get("policy") and not Path(values["policy"]).suffix:
         make_policy(values["policy"], dict(text.split("=") for text in values.get("setting") or ()))
 

@@ -1,15 +1,14 @@
-"""The connector config and the experiment of docs/extending.md work as written there, from outside the packages."""
+"""What docs/extending.md adds works as written there, from outside the packages; its metric and panel have tests beside
+those of results and console.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,41 +20,27 @@ from results import registry as results_registry
 from results.records.layout import RunLayout
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import create_run, prepare
+from runners.campaign.start import create_run
 from runners.cli import app
 from runners.errors import ExitCode
 from runners.experiments import registry
+from runners.router.policies import make_policy
 from state import lease as leases
 from state.store import RunStore
 from state.workspace import Workspace
+from tests.doc_code import code_blocks, load_module
+from tests.runners.prepared import prepare
+from tests.runners.router import views
 
-DOC = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 NAME = "start-time"
-
-
-def blocks() -> dict[str, str]:
-    """The page's code by the name in its first line."""
-    text = DOC.read_text(encoding="utf-8")
-    return dict(re.findall(r"```(?:toml|python)\n# (\S+)\n(.*?)```", text, flags=re.DOTALL))
-
-
-def load(path: Path, text: str) -> ModuleType:
-    path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"toy_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Iterator[str]:
     """The experiment is registered; the path of a profile that has a preset of it."""
-    code = blocks()
-    entry = load(tmp_path / "entry.py", code["runners/experiments/start_time/entry.py"])
-    results = load(tmp_path / "experiment.py", code["results/start_time/experiment.py"])
+    code = code_blocks()
+    entry = load_module(tmp_path / "entry.py", code["runners/experiments/start_time/entry.py"])
+    results = load_module(tmp_path / "experiment.py", code["results/start_time/experiment.py"])
     profile = tmp_path / "mine.toml"
     profile.write_text((PROFILES_FOLDER / "cpu-tiny.toml").read_text(encoding="utf-8") + code["profile"])
     registry.register(entry.ENTRY)
@@ -80,7 +65,7 @@ class Slot:
 
 def measured(profile: str, workspace: Path) -> Path:
     """A finished run of the toy experiment, its engines replaced."""
-    prepared = prepare(RunOptions(NAME, profile), need_engine=False)
+    prepared = prepare(RunOptions(NAME, profile))
     folder = create_run(Workspace(workspace), prepared)
     context: Any = SimpleNamespace(layout=RunLayout(folder), slot=Slot())
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
@@ -142,7 +127,7 @@ def test_without_its_line_the_experiment_is_unknown(tmp_path: Path) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "nixl_tcp.toml"
-    path.write_text(blocks()["nixl_tcp.toml"])
+    path.write_text(code_blocks()["nixl_tcp.toml"])
     return str(path)
 
 
@@ -171,3 +156,11 @@ def test_a_config_in_the_folder_is_known_everywhere(
         tracon("plan", "connector-tax", "--preset", "smoke", "-c", "plain", "-c", "nixl_tcp", "--json").stdout
     )
     assert sorted(plan["configs"]) == ["nixl_tcp", "plain"]
+
+
+def test_the_policy_is_used_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "fewest_requests.py"
+    path.write_text(code_blocks()["fewest_requests.py"], encoding="utf-8")
+    cluster = views.view(views.load("a", 3), views.load("b", 1))
+    assert make_policy(str(path), {}).decide(views.ask(), cluster).instance == "b"
+    assert make_policy(str(path), {"spare": 1}).decide(views.ask(tried=("b",)), cluster).reason == "no_instance"

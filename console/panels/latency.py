@@ -50,25 +50,25 @@ class LatencyPanel(Panel):
             if box.border_subtitle != window_text(self.look.window_s):  # setting it draws the box again
                 box.border_subtitle = window_text(self.look.window_s)
             box.plot.marker = self.look.marker
-            of_each = [line for i in shown for line in self._lines(picture, i, name, start)]
-            box.plot.show([*self._overall(picture, name, start), *of_each], start, end)
+            of_each = [line for i in shown for line in self._instance_series(picture, i, name, start)]
+            box.plot.show([*self._overall_series(picture, name, start), *of_each], start, end)
 
-    def _overall(self, picture: Picture, name: str, start: float) -> list[Series]:
+    def _overall_series(self, picture: Picture, name: str, start: float) -> list[Series]:
         """Behind a router: what the client measured over all instances."""
         if self.only or picture.view.routing is None:
             return []
-        return [Series("all", "bold", _line(picture.view.routing.latencies, f"{name}_p90_s", start))]
+        return [Series("all", "bold", _make_series(picture.view.routing.latencies, f"{name}_p90_s", start))]
 
-    def _lines(self, picture: Picture, instance: InstanceView, name: str, start: float) -> list[Series]:
+    def _instance_series(self, picture: Picture, instance: InstanceView, name: str, start: float) -> list[Series]:
         history = picture.history(instance.instance)
         tone = tone_of(picture.view, instance)
         which = [(f"{name}_p90_s", instance.instance, tone)]
         if self.only:
             which = [(f"{name}_p50_s", "p50", "dim"), (f"{name}_p90_s", "p90", tone)]
-        return [Series(label, color, _line(history, field_name, start)) for field_name, label, color in which]
+        return [Series(label, color, _make_series(history, field_name, start)) for field_name, label, color in which]
 
 
-def _line(
+def _make_series(
     history: tuple[tuple[float, InstanceSampled | LiveLatency], ...], name: str, start: float
 ) -> tuple[tuple[float, float], ...]:
     def milliseconds(sample: InstanceSampled | LiveLatency) -> float | None:

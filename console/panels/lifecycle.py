@@ -181,15 +181,15 @@ class LifecyclePanel(Panel):
 
     @property
     def table(self) -> Table:
-        return self.overheads if self.section == "overhead" and not self._together else self._requests
+        return self.overheads if self.section == "overhead" and not self._fits_together else self._requests
 
     @property
-    def _together(self) -> bool:
+    def _fits_together(self) -> bool:
         width, height = self.content_region.size
         return width >= TOGETHER[0] and height >= TOGETHER[1]
 
     def focus_content(self) -> None:
-        self.screen.set_focus(None if self.section == "bandwidth" and not self._together else self.table)
+        self.screen.set_focus(None if self.section == "bandwidth" and not self._fits_together else self.table)
 
     def step(self, by: int) -> None:
         """Open the next or the previous section."""
@@ -200,7 +200,7 @@ class LifecyclePanel(Panel):
     def picked(self, event: SectionBar.Picked) -> None:
         event.stop()
         self.section = event.section
-        self._draw()
+        self._draw_sections()
         self.focus_content()
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
@@ -217,11 +217,11 @@ class LifecyclePanel(Panel):
             self._head.show_lines(((explain_absence(picture), "dim"),))
         else:
             self._head.show_lines(describe_requests(picture, self._view))
-        self._draw()
+        self._draw_sections()
 
-    def _draw(self) -> None:
+    def _draw_sections(self) -> None:
         width, height = self.content_region.size
-        view, together = self._view, self._together
+        view, together = self._view, self._fits_together
         waterfall = together or self.section == "requests"
         self._bar.display = view is not None and not together and height >= LEGEND_LEAST
         self._legend.display = view is not None and waterfall and height >= LEGEND_LEAST

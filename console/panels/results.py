@@ -146,7 +146,7 @@ class ResultsPanel(Panel):
         self._drawn = key
         self._bar.show(self.section, self._sections)
         if self.report is None:
-            self._arrange(note=self._why_nothing(picture))
+            self._arrange_section(note=self._why_nothing(picture))
         else:
             self._show_report(self.report, lambda name: config_tone(picture.view, name.partition(" (")[0]))
 
@@ -160,22 +160,22 @@ class ResultsPanel(Panel):
     def _show_report(self, report: Report, tone_of: Callable[[str], str]) -> None:
         part = report.sections.get(self.section)
         if self.section == PAGE and report.page is not None:
-            self._text.update(report.page(self._width))
-            self._arrange(text=True)
+            self._text.update(report.page(self._table_width))
+            self._arrange_section(text=True)
         elif part is None:
             from results.report.document import rich_tables
 
             self._text.update(rich_tables(report.text))
-            self._arrange(text=True)
+            self._arrange_section(text=True)
         elif isinstance(part, Chart):
             self._show_chart(part, tone_of)
         else:
             is_first = report.text.tables[0] is part
             self._show_table(part, tone_of, report.text.opening if is_first else "")
-            self._arrange(part.note, table=True)
+            self._arrange_section(part.note, table=True)
 
     @property
-    def _width(self) -> int:
+    def _table_width(self) -> int:
         """Columns that a table has, or would have."""
         return self._table.room if self._table.display else self.content_region.width - 1
 
@@ -183,7 +183,7 @@ class ResultsPanel(Panel):
         """Returns the lines that it needs."""
         from console.rows.report import table_section
 
-        section = table_section(table, self._width, tone_of, paragraph)
+        section = table_section(table, self._table_width, tone_of, paragraph)
         self._table.show(section.columns, section.rows)
         return len(section.rows) + (2 if any(column.unit for column in section.columns) else 1)
 
@@ -196,9 +196,9 @@ class ResultsPanel(Panel):
         both = 0 < lines <= room - PLOT_LINES
         self._plot.marker = self.look.marker
         self._plot.show_chart(chart, tone_of)
-        self._arrange(chart.note, table=both, plot=True, lines=lines if both else 0)
+        self._arrange_section(chart.note, table=both, plot=True, lines=lines if both else 0)
 
-    def _arrange(
+    def _arrange_section(
         self, note: str = "", *, table: bool = False, plot: bool = False, text: bool = False, lines: int = 0
     ) -> None:
         """Show these parts; `lines`: of the table where the plot takes the rest, 0 = all there are."""

@@ -205,14 +205,14 @@ class RoutingPanel(Panel):
         self._head.show_lines(describe_router(picture, routing))
         self._warnings.show_lines(*lines)
         self._warnings.display = bool(lines)
-        self._divide(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
+        self._divide_room(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
         columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
         self._reason_line.show_lines(reason_line(routing))
         if self._lower.display:
             self._show_decisions(picture, routing, width)
 
-    def _divide(self, room: int, wanted: int, beside: bool) -> None:
+    def _divide_room(self, room: int, wanted: int, beside: bool) -> None:
         """Give the instances their lines, and what is left to reasons and decisions."""
         lines = min(wanted, max(room - DECISIONS_KEPT, min(room, LOADS_LEAST)))
         left = room - lines

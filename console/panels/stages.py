@@ -59,7 +59,7 @@ def stage_rows(
         if stage.stage in folded:
             continue
         cells = [picture.view.cells[name] for name in stage.cells]
-        rounds = [(config, list(own)) for (config, _), own in groupby(cells, key=_round)]
+        rounds = [(config, list(own)) for (config, _), own in groupby(cells, key=_find_round)]
         grouped = any(config and len(own) > 1 for config, own in rounds)
         for place, (config, own) in enumerate(rounds):
             if grouped and config:
@@ -68,7 +68,7 @@ def stage_rows(
     return tuple(rows)
 
 
-def _round(view: CellView) -> tuple[str | None, int]:
+def _find_round(view: CellView) -> tuple[str | None, int]:
     return view.plan.config, view.plan.trial
 
 
@@ -76,17 +76,21 @@ def _stage_row(stage: StageView, folded: bool, glyphs: Glyphs, width: int) -> Ro
     ended = sum(count for state, count in stage.counts.items() if state not in (CellState.PENDING, CellState.RUNNING))
     text, tone = glyphs.state(stage.state)
     mark = (f"{glyphs.closed if folded else glyphs.open} ", "dim")
-    title: Cell = ((stage.title or stage.stage, "bold"), (_counted(stage), "warn"), (_because(stage.reason), "dim"))
+    title: Cell = (
+        (stage.title or stage.stage, "bold"),
+        (_count_text(stage), "warn"),
+        (_reason_text(stage.reason), "dim"),
+    )
     progress = cell(f"{ended}/{len(stage.cells)}", "bold")
-    return Row(f"stage:{stage.stage}", _padded(((mark, (text, tone)), title), width, progress))
+    return Row(f"stage:{stage.stage}", _pad_cells(((mark, (text, tone)), title), width, progress))
 
 
-def _padded(cells: tuple[Cell, ...], width: int, last: Cell) -> tuple[Cell, ...]:
+def _pad_cells(cells: tuple[Cell, ...], width: int, last: Cell) -> tuple[Cell, ...]:
     """`cells`, then empty ones (over which the text before may run on), then `last`."""
     return (*cells, *[cell("")] * (width - len(cells) - 1), last)
 
 
-def _counted(stage: StageView) -> str:
+def _count_text(stage: StageView) -> str:
     parts = [f"{stage.counts.get(s, 0)} {s}" for s in (CellState.FAILED, CellState.SKIPPED) if stage.counts.get(s, 0)]
     return f"  {', '.join(parts)}" if parts else ""
 
@@ -96,7 +100,7 @@ def _config_row(place: str, config: str, own: list[CellView], view: RunView, wid
     ended = sum(each.state in CELL_ENDED for each in own)
     several = any(each.trial for each in view.plan.cells)
     name: Cell = ((config, config_tone(view, config)), (f"  trial {own[0].plan.trial}" if several else "", "dim"))
-    return Row(f"config:{config}:{place}", _padded((cell(""), name), width, cell(f"{ended}/{len(own)}", "dim")))
+    return Row(f"config:{config}:{place}", _pad_cells((cell(""), name), width, cell(f"{ended}/{len(own)}", "dim")))
 
 
 def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
@@ -108,7 +112,9 @@ def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Colu
     first: tuple[Cell, ...] = ((("  ", ""), (text, tone)), (*name, *cell_note(view, glyphs, narrow)))
     if view.state is CellState.RUNNING:
         return Row(
-            f"cell:{view.cell}", _padded(first, len(columns), cell(f"{view.fraction * 100:.0f} %", "bold")), view.cell
+            f"cell:{view.cell}",
+            _pad_cells(first, len(columns), cell(f"{view.fraction * 100:.0f} %", "bold")),
+            view.cell,
         )
     measured = view.state is CellState.DONE and is_measured(view.plan.kind)
     numbers = tuple(cell(cell_number(view.summary, column.key) if measured else "") for column in columns[2:])
@@ -141,10 +147,10 @@ def cell_note(view: CellView, glyphs: Glyphs, narrow: bool) -> Cell:
         saturated = view.summary.get("saturated") is True
         notes = (view.degraded, ("sat" if narrow else "saturated") if saturated else "")
         return tuple((f"{' ' if narrow else '  '}{note}", "warn") for note in notes if note)
-    return cell(_because(view.reason), "bad" if view.state is CellState.FAILED else "dim")
+    return cell(_reason_text(view.reason), "bad" if view.state is CellState.FAILED else "dim")
 
 
-def _because(reason: str) -> str:
+def _reason_text(reason: str) -> str:
     return f"  {reason}" if reason else ""
 
 
@@ -155,7 +161,7 @@ def cell_detail(view: CellView) -> list[Fact]:
         ("state", str(view.state) + (", degraded" if view.degraded else "")),
         ("config", view.plan.config or say.NOT_MEASURED),
         ("policy" if view.plan.kind == REPLAY else "load", view.plan.label),
-        ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent(a.spent_s)}" for a in view.attempts) or "none yet"),
+        ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent_text(a.spent_s)}" for a in view.attempts) or "none yet"),
         ("estimated", say.duration(view.plan.estimated_s)),
         ("took", say.duration(view.observed_s)),
     ]
@@ -168,7 +174,7 @@ def cell_detail(view: CellView) -> list[Fact]:
     return lines
 
 
-def _spent(seconds: float | None) -> str:
+def _spent_text(seconds: float | None) -> str:
     return "" if seconds is None else f" after {say.duration(seconds)}"
 
 

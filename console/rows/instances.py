@@ -72,9 +72,9 @@ _NUMBERS: Mapping[str, Callable[[InstanceSampled], str]] = {
     "tpot_p90": lambda last: say.ms(last.tpot_p90_s),
     "step_p50": lambda last: say.us_as_ms(last.step_p50_us),
     "step_p90": lambda last: say.us_as_ms(last.step_p90_us),
-    "ttft": lambda last: _pair(say.short_ms(last.ttft_p50_s), say.short_ms(last.ttft_p90_s)),
-    "tpot": lambda last: _pair(say.ms(last.tpot_p50_s), say.ms(last.tpot_p90_s)),
-    "step": lambda last: _pair(say.us_as_ms(last.step_p50_us), say.us_as_ms(last.step_p90_us)),
+    "ttft": lambda last: _pair_text(say.short_ms(last.ttft_p50_s), say.short_ms(last.ttft_p90_s)),
+    "tpot": lambda last: _pair_text(say.ms(last.tpot_p50_s), say.ms(last.tpot_p90_s)),
+    "step": lambda last: _pair_text(say.us_as_ms(last.step_p50_us), say.us_as_ms(last.step_p90_us)),
     "running": lambda last: say.whole(last.running),
     "waiting": lambda last: say.whole(last.waiting),
     "pending": lambda last: say.tokens(last.pending_prefill_tokens),
@@ -82,7 +82,7 @@ _NUMBERS: Mapping[str, Callable[[InstanceSampled], str]] = {
 }
 
 
-def _pair(first: str, second: str) -> str:
+def _pair_text(first: str, second: str) -> str:
     return say.NOT_MEASURED if first == second == say.NOT_MEASURED else f"{first}/{second}"
 
 
@@ -95,7 +95,7 @@ def instance_detail(picture: Picture, instance: InstanceView) -> list[tuple[str,
         ("url", instance.url or say.NOT_MEASURED),
         ("process", f"pid {instance.pid}, group {instance.pgid}" if instance.pid else say.NOT_MEASURED),
         ("started", f"{say.clock(instance.started_unix_s)} by {instance.started_by or say.NOT_MEASURED}"),
-        ("ready after", say.duration(_since(instance.started_unix_s, instance.ready_unix_s))),
+        ("ready after", say.duration(_seconds_since(instance.started_unix_s, instance.ready_unix_s))),
     ]
     if last is not None:
         ended = f"{last.completed} done, {last.failed} failed, {last.dropped} dropped"
@@ -110,5 +110,5 @@ def instance_detail(picture: Picture, instance: InstanceView) -> list[tuple[str,
     return lines
 
 
-def _since(start: float, end: float | None) -> float | None:
+def _seconds_since(start: float, end: float | None) -> float | None:
     return None if end is None else end - start

@@ -67,11 +67,13 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
         color = routed_tone(picture.view, engine_of(load), place)
         cells = {
             "name": cell(load.instance, color),
-            "state": _state(load, mark, glyphs) if current else cell(_state(load, mark, glyphs)[0][0], "dim"),
+            "state": _state_cell(load, mark, glyphs) if current else cell(_state_cell(load, mark, glyphs)[0][0], "dim"),
             "requests": cell(say.whole(load.num_requests), tone),
             "pending": cell(say.tokens(load.pending_prefill_tokens), tone),
-            "bar": _bar(load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns),
-            "past": cell(_curve(past, load.instance, end, top, glyphs, columns), tone or color),
+            "bar": _bar_cell(
+                load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns
+            ),
+            "past": cell(_curve_cell(past, load.instance, end, top, glyphs, columns), tone or color),
             "ttft": cell(say.short_ms(_ttft_s(picture, load)), tone),
             "ongoing": cell(say.tokens(load.ongoing_tokens), tone),
             "sessions": cell(say.whole(load.sessions), tone),
@@ -81,7 +83,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     return tuple(rows)
 
 
-def _state(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
+def _state_cell(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
     if not load.available:
         return cell(f"{glyphs.sign('failed')} {load.why or 'not picked'}", "bad")
     if mark is not None:
@@ -89,32 +91,32 @@ def _state(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
     return cell(f"{glyphs.sign('ready')} available", "good")
 
 
-def _width(columns: tuple[Column, ...], key: str) -> int:
+def _column_width(columns: tuple[Column, ...], key: str) -> int:
     return next((column.width for column in columns if column.key == key), 0)
 
 
-def _bar(load: RoutedLoad, top: int, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]) -> Cell:
+def _bar_cell(load: RoutedLoad, top: int, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]) -> Cell:
     """Pending prefill against the most that any instance had in the past minute."""
     fraction = load.pending_prefill_tokens / top if top else 0.0
-    full, empty = say.bar(fraction, _width(columns, "bar"), glyphs.full, glyphs.empty)
+    full, empty = say.bar(fraction, _column_width(columns, "bar"), glyphs.full, glyphs.empty)
     return ((full, tone), (empty, "faint"))
 
 
-def _curve(
+def _curve_cell(
     past: list[LoadSample], instance: str, end: float, top: int, glyphs: Glyphs, columns: tuple[Column, ...]
 ) -> str:
     """The highest pending prefill of each part of the past minute, to the scale of the bars."""
-    places = _width(columns, "past")
+    places = _column_width(columns, "past")
     highest: dict[int, int] = {}
     for t_unix_s, loads in past if places else ():
         place = places - 1 - int((end - t_unix_s) / PAST_S * places)
         for load in loads:
             if load.instance == instance:
                 highest[place] = max(highest.get(place, 0), load.pending_prefill_tokens)
-    return "".join(_level(highest.get(place), top, glyphs) for place in range(places))
+    return "".join(_level_sign(highest.get(place), top, glyphs) for place in range(places))
 
 
-def _level(tokens: int | None, top: int, glyphs: Glyphs) -> str:
+def _level_sign(tokens: int | None, top: int, glyphs: Glyphs) -> str:
     if tokens is None:
         return " "
     return glyphs.rise[max(1, round(8 * tokens / top))] if tokens else NO_WORK
@@ -128,14 +130,14 @@ def load_detail(routing: RoutingView, instance: str) -> list[tuple[str, str]]:
     return [
         ("state", "available" if load.available else f"not picked: {load.why}"),
         ("role", load.role),
-        ("BS", _explained(f"{load.num_requests}", "router requests")),
-        ("PP", _explained(f"{load.pending_prefill_tokens}", "pending prefill tokens")),
-        ("OT", _explained(f"{load.ongoing_tokens}", "ongoing tokens")),
-        ("sessions", _explained(f"{load.sessions}", "bound sessions")),
-        ("picks", _explained(f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %", "pick share")),
+        ("BS", _explain_number(f"{load.num_requests}", "router requests")),
+        ("PP", _explain_number(f"{load.pending_prefill_tokens}", "pending prefill tokens")),
+        ("OT", _explain_number(f"{load.ongoing_tokens}", "ongoing tokens")),
+        ("sessions", _explain_number(f"{load.sessions}", "bound sessions")),
+        ("picks", _explain_number(f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %", "pick share")),
     ]
 
 
-def _explained(number: str, name: str) -> str:
+def _explain_number(number: str, name: str) -> str:
     """A number with what its term means."""
     return f"{number}: {term(name).meaning}"

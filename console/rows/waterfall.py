@@ -117,19 +117,21 @@ def waterfall_rows(
         tone = "" if request.counts else "dim"
         cells = {
             "time": cell(say.clock(request.t_unix_s), "dim"),
-            "mark": _mark(request, glyphs),
+            "mark": _mark_cell(request, glyphs),
             "context": cell(say.tokens(event.context_tokens), tone),
             "new": cell(say.tokens(event.new_tokens), tone),
             "output": cell(say.whole(event.output_tokens), tone),
             "repetition": cell(str(event.repetition), "dim"),
-            "phases": _bar(request, room, full_ms, marker),
+            "phases": _bar_cell(request, room, full_ms, marker),
             "transfer": cell(say.digits(event.transfer_ms), tone),
             "ttft": cell(say.digits(event.ttft_ms), tone),
             "e2e": cell(say.digits(event.e2e_ms), tone),
             "gbps": cell(say.digits(event.bandwidth_gbps), tone),
             "residual": cell(share_text(event.residual_share), _residual_tone(event, tone)),
         }
-        made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_words(request)}"))
+        made.append(
+            Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_request_text(request)}")
+        )
     return tuple(made)
 
 
@@ -141,19 +143,19 @@ def _residual_tone(event: LifecycleMeasured, tone: str) -> str:
     return "warn" if event.residual_share is not None and event.residual_share > RESIDUAL_LIMIT else tone
 
 
-def _words(request: MeasuredRequest) -> str:
+def _request_text(request: MeasuredRequest) -> str:
     event = request.event
     words = ("discarded" if event.discarded else "", "warm-up" if event.warmup else "")
     return " ".join(word for word in words if word)
 
 
-def _mark(request: MeasuredRequest, glyphs: Glyphs) -> Cell:
+def _mark_cell(request: MeasuredRequest, glyphs: Glyphs) -> Cell:
     if request.event.discarded:
         return cell(glyphs.sign("failed"), "bad")
     return cell("w" if request.event.warmup else "", "dim")
 
 
-def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Cell:
+def _bar_cell(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Cell:
     """The phases one after the other. A phase that was not measured takes no room; `»` marks a bar that is cut."""
     event = request.event
     known = [(place, name, max(0.0, ms)) for place, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]

@@ -45,9 +45,9 @@ class DashboardScreen(SteeringScreen):
         look = self.tracon.look
         self._panels = {name: kind.make(look, self._folder) for name, kind in self._kinds.items()}
         self._header = RunHeader(glyphs=look.glyphs)
-        right = Vertical(*self._at(Place.RIGHT), id="right")
-        upper = Horizontal(*self._at(Place.LEFT), right, id="upper")
-        lower = Horizontal(*self._at(Place.OWN), *self._at(Place.LOWER), id="lower")
+        right = Vertical(*self._panels_at(Place.RIGHT), id="right")
+        upper = Horizontal(*self._panels_at(Place.LEFT), right, id="upper")
+        lower = Horizontal(*self._panels_at(Place.OWN), *self._panels_at(Place.LOWER), id="lower")
         self._groups = {
             right: frozenset({Place.RIGHT}),
             upper: frozenset({Place.LEFT, Place.RIGHT}),
@@ -55,10 +55,10 @@ class DashboardScreen(SteeringScreen):
         }
         yield self._header
         yield self._tabs
-        yield Vertical(upper, lower, *self._at(Place.ALONE), id="body")
+        yield Vertical(upper, lower, *self._panels_at(Place.ALONE), id="body")
         yield from self.compose_foot()
 
-    def _at(self, place: Place) -> list[Panel]:
+    def _panels_at(self, place: Place) -> list[Panel]:
         return [self._panels[name] for name, kind in self._kinds.items() if kind.place is place]
 
     def panel(self, name: str) -> Panel:
@@ -75,7 +75,7 @@ class DashboardScreen(SteeringScreen):
         width, height = self.size
         return not self._zoomed and width >= DASHBOARD_SIZE[0] and height >= DASHBOARD_SIZE[1]
 
-    def _applying(self) -> tuple[PanelKind, ...]:
+    def _applying_kinds(self) -> tuple[PanelKind, ...]:
         """The panels that the run has, or may get, something to show on."""
         return tuple(kind for kind in self._kinds.values() if kind.applies(self.picture.view))
 
@@ -87,7 +87,7 @@ class DashboardScreen(SteeringScreen):
         return kind.place is not Place.ALONE
 
     def _own_panel(self) -> PanelKind | None:
-        return next((kind for kind in reversed(self._applying()) if kind.place is Place.OWN), None)
+        return next((kind for kind in reversed(self._applying_kinds()) if kind.place is Place.OWN), None)
 
     def is_seen(self, name: str) -> bool:
         """The panel is seen in the present mode."""
@@ -100,7 +100,7 @@ class DashboardScreen(SteeringScreen):
     def lay_out(self) -> None:
         """Show the panels of the present mode."""
         dashboard, own = self.dashboard, self._own_panel()
-        self._arranged_for = tuple(kind.name for kind in self._applying())
+        self._arranged_for = tuple(kind.name for kind in self._applying_kinds())
         self.set_class(dashboard, "dashboard")
         self.set_class(not dashboard, "tabbed")
         self.set_class(own is not None and own.large, "of-large")
@@ -114,7 +114,7 @@ class DashboardScreen(SteeringScreen):
 
     def lay_out_again(self) -> None:
         """Arrange again where other panels apply to the run now: it has got a router, for instance."""
-        if self._arranged_for != tuple(kind.name for kind in self._applying()):
+        if self._arranged_for != tuple(kind.name for kind in self._applying_kinds()):
             self.lay_out()
 
     def size_panels(self) -> None:
@@ -126,7 +126,7 @@ class DashboardScreen(SteeringScreen):
 
     def _tab_line(self) -> Text:
         """The panels that have something to show, as far apart as there is room; only keys where there is little."""
-        applying = self._applying()
+        applying = self._applying_kinds()
         shown = [(f"{kind.key} {kind.title}", name) for name, kind in self._kinds.items()
                  if kind in applying or name == self._current]  # fmt: skip
         room = self.size.width - sum(len(label) for label, _ in shown)

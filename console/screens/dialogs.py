@@ -84,12 +84,12 @@ class Menu(Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static(Text(f"Actions on {self._run}"), classes="question")
-            yield OptionList(*(self._option(offer) for offer in self._offers))
+            yield OptionList(*(self._make_option(offer) for offer in self._offers))
             yield Static("", id="help", classes="help")
             yield Static("", id="command", classes="command")
             yield Static(Text("enter does it   y copies the command line   esc closes"), classes="hint")
 
-    def _option(self, offer: Offer) -> Option:
+    def _make_option(self, offer: Offer) -> Option:
         text = f"{offer.action.key:>3}  {offer.action.label:<18}{offer.why_not}"
         return Option(Text(text), id=offer.action.id, disabled=bool(offer.why_not))
 

@@ -35,14 +35,14 @@ class Help(Dialog[None]):
         with Vertical(classes="dialog help-dialog"):
             yield Static(Text("Help", style="bold"), classes="question")
             with VerticalScroll(id="help-text"):
-                yield Static(self._keys(), id="help-keys")
-                yield Static(self._numbers(), id="help-numbers")
+                yield Static(self._keys_table(), id="help-keys")
+                yield Static(self._numbers_table(), id="help-numbers")
             yield Static(Text("esc closes   up, down, page up, page down scroll"), classes="hint")
 
     def on_mount(self) -> None:
         self.query_one("#help-text").focus()
 
-    def _keys(self) -> RichTable:
+    def _keys_table(self) -> RichTable:
         table = RichTable.grid(padding=(0, 2, 0, 0))
         table.add_column(justify="right", no_wrap=True, style="bold")
         table.add_column(no_wrap=True)
@@ -57,7 +57,7 @@ class Help(Dialog[None]):
                 table.add_row(action.key, action.label, action.help)
         return table
 
-    def _numbers(self) -> RichTable:
+    def _numbers_table(self) -> RichTable:
         table = RichTable.grid(padding=(0, 2, 1, 0))
         table.add_column(justify="right", style="bold", no_wrap=True)
         table.add_column()

@@ -40,7 +40,7 @@ class InstanceScreen(LookingScreen):
         look = self.tracon.look
         steps = StepsPanel(look, self._folder, id="steps", only=self.instance)
         latency = LatencyPanel(look, self._folder, id="latency", only=self.instance)
-        events = EventsPanel(look, self._folder, id="events", about=self._about())
+        events = EventsPanel(look, self._folder, id="events", about=self._list_subjects())
         yield RunHeader(glyphs=look.glyphs)
         with Vertical(id="body"):
             with Horizontal(id="facts-row"):
@@ -51,7 +51,7 @@ class InstanceScreen(LookingScreen):
             yield events
         yield from self.compose_foot()
 
-    def _about(self) -> frozenset[str]:
+    def _list_subjects(self) -> frozenset[str]:
         instance = self.picture.view.instances.get(self.instance)
         own = {sample.cell for _, sample in instance.history} if instance is not None else set()
         return frozenset({self.instance, *own})
@@ -74,7 +74,7 @@ class InstanceScreen(LookingScreen):
         instance = drawn.view.instances.get(self.instance)
         if instance is None:
             return
-        self.query_one("#facts", Static).update(_facts(drawn, self.instance))
+        self.query_one("#facts", Static).update(_facts_table(drawn, self.instance))
         events = self.query_one("#events", EventsPanel)
         events.about = events.about | ({instance.latest.cell} if instance.latest is not None else set())
         for panel in self.own_panels():
@@ -101,7 +101,7 @@ class InstanceScreen(LookingScreen):
             self.dismiss()
 
 
-def _facts(picture: Picture, name: str) -> RichTable:
+def _facts_table(picture: Picture, name: str) -> RichTable:
     instance = picture.view.instances[name]
     numbers = instance_numbers(instance)
     table = RichTable.grid(padding=(0, 2, 0, 0))

@@ -52,7 +52,7 @@ class RunScreen(DashboardScreen):
         tick_s = self.tracon.options.tick_s
         self._feed = RunFeed(self.folder, lambda picture: self.post_message(self.Pictured(picture)), tick_s=tick_s)
         self._feed.start()
-        self.set_interval(max(1.0, tick_s), self._tick)
+        self.set_interval(max(1.0, tick_s), self._on_second)
 
     def on_unmount(self) -> None:
         if self._feed is not None:
@@ -71,7 +71,7 @@ class RunScreen(DashboardScreen):
         before, self.picture = self.picture, event.picture
         if (before.loading, before.live, before.view.state) != (False, event.picture.live, event.picture.view.state):
             self.refresh_bindings()  # it draws the whole footer again
-        self._draw()
+        self._draw_picture()
         if not before.loading and before.view.state not in ENDED and event.picture.view.state in ENDED:
             self._show_page()
         if loaded and not self.picture.live:
@@ -91,12 +91,12 @@ class RunScreen(DashboardScreen):
         else:
             self.notify("the run has ended: its results on one page are in Results (6)")
 
-    def _tick(self) -> None:
+    def _on_second(self) -> None:
         """Once a second: what changes with time alone (elapsed, ages, the plots' window)."""
         if self.picture.live:
-            self._draw()
+            self._draw_picture()
 
-    def _draw(self) -> None:
+    def _draw_picture(self) -> None:
         self._draw_header()
         child = self.app.screen
         if isinstance(child, InstanceScreen):
@@ -110,7 +110,7 @@ class RunScreen(DashboardScreen):
                 panel.show(self.shown_picture)
 
     def _draw_header(self) -> None:
-        self._header.show(self.picture, self._badges(), self.folder.name)
+        self._header.show(self.picture, self._list_badges(), self.folder.name)
 
     def _is_due(self, name: str) -> bool:
         """Some panels cost too much to be drawn at every tick."""
@@ -124,9 +124,9 @@ class RunScreen(DashboardScreen):
     def redraw(self) -> None:
         """Draw every panel that is seen, whenever it was last drawn."""
         self._drawn_at.clear()
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self._draw_picture)
 
-    def _badges(self) -> tuple[Span, ...]:
+    def _list_badges(self) -> tuple[Span, ...]:
         badges = list(self.frozen_badge())
         if not self.tracon.look.follow:
             badges.append(("not following  ", "dim"))
@@ -171,9 +171,9 @@ class RunScreen(DashboardScreen):
             self.notify("there is nothing to save yet", severity="warning")
             return
         folders = export.export_folders(self.folder, self.tracon.options.read_only)
-        self.run_worker(lambda: self._export(numbers, folders), thread=True, group="export")
+        self.run_worker(lambda: self._export_numbers(numbers, folders), thread=True, group="export")
 
-    def _export(self, numbers: Export, folders: tuple[Path, ...]) -> None:
+    def _export_numbers(self, numbers: Export, folders: tuple[Path, ...]) -> None:
         """In a thread: what writes tables takes a moment to import."""
         ending, data = numbers.write()
         name = f"{numbers.name}-{time.strftime('%Y%m%d-%H%M%S')}.{ending}"

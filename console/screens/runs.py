@@ -48,22 +48,22 @@ class RunsScreen(ConsoleScreen):
         self._read_again()
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self._draw_runs)
 
     def _read_again(self) -> None:
         """Read the workspace in a thread: a hundred runs on a slow disk must not delay a key."""
         if self.is_current:
-            self.run_worker(self._read, thread=True, exclusive=True, exit_on_error=False, group="runs")
+            self.run_worker(self._read_runs, thread=True, exclusive=True, exit_on_error=False, group="runs")
 
-    def _read(self) -> None:
+    def _read_runs(self) -> None:
         entries = self._workspace.runs()
         self.app.call_from_thread(self._show_entries, entries)
 
     def _show_entries(self, entries: tuple[RunEntry, ...]) -> None:
         self.entries = entries
-        self._draw()
+        self._draw_runs()
 
-    def _draw(self) -> None:
+    def _draw_runs(self) -> None:
         if self.entries is None or not self.is_mounted:
             return
         table = self.query_one(Table)
@@ -107,13 +107,13 @@ class RunsScreen(ConsoleScreen):
             return
         self.tracon.last_command = command
         self.notify(actions.shell_text(command), title="starting")
-        self.run_worker(partial(self._start, command), thread=True, exit_on_error=False)
+        self.run_worker(partial(self._start_run, command), thread=True, exit_on_error=False)
 
-    def _start(self, command: tuple[str, ...]) -> None:
+    def _start_run(self, command: tuple[str, ...]) -> None:
         result = steer.run_tracon(command[1:])
-        self.app.call_from_thread(self._started, result)
+        self.app.call_from_thread(self._note_started, result)
 
-    def _started(self, result: steer.Result) -> None:
+    def _note_started(self, result: steer.Result) -> None:
         if not result.done:
             self.notify(result.text, title="the run was not started", severity="error", timeout=20)
             return

@@ -39,13 +39,13 @@ class Start(Dialog[tuple[str, ...]]):
 
     def on_mount(self) -> None:
         self.query_one("#cancel").focus()
-        self.run_worker(self._read, thread=True, exit_on_error=False)
+        self.run_worker(self._read_profiles, thread=True, exit_on_error=False)
 
-    def _read(self) -> None:
+    def _read_profiles(self) -> None:
         profiles = steer.list_profiles()
-        self.app.call_from_thread(self._listed, profiles)
+        self.app.call_from_thread(self._list_profiles, profiles)
 
-    def _listed(self, profiles: tuple[steer.ProfileOffer, ...] | str) -> None:
+    def _list_profiles(self, profiles: tuple[steer.ProfileOffer, ...] | str) -> None:
         if isinstance(profiles, str):
             self.query_one("#plan", Static).update(Text(profiles, style="red"))
             return
@@ -57,45 +57,47 @@ class Start(Dialog[tuple[str, ...]]):
             profile.value = "cpu-tiny" if "cpu-tiny" in names else names[0]
             profile.focus()
 
-    def _presets(self) -> dict[str, list[str]]:
+    def _list_presets(self) -> dict[str, list[str]]:
         name = self.query_one("#profile", Select).value
         return next((each.presets for each in self._profiles if each.name == name), {})
 
     @on(Select.Changed, "#profile")
     def profile_chosen(self) -> None:
-        _offer(self.query_one("#experiment", Select), list(self._presets()))
+        _offer_names(self.query_one("#experiment", Select), list(self._list_presets()))
         self.experiment_chosen()
 
     @on(Select.Changed, "#experiment")
     def experiment_chosen(self) -> None:
         experiment = self.query_one("#experiment", Select).value
-        presets = self._presets().get(str(experiment), [])
-        _offer(self.query_one("#preset", Select), presets, prefer="demo")
+        presets = self._list_presets().get(str(experiment), [])
+        _offer_names(self.query_one("#preset", Select), presets, prefer="demo")
         self.show_plan()
 
     @on(Select.Changed, "#preset")
     def show_plan(self) -> None:
-        chosen = self._chosen()
+        chosen = self._read_choice()
         if chosen is None or chosen == self._previewed:
             return
         self._previewed = chosen
         self.query_one("#confirm", Button).disabled = True
         self.query_one("#plan", Static).update(Text("making the plan ...", style="dim"))
-        self.query_one("#command", Static).update(Text(actions.shell_text(self._command(chosen))))
-        self.run_worker(partial(self._plan, chosen), thread=True, exclusive=True, group="plan", exit_on_error=False)
+        self.query_one("#command", Static).update(Text(actions.shell_text(self._build_command(chosen))))
+        self.run_worker(
+            partial(self._preview_plan, chosen), thread=True, exclusive=True, group="plan", exit_on_error=False
+        )
 
-    def _chosen(self) -> tuple[str, str, str] | None:
+    def _read_choice(self) -> tuple[str, str, str] | None:
         values = [self.query_one(f"#{name}", Select).value for name in ("experiment", "profile", "preset")]
         if not all(isinstance(value, str) for value in values):
             return None
         return (str(values[0]), str(values[1]), str(values[2]))
 
-    def _plan(self, chosen: tuple[str, str, str]) -> None:
+    def _preview_plan(self, chosen: tuple[str, str, str]) -> None:
         plan = steer.preview_plan(*chosen)
-        self.app.call_from_thread(self._planned, chosen, plan)
+        self.app.call_from_thread(self._show_plan, chosen, plan)
 
-    def _planned(self, chosen: tuple[str, str, str], plan: steer.PlanPreview | str) -> None:
-        if chosen != self._chosen():
+    def _show_plan(self, chosen: tuple[str, str, str], plan: steer.PlanPreview | str) -> None:
+        if chosen != self._read_choice():
             return
         if isinstance(plan, str):
             self.query_one("#plan", Static).update(Text(plan, style="red"))
@@ -106,7 +108,7 @@ class Start(Dialog[tuple[str, ...]]):
         self.query_one("#plan", Static).update(Text(text))
         self.query_one("#confirm", Button).disabled = False
 
-    def _command(self, chosen: tuple[str, str, str]) -> tuple[str, ...]:
+    def _build_command(self, chosen: tuple[str, str, str]) -> tuple[str, ...]:
         experiment, profile, preset = chosen
         values = {"experiment": experiment, "profile": profile, "preset": preset}
         words = tuple(word.format(**values) for word in actions.BY_ID["start"].command)
@@ -114,11 +116,11 @@ class Start(Dialog[tuple[str, ...]]):
 
     @on(Button.Pressed)
     def answer(self, event: Button.Pressed) -> None:
-        chosen = self._chosen()
-        self.dismiss(self._command(chosen) if event.button.id == "confirm" and chosen is not None else None)
+        chosen = self._read_choice()
+        self.dismiss(self._build_command(chosen) if event.button.id == "confirm" and chosen is not None else None)
 
 
-def _offer(select: Select[str], names: list[str], prefer: str = "") -> None:
+def _offer_names(select: Select[str], names: list[str], prefer: str = "") -> None:
     """New options; keeps the value where it is still one of them."""
     before = select.value
     select.set_options((name, name) for name in names)

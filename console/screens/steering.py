@@ -32,12 +32,16 @@ class SteeringScreen(LookingScreen):
     def _why_not(self, action: str) -> str:
         return actions.why_not(action, None if self.picture.loading else self.picture.view.state, self.picture.live)
 
-    def _command(self, action: str, **values: str) -> tuple[str, ...]:
+    def _build_command(self, action: str, **values: str) -> tuple[str, ...]:
         return actions.command_line(action, self._folder, self.tracon.workspace_of(self._folder), **values)
 
     def action_menu(self) -> None:
         offers = [
-            Offer(action, self._command(action.id, sort="cell", target="CELL", reason="WHY"), self._why_not(action.id))
+            Offer(
+                action,
+                self._build_command(action.id, sort="cell", target="CELL", reason="WHY"),
+                self._why_not(action.id),
+            )
             for action in actions.ACTIONS
             if self.NAME in action.screens and action.steers and action.id != "menu"
         ]
@@ -54,15 +58,15 @@ class SteeringScreen(LookingScreen):
             return
         known = actions.BY_ID[action]
         if not known.question:
-            self._do(action)
+            self._send_action(action)
             return
         question = known.question.format(run=self._folder.name)
-        answered = partial(self._confirmed, action)
-        self.app.push_screen(Confirm(question, known.label, self._command(action)), answered)
+        answered = partial(self._act_if_confirmed, action)
+        self.app.push_screen(Confirm(question, known.label, self._build_command(action)), answered)
 
-    def _confirmed(self, action: str, yes: bool | None) -> None:
+    def _act_if_confirmed(self, action: str, yes: bool | None) -> None:
         if yes:
-            self._do(action)
+            self._send_action(action)
 
     def _skip_targets(self) -> list[tuple[str, str]]:
         """What can be skipped from where the cursor is: the cell, its config, its stage."""
@@ -82,12 +86,12 @@ class SteeringScreen(LookingScreen):
 
     def _skip_chosen(self, chosen: tuple[str, str] | None) -> None:
         if chosen is not None:
-            self._do("skip", *chosen)
+            self._send_action("skip", *chosen)
 
-    def _do(self, action: str, target: str = "", reason: str = "") -> None:
+    def _send_action(self, action: str, target: str = "", reason: str = "") -> None:
         """Through the journal of a live run, else by the command line; in a thread, both may wait for a disk."""
         sort, _, name = target.partition(":")
-        command = self._command(action, sort=sort, target=name, reason=reason)
+        command = self._build_command(action, sort=sort, target=name, reason=reason)
         self.tracon.last_command = command
         if self.picture.live:
             work = partial(steer.submit_request, self._folder, action, target, reason)

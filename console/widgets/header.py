@@ -60,13 +60,13 @@ def header_lines(
         text = picture.trouble or f"reading the journal{f': {picture.folded} events' if picture.folded else ''} ..."
         return (((name, "bold"),), ((text, "bad" if picture.trouble else "dim"),), badges)
     return (
-        _fitted(_identity(picture, glyphs, width), _standing(picture, glyphs), width),
-        clip_spans(tuple(_progress(picture, glyphs, width, now_unix_s)), width),
-        clip_spans(tuple(_attention(picture, badges, glyphs)), width),
+        _fit_ends(_identity_line(picture, glyphs, width), _standing_line(picture, glyphs), width),
+        clip_spans(tuple(_progress_line(picture, glyphs, width, now_unix_s)), width),
+        clip_spans(tuple(_attention_line(picture, badges, glyphs)), width),
     )
 
 
-def _identity(picture: Picture, glyphs: Glyphs, width: int) -> Line:
+def _identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
     plan = picture.view.plan
     parts: Line = [(picture.view.run, "bold")]
     if width >= 100:
@@ -74,15 +74,15 @@ def _identity(picture: Picture, glyphs: Glyphs, width: int) -> Line:
     return parts
 
 
-def _standing(picture: Picture, glyphs: Glyphs) -> Line:
+def _standing_line(picture: Picture, glyphs: Glyphs) -> Line:
     view = picture.view
     text, tone = glyphs.state(view.state)
     if view.pause == "pausing":
         text, tone = f"{text}, pausing", "warn"
-    return [(text, tone), ("   ", ""), *_lease(picture.lease, view.state)]
+    return [(text, tone), ("   ", ""), *_lease_line(picture.lease, view.state)]
 
 
-def _lease(lease: LeaseState | None, state: RunState) -> Line:
+def _lease_line(lease: LeaseState | None, state: RunState) -> Line:
     if lease is None or lease.state == "none":
         return [("no process", "warn" if state in (RunState.RUNNING, RunState.PAUSED) else "dim")]
     if lease.state == "dead":
@@ -92,7 +92,7 @@ def _lease(lease: LeaseState | None, state: RunState) -> Line:
     return [(f"live, pid {lease.pid}", "good")]
 
 
-def _progress(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: float) -> Line:
+def _progress_line(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: float) -> Line:
     view = picture.view
     at = now_unix_s if picture.live else view.last_t_unix_s
     done = progress(view)
@@ -114,7 +114,7 @@ def _progress(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: float) -
     return parts
 
 
-def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
+def _attention_line(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
     view = picture.view
     parts: Line = list(badges)
     parts += [(f"{alarm}  ", "warn") for alarm in alarms_now(picture)]
@@ -134,7 +134,7 @@ def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Li
     return parts
 
 
-def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
+def _fit_ends(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     """Both ends of one line; the left one gives way."""
     clipped = clip_spans(tuple(left), max(1, width - count_columns(right) - 2))
     return (*clipped, (" " * max(1, width - count_columns(clipped) - count_columns(right)), ""), *right)

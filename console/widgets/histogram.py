@@ -46,14 +46,14 @@ class Histogram(Drawing):
         tall = max(1, min(6, (height - 2) // len(bands)))
         rows: list[list[Segment]] = []
         for band in bands:
-            rows += self._band(band, (first, last), (size, tall), names, styles)
+            rows += self._draw_band(band, (first, last), (size, tall), names, styles)
         axis = axis_labels(first, last, size)
         rule = self.glyphs.rule * (size * (last - first + 1))
         rows.append([Segment(" " * names), Segment(rule, styles["faint"])])
         rows.append([Segment("up to, ms".ljust(names), styles["dim"]), Segment(axis, styles["dim"])])
         return [Strip(row).adjust_cell_length(width) for row in rows]
 
-    def _band(
+    def _draw_band(
         self, band: Counts, buckets: tuple[int, int], column: tuple[int, int], names: int, styles: dict[str, Style]
     ) -> list[list[Segment]]:
         """One instance's lines. `column` = width and height of a bucket's column in cells."""
@@ -68,11 +68,11 @@ class Histogram(Drawing):
         rows: list[list[Segment]] = []
         for line in range(tall):
             label, tone = labels[line] if line < len(labels) else ("", "")
-            columns = "".join(self._column(count / top, tall - 1 - line, tall, size) for count in shown)
+            columns = "".join(self._bucket_sign(count / top, tall - 1 - line, tall, size) for count in shown)
             rows.append([Segment(label[: names - 1].ljust(names), styles[tone]), Segment(columns, styles[band.tone])])
         return rows
 
-    def _column(self, share: float, level: int, tall: int, size: int) -> str:
+    def _bucket_sign(self, share: float, level: int, tall: int, size: int) -> str:
         """One bucket on one line: eighths of a cell; a bucket that holds anything shows at least one eighth."""
         eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
         sign = self.glyphs.block(eighths, level)

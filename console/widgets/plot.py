@@ -42,9 +42,9 @@ class Plot(Drawing):
         """Legend and canvas; empty where there is nothing to draw."""
         if not any(line.points for line in self._lines):
             return []
-        return [self._legend(styles, width), *self._canvas(styles, width, height - 1)]
+        return [self._legend_line(styles, width), *self._draw_canvas(styles, width, height - 1)]
 
-    def _legend(self, styles: dict[str, Style], width: int) -> Strip:
+    def _legend_line(self, styles: dict[str, Style], width: int) -> Strip:
         """The newest lines first, as many as fit."""
         parts: list[Segment] = []
         room = width
@@ -63,7 +63,7 @@ class Plot(Drawing):
             ]
         return Strip(parts).adjust_cell_length(width)
 
-    def _canvas(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
+    def _draw_canvas(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         start, end = self._span
         top = max(value for line in self._lines for _, value in line.points)
         values = value_axis(top, height - 1)
@@ -97,7 +97,7 @@ class Canvas:
         self, points: Sequence[tuple[float, float]], marker: str, style: Style, breaks: Sequence[int] = ()
     ) -> None:
         """A line through the points; those at the indices `breaks` are not joined to the one before."""
-        signal = self._signal(points, marker, style)
+        signal = self._make_signal(points, marker, style)
         signal.lines().density("full")
         for place in breaks:
             signal.line(place, False)
@@ -105,9 +105,9 @@ class Canvas:
 
     def dot(self, point: tuple[float, float], sign: str, style: Style) -> None:
         """One character."""
-        self._figure.draw(self._signal([point], sign, style))
+        self._figure.draw(self._make_signal([point], sign, style))
 
-    def _signal(self, points: Sequence[tuple[float, float]], marker: str, style: Style) -> Any:  # noqa: ANN401 (untyped there)
+    def _make_signal(self, points: Sequence[tuple[float, float]], marker: str, style: Style) -> Any:  # noqa: ANN401 (untyped there)
         pixel = self._plotext.pixel(tuple(style.color.get_truecolor()) if style.color else None)
         shape = self._plotext.marker(marker, pixel)
         return self._figure.signal([x for x, _ in points], [y for _, y in points], marker=shape)
@@ -120,10 +120,10 @@ class Canvas:
             self._figure.ruler(name, side).lim(axis.lower, axis.upper).ticks(list(axis.ticks), list(axis.labels))
         decoder = AnsiDecoder()
         rows = self._figure.build().string().rstrip("\n").split("\n")
-        return [_segments(decoder.decode_line(row), base) for row in rows]
+        return [_decode_segments(decoder.decode_line(row), base) for row in rows]
 
 
-def _segments(row: Text, base: Style) -> list[Segment]:
+def _decode_segments(row: Text, base: Style) -> list[Segment]:
     """A decoded row; what carries no colour of its own (axes and labels) takes the base style."""
     cuts = sorted({0, len(row), *(edge for span in row.spans for edge in (span.start, span.end))})
     parts: list[Segment] = []

@@ -36,7 +36,7 @@ class RatePlot(Plot):
         if not any(line.points for line in lines):
             return []
         legend = self._legend_lines(styles, width)
-        rows = self._rows(lines, styles, (width, max(4, height - len(legend))))
+        rows = self._draw_rows(lines, styles, (width, max(4, height - len(legend))))
         return [*legend, *(Strip(row).adjust_cell_length(width) for row in rows)]
 
     def _legend_lines(self, styles: dict[str, Style], width: int) -> list[Strip]:
@@ -47,7 +47,7 @@ class RatePlot(Plot):
         lines = ([Segment(text, styles[tone]) for text, tone in line] for line in flow_entries(entries, width + 2))
         return [Strip(line).adjust_cell_length(width) for line in lines]
 
-    def _rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
+    def _draw_rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
         every = [point for line in lines for point in line.points]
         values = log_axis([v for point in every for v in (point.value, point.low, point.high) if v], size[1])
         rates = rate_axis([point.x for point in every])
@@ -57,9 +57,9 @@ class RatePlot(Plot):
         if self._chart.diagonal:
             low, high = max(rates.lower, values.lower), min(rates.upper, values.upper)
             if low < high:
-                canvas.line([(low, low), (high, high)], self._stroke("."), styles["faint"])
+                canvas.line([(low, low), (high, high)], self._choose_stroke("."), styles["faint"])
         drawn = [
-            (index, line, _positions(line, column * (index - (len(lines) - 1) / 2)), styles[self._tones[index]])
+            (index, line, _place_points(line, column * (index - (len(lines) - 1) / 2)), styles[self._tones[index]])
             for index, line in enumerate(lines)
             if line.points
         ]
@@ -72,13 +72,13 @@ class RatePlot(Plot):
 
     def _draw_line(self, canvas: Canvas, line: Line, points: Sequence[Point], style: Style) -> None:
         """The line, and an upright bar where a point has an interval."""
-        canvas.line(points, self._stroke("."), style)
+        canvas.line(points, self._choose_stroke("."), style)
         for (x, _), point in zip(points, line.points, strict=True):
             if point.low is not None and point.high is not None and 0 < point.low < point.high:
                 ends = [(x, math.log10(point.low)), (x, math.log10(point.high))]
-                canvas.line(ends, self._stroke("|"), style)
+                canvas.line(ends, self._choose_stroke("|"), style)
 
-    def _stroke(self, letter: str) -> str:
+    def _choose_stroke(self, letter: str) -> str:
         return letter if self.marker == "letters" else self.marker
 
     def _point_sign(self, index: int, mark: str) -> str:
@@ -87,7 +87,7 @@ class RatePlot(Plot):
         return sign.upper() if mark and self.marker == "letters" else sign
 
 
-def _positions(line: Line, aside: float) -> list[Point]:
+def _place_points(line: Line, aside: float) -> list[Point]:
     """Where the points are on the axes; lines are set apart sideways so that their bars can be read."""
     return [(math.log10(point.x) + aside, math.log10(point.value)) for point in line.points]
 

@@ -109,13 +109,13 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         """Replace the content; only cells that differ are drawn again."""
         changed = tuple(columns) != self.columns
         self.columns, self._all = tuple(columns), tuple(rows)
-        self._swap(self._filtered(), changed)
+        self._swap_rows(self._filter_rows(), changed)
 
     def filter(self, text: str) -> None:
         """Keep rows whose text holds `text` (case ignored); a leading `!` keeps the others."""
         if text != self._filter:
             self._filter = text
-            self._swap(self._filtered(), True)
+            self._swap_rows(self._filter_rows(), True)
 
     @property
     def cursor_key(self) -> str | None:
@@ -126,17 +126,17 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         """Put the cursor on the row with this key, if it is there, and bring it into view."""
         for index, row in enumerate(self.rows):
             if row.key == key:
-                self._go(index)
+                self._go_to(index)
                 return
 
     def go_to_end(self) -> None:
-        self._go(len(self.rows) - 1)
+        self._go_to(len(self.rows) - 1)
 
     def text(self) -> list[str]:
         """Header and rows as drawn, without style."""
         width = self.room
-        header = [self._header(y, width).text for y in range(self.header_height)]
-        return header + [self._line(row, width, False).text for row in self.rows]
+        header = [self._header_strip(y, width).text for y in range(self.header_height)]
+        return header + [self._row_strip(row, width, False).text for row in self.rows]
 
     @property
     def header_height(self) -> int:
@@ -144,15 +144,15 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             return 0
         return 2 if any(column.unit for column in self.columns) else 1
 
-    def _filtered(self) -> tuple[Row, ...]:
+    def _filter_rows(self) -> tuple[Row, ...]:
         wanted = self._filter.strip().lower()
         inverse = wanted.startswith("!")
         wanted = wanted.removeprefix("!").strip()
         if not wanted:
             return self._all
-        return tuple(row for row in self._all if (wanted in _text(row).lower()) is not inverse)
+        return tuple(row for row in self._all if (wanted in _row_text(row).lower()) is not inverse)
 
-    def _swap(self, rows: tuple[Row, ...], everything: bool) -> None:
+    def _swap_rows(self, rows: tuple[Row, ...], everything: bool) -> None:
         before, key = self.rows, self.cursor_key
         self.rows = rows
         self._cursor = next(
@@ -166,16 +166,16 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.refresh()
             return
         regions = [
-            region for y, pair in enumerate(zip(before, rows, strict=True)) for region in self._changes(y, *pair)
+            region for y, pair in enumerate(zip(before, rows, strict=True)) for region in self._find_changes(y, *pair)
         ]
         if regions:
             self.refresh(*regions)
 
-    def _changes(self, y: int, old: Row, new: Row) -> list[Region]:
+    def _find_changes(self, y: int, old: Row, new: Row) -> list[Region]:
         line = y + self.header_height - self.scroll_offset.y
         if old == new or not self.header_height <= line < self.size.height:
             return []
-        spans = self._spans(self.room)
+        spans = self._column_spans(self.room)
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
@@ -192,11 +192,11 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._styles = {}
         super().notify_style_update()
 
-    def _prepare(self) -> None:
+    def _prepare_styles(self) -> None:
         if not self._styles:
             self._styles = make_tones(self.app.theme_variables)
 
-    def _spans(self, width: int) -> list[tuple[int, int]]:
+    def _column_spans(self, width: int) -> list[tuple[int, int]]:
         """Where each column starts and how wide it is."""
         fixed = sum(column.width for column in self.columns) + GAP * max(0, len(self.columns) - 1)
         flexible = [column for column in self.columns if column.flex]
@@ -209,32 +209,32 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         return spans
 
     def render_line(self, y: int) -> Strip:
-        self._prepare()
+        self._prepare_styles()
         width = self.room
         if not self._all and self._empty:
             text = self._empty if y == 0 else ""
             return Strip([Segment(text, self._styles["dim"])]).adjust_cell_length(width).apply_style(self.rich_style)
         if y < self.header_height:
-            return self._header(y, width).apply_style(self.rich_style)
+            return self._header_strip(y, width).apply_style(self.rich_style)
         index = y - self.header_height + self.scroll_offset.y
         if not 0 <= index < len(self.rows):
             return Strip.blank(self.size.width, self.rich_style)
         here = index == self._cursor and self.has_focus
-        return self._line(self.rows[index], width, here).apply_style(self.rich_style)
+        return self._row_strip(self.rows[index], width, here).apply_style(self.rich_style)
 
-    def _header(self, y: int, width: int) -> Strip:
-        self._prepare()
+    def _header_strip(self, y: int, width: int) -> Strip:
+        self._prepare_styles()
         parts: list[Segment] = []
-        for column, (_, size) in zip(self.columns, self._spans(width), strict=True):
+        for column, (_, size) in zip(self.columns, self._column_spans(width), strict=True):
             text = (column.title, column.unit)[y]
             style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
-            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * GAP)]
+            parts += [*_fit_cell(((text, ""),), size, column.left, {"": style}), Segment(" " * GAP)]
         return Strip(parts).adjust_cell_length(width)
 
-    def _line(self, row: Row, width: int, here: bool) -> Strip:
-        self._prepare()
+    def _row_strip(self, row: Row, width: int, here: bool) -> Strip:
+        self._prepare_styles()
         parts: list[Segment] = []
-        spans = self._spans(width)
+        spans = self._column_spans(width)
         index = 0
         while index < len(self.columns):
             column, content, size = self.columns[index], row.cells[index], spans[index][1]
@@ -247,13 +247,13 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             ):
                 size += GAP + spans[index][1]  # long text runs on over empty cells
                 index += 1
-            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * GAP)]
+            parts += [*_fit_cell(content, size, column.left, self._styles), Segment(" " * GAP)]
         strip = Strip(parts).adjust_cell_length(width)
         return Strip(Segment.apply_style(strip, post_style=self._styles["cursor"])) if here else strip
 
     # -- keys and mouse -----------------------------------------------------------------------------------------
 
-    def _go(self, index: int) -> None:
+    def _go_to(self, index: int) -> None:
         index = max(0, min(index, len(self.rows) - 1))
         if index != self._cursor:
             for line in (self._cursor, index):
@@ -267,7 +267,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.scroll_to(y=index - visible + 1, animate=False, force=True)
 
     def _scroll_manually(self, index: int) -> None:
-        self._go(index)
+        self._go_to(index)
         self.post_message(self.Scrolled(self, self._cursor >= len(self.rows) - 1))
 
     def action_cursor(self, step: int) -> None:
@@ -303,7 +303,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self.rows) + self.header_height)
-        self._go(self._cursor)  # the row under the cursor stays in view
+        self._go_to(self._cursor)  # the row under the cursor stays in view
 
 
 def count_columns(content: Iterable[Span]) -> int:
@@ -332,11 +332,11 @@ def flow_entries(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
     return tuple(map(tuple, lines))
 
 
-def _text(row: Row) -> str:
+def _row_text(row: Row) -> str:
     return " ".join((*(text for content in row.cells for text, _ in content), row.also))
 
 
-def _fit(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
+def _fit_cell(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
     """The cell in exactly `width` columns; what does not fit ends in `…`."""
     parts = [Segment(text, styles.get(tone)) for text, tone in clip_spans(content, width)]
     padding = Segment(" " * max(0, width - count_columns(content)))

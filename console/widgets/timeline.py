@@ -79,7 +79,7 @@ class Timeline(Drawing):
         if not any(band.points for band in self._scene.bands):
             return []
         lines = draw_scene(self._scene, width, height, self.glyphs)
-        return [_strip(line, styles).adjust_cell_length(width) for line in lines]
+        return [_make_strip(line, styles).adjust_cell_length(width) for line in lines]
 
 
 def lines_for(bands: int, tall: int = TALLEST) -> int:
@@ -94,29 +94,29 @@ def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[li
     columns = max(1, width - names)
     apart = lines_for(len(bands), 1) <= height
     tall = max(1, min(TALLEST, (height - lines_for(len(bands), 0)) // len(bands))) if apart else 1
-    levels = [_levels(band, scene, columns) for band in bands]
+    levels = [_find_levels(band, scene, columns) for band in bands]
     top = max((value for row in levels for value in row if value is not None), default=0)
     canvas: _Canvas = []
     for place, (band, row) in enumerate(zip(bands, levels, strict=True)):
         if place and apart:
             canvas.append([(" ", "")] * columns)
         tones = [HOT_TONE if _is_hot(value, scene.hot_above) else band.tone for value in row]
-        canvas += [[(_sign(value, top, tall, tall - 1 - line, glyphs), tone)
+        canvas += [[(_level_sign(value, top, tall, tall - 1 - line, glyphs), tone)
                     for value, tone in zip(row, tones, strict=True)] for line in range(tall)]  # fmt: skip
     first = [place * (tall + apart) for place in range(len(bands))]
     for arrow in scene.arrows:
         column = int((arrow.t_unix_s - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
         if 0 <= column < columns and arrow.source != arrow.target and max(arrow.source, arrow.target) < len(bands):
-            _point(canvas, arrow, column, first, tall, apart)
-    labels = _labels(bands, first, tall)
-    lines = [_scale(top, len(scene.bands) - len(bands), scene.hot_above)]
+            _draw_arrow(canvas, arrow, column, first, tall, apart)
+    labels = _label_bands(bands, first, tall)
+    lines = [_scale_text(top, len(scene.bands) - len(bands), scene.hot_above)]
     for number, line in enumerate(canvas):
         text, tone = labels.get(number, ("", ""))
         lines.append([(text[: names - 1].ljust(names), tone), *line])
-    return [*lines, [(" " * names, ""), (_times(scene, columns), "dim")]]
+    return [*lines, [(" " * names, ""), (_times_text(scene, columns), "dim")]]
 
 
-def _levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
+def _find_levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
     """The highest value in each column's time; where it holds no sample the one before, None where that is too old."""
     width_s = max(scene.end - scene.start, 1e-9) / columns
     levels: list[int | None] = [None] * columns
@@ -134,7 +134,7 @@ def _is_hot(value: int | None, hot_above: float | None) -> bool:
     return value is not None and hot_above is not None and value > hot_above
 
 
-def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
+def _level_sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
     """One column on one line of a band: eighths of a character; nothing pending is a low line, not sampled a blank."""
     if value is None:
         return " "
@@ -144,7 +144,7 @@ def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) ->
     return glyphs.block(eighths, level)
 
 
-def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: int, apart: bool) -> None:
+def _draw_arrow(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: int, apart: bool) -> None:
     """The arrow's lines: from below or above its source to its head beside its target."""
     down = arrow.target > arrow.source
     head = "▼" if down else "▲"
@@ -158,7 +158,7 @@ def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: i
     canvas[end][column] = (head, arrow.tone)
 
 
-def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int, tuple[str, str]]:
+def _label_bands(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int, tuple[str, str]]:
     """By line: every band's name and, where it has a second line, its newest value."""
     labels = {}
     for band, line in zip(bands, first, strict=True):
@@ -168,13 +168,13 @@ def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int,
     return labels
 
 
-def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
+def _scale_text(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
     more = f", {left_out} more instances have no room" if left_out else ""
     hot = [(f", hot above {say.tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
     return [(f"pending prefill, full height {say.tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 
 
-def _times(scene: Scene, columns: int) -> str:
+def _times_text(scene: Scene, columns: int) -> str:
     """Clock times under the columns they belong to, as many as fit without touching."""
     axis = time_axis(scene.start, scene.end, columns)
     scale = columns / max(scene.end - scene.start, 1e-9)
@@ -182,5 +182,5 @@ def _times(scene: Scene, columns: int) -> str:
                          for tick, label in zip(axis.ticks, axis.labels, strict=True)), columns)  # fmt: skip
 
 
-def _strip(line: Sequence[tuple[str, str]], styles: Mapping[str, Style]) -> Strip:
+def _make_strip(line: Sequence[tuple[str, str]], styles: Mapping[str, Style]) -> Strip:
     return Strip([Segment(text, styles[tone]) for text, tone in line]).simplify()

@@ -1,7 +1,7 @@
 """TTFT, TPOT and E2E of a request: each defined once, for one request and for the columns of many.
 
-The load client's live ticks, the summary at a cell's end and the analysis use these definitions. Every stamp is the
-client's own (`SentRequest`): one clock, and no time of the engine.
+The load client's live ticks, the summary at a cell's end and the analysis use these definitions. E2E is the service
+time W_turn of specs/ear section 5.4. Every stamp is the client's own (`SentRequest`): one clock, no time of the engine.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class RequestMetric:
     """With its unit at the end, e.g. `ttft_s`."""
     title: str
     """As tables and figures show it."""
-    sentence: str
-    """Its definition."""
     reads: tuple[str, ...]
     """Fields of the record, in the order of the formula's arguments; a request without one of them has no value."""
     formula: Callable[..., Any]
@@ -76,16 +74,13 @@ class RequestMetric:
 TTFT = RequestMetric(
     name="ttft_s",
     title="TTFT",
-    sentence="From the request's send to the first chunk that carries a token. Requests cut after it count too: "
-    "without them the slow ones were missing.",
     reads=("t_send_ns", "t_first_token_ns"),
     formula=lambda send_ns, first_ns: (first_ns - send_ns) / 1e9,
-    statuses=(RequestStatus.OK, RequestStatus.CUT),
+    statuses=(RequestStatus.OK, RequestStatus.CUT),  # those cut after their first token too: slow ones are among them
 )
 TPOT = RequestMetric(
     name="tpot_s",
     title="TPOT",
-    sentence="From the first token to the last, per token after the first; undefined for one token.",
     reads=("t_first_token_ns", "t_last_token_ns", "completion_tokens"),
     formula=lambda first_ns, last_ns, tokens: (last_ns - first_ns) / 1e9 / (tokens - 1),
     is_defined=lambda first_ns, last_ns, tokens: tokens > 1,
@@ -93,7 +88,6 @@ TPOT = RequestMetric(
 E2E = RequestMetric(
     name="e2e_s",
     title="E2E",
-    sentence="From the request's send to its last token: the service time W_turn of specs/ear section 5.4.",
     reads=("t_send_ns", "t_last_token_ns"),
     formula=lambda send_ns, last_ns: (last_ns - send_ns) / 1e9,
     shown_unit="s",

@@ -1,4 +1,4 @@
-"""What reading results refuses, with the remedy and the exit code a command line ends with."""
+"""Base of what every room refuses, with the remedy and the exit code of the command; what reading results refuses."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class InstanceFacts:
     pgid: int | None = None
     """Of its process group; None = as before, or not known."""
     process_start: float | None = None
-    """Creation time of `pid` (psutil, seconds since the epoch): tells a reused pid from the engine."""
+    """Creation time of `pid` (psutil, seconds since the epoch)."""
     boot_id: str = ""
     """Of its host since the last boot; empty = as before."""
     url: str = ""
@@ -203,25 +203,23 @@ class InstanceChanged(InstanceFacts, Event):
     kind: ClassVar[str] = "instance_changed"
     death: EngineDeath | None = None
     """With FAILED: how it ended; None = it did not end by itself, or an older Tracon wrote this."""
+    start_ticks: int | None = None
+    """Start of `pid` in clock ticks since boot: tells a reused pid from the engine; None = as before, or not known."""
+    host: str = ""
+    """Of `pid`; empty = as before, or an older Tracon wrote this."""
+    pid_namespace: str = ""
+    """In which `pid` means something; empty = as before, or not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSampled(Event):
+class InstanceSampled(LiveLatency, Event):
     """One second of one instance under load. None = not measured in this second."""
 
     kind: ClassVar[str] = "instance_sampled"
-    instance: str
+    instance: str = field(kw_only=True)
     """As `instance_changed` names it."""
-    cell: str
+    cell: str = field(kw_only=True)
     """The cell that loads it."""
-    ttft_p50_s: float | None = None
-    """Nearest rank over the last seconds, as the next three."""
-    ttft_p90_s: float | None = None
-    """Of requests by their first token."""
-    tpot_p50_s: float | None = None
-    """Of completed requests."""
-    tpot_p90_s: float | None = None
-    """Of completed requests."""
     running: float | None = None
     """Requests, from the engine's gauge."""
     waiting: float | None = None

@@ -25,6 +25,8 @@ from runners.samplers.host import HostSampler
 from state.errors import StateError
 from state.events import CellChanged, Event, InstanceChanged, Noted, RunChanged, StageChanged
 from state.lease import HEARTBEAT_S, Lease
+from state.model import InstanceView
+from state.process import ProcessIdentity, this_process
 from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
 from state.view import fold
@@ -51,12 +53,12 @@ class CellLoop:
 
     async def run(self) -> ExitCode:
         """Work until nothing is pending, an operator stops it, or it cannot go on."""
-        beat = asyncio.create_task(self._heartbeat())
+        beat = asyncio.create_task(self._renew_lease())
         try:
             self.recover()
-            self._append(RunChanged(RunState.RUNNING, pid=os.getpid()))
+            self._append_events(RunChanged(RunState.RUNNING, pid=os.getpid()))
             with self._host:
-                return await self._work()
+                return await self._run_pending()
         except (StateError, LaunchError, RunnerError, OSError) as error:
             return self._cannot_go_on(error)
         finally:
@@ -69,13 +71,8 @@ class CellLoop:
 
     def recover(self) -> None:
         """Bring the journal in line with the world after a sudden death: end engines, settle half-run cells."""
-        for name, instance in self._view.instances.items():
-            if instance.state in (InstanceState.GONE, InstanceState.FAILED):
-                continue
-            if instance.pid is not None and instance.pgid is not None and instance.process_start is not None:
-                end_leftover(instance.pid, instance.pgid, instance.process_start, instance.boot_id)
-            reason = "left behind by a run process that died"
-            self._append(InstanceChanged(name, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason))
+        for instance in self._view.live_instances:
+            self._end_leftover(instance)
         for plan in self._view.plan.cells:
             cell = self._view.cells[plan.cell]
             if cell.state is not CellState.RUNNING:
@@ -83,55 +80,68 @@ class CellLoop:
             outcome = self._cells.adopt(plan)
             if outcome is not None:
                 self._end_cell(plan, outcome)
-                self._append(Noted("info", plan.cell, "its artifacts were complete: kept, not measured again"))
+                self._append_events(Noted("info", plan.cell, "its artifacts were complete: kept, not measured again"))
             else:
-                self._append(
+                self._append_events(
                     CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
                 )
 
-    async def _work(self) -> ExitCode:
+    def _end_leftover(self, instance: InstanceView) -> None:
+        """GONE only where it is verified; otherwise the instance stays what it was, and the feed says so."""
+        process = _find_process(instance)
+        if process is not None and end_leftover(process):
+            reason = "left behind by a run process that died"
+            gone = InstanceChanged(
+                instance.instance, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason
+            )
+            self._append_events(gone)
+        else:
+            text = f"whether its process {instance.pid} has ended cannot be verified from here: end it if it still runs"
+            self._append_events(Noted("warning", instance.instance, text))
+
+    async def _run_pending(self) -> ExitCode:
         analysed = self._is_analysed()
         changed = False
-        while (cell := self._next()) is not None:
+        while (cell := self._find_next()) is not None:
             await self._wait_while_paused()
             if self._steering.stopping:
-                return await self._interrupt(self._steering.stop_reason)
-            if (cell := self._next()) is None:  # a request may have changed what comes next
+                return await self._interrupt_run(self._steering.stop_reason)
+            if (cell := self._find_next()) is None:  # a request may have changed what comes next
                 break
             await self._enter_stage(cell)
             if not await self._run_one(cell):
-                return await self._interrupt(self._steering.stop_reason)
+                return await self._interrupt_run(self._steering.stop_reason)
             changed = True
         await self._cells.release("no cell is left")
         self._close_stages()
         if analysed and changed:
             await self._cells.finish()
-        return self._finish()
+        return self._finish_run()
 
-    def _next(self) -> CellPlan | None:
+    def _find_next(self) -> CellPlan | None:
         """The first pending cell in plan order, after every open operator request is answered."""
-        self._listen()
+        self._answer_requests()
         for plan in self._view.plan.cells:
             if self._view.cells[plan.cell].state is CellState.PENDING:
                 return plan
         return None
 
-    def _listen(self) -> None:
-        self._sync()
+    def _answer_requests(self) -> None:
+        self._sync_view()
         self._steering.answer_requests(self._view)
-        self._sync()
+        self._sync_view()
 
     async def _wait_while_paused(self) -> None:
-        self._listen()
+        self._answer_requests()
         if not self._steering.paused:
             return
         await self._cells.release("paused")
-        self._append(RunChanged(RunState.PAUSED, self._steering.pause_reason, os.getpid()))
+        self._append_events(RunChanged(RunState.PAUSED, self._steering.pause_reason, os.getpid()))
         while self._steering.paused and not self._steering.stopping:
             await asyncio.sleep(POLL_S)
-            self._listen()
+            self._answer_requests()
         if not self._steering.stopping:
-            self._append(RunChanged(RunState.RUNNING, "resumed by the operator", os.getpid()))
+            self._append_events(RunChanged(RunState.RUNNING, "resumed by the operator", os.getpid()))
 
     async def _enter_stage(self, cell: CellPlan) -> None:
         stage = next(stage for stage in self._view.stages if stage.stage == cell.stage)
@@ -139,7 +149,7 @@ class CellLoop:
             return
         await self._cells.release("the stage ends")
         self._close_stages()
-        self._append(StageChanged(cell.stage, StageState.RUNNING))
+        self._append_events(StageChanged(cell.stage, StageState.RUNNING))
 
     def _close_stages(self) -> None:
         for stage in self._view.stages:
@@ -148,86 +158,86 @@ class CellLoop:
                 continue
             if stage.state is StageState.PENDING:
                 if states <= {CellState.SKIPPED}:
-                    self._append(StageChanged(stage.stage, StageState.SKIPPED, "all its cells were skipped"))
+                    self._append_events(StageChanged(stage.stage, StageState.SKIPPED, "all its cells were skipped"))
             elif stage.state is StageState.RUNNING:
                 ended = StageState.FAILED if CellState.FAILED in states else StageState.DONE
                 ended = StageState.SKIPPED if states <= {CellState.SKIPPED} else ended
-                self._append(StageChanged(stage.stage, ended))
+                self._append_events(StageChanged(stage.stage, ended))
 
     async def _run_one(self, plan: CellPlan) -> bool:
         """Run one cell to its end; False when the operator stopped it in the middle."""
         reason = self._cells.why_skip(plan, self._view)
         if reason:
-            self._append(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
+            self._append_events(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
             return True
         require_disk(self._folder)
         attempt = self._view.cells[plan.cell].attempt + 1
-        self._append(CellChanged(plan.cell, CellState.RUNNING, attempt))
+        self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
         self._host.cell = "" if plan.kind in UNMEASURED else plan.cell
         task = asyncio.create_task(self._cells.run_cell(plan, attempt))
         try:
-            await self._follow(plan, task)
+            await self._follow_cell(plan, task)
             outcome = await task
         except asyncio.CancelledError:
-            return await self._cancelled(plan, attempt, task)
+            return await self._end_cancelled(plan, attempt, task)
         except CellSkipped as skipped:
-            self._append(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
+            self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except (CellFailed, LaunchError, RunnerError) as failed:
-            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, _join_remedy(failed)))
+            self._append_events(CellChanged(plan.cell, CellState.FAILED, attempt, _join_remedy(failed)))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                self._append(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
+                self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
                 raise
             # One cell's error must not end the run for the other cells; run.log has the traceback.
             log.exception("cell %s", plan.cell)
-            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, f"{type(error).__name__}: {error}"))
+            self._append_events(CellChanged(plan.cell, CellState.FAILED, attempt, f"{type(error).__name__}: {error}"))
         else:
             self._end_cell(plan, outcome)
         finally:
             self._host.cell = ""
         return True
 
-    async def _follow(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
+    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
         """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_S)
-            self._sync()
+            self._sync_view()
             self._steering.answer_requests(self._view, running=plan)
             if not task.done() and (self._steering.stopping_now or self._steering.skipped(plan)):
                 task.cancel()
                 return
 
-    async def _cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[Outcome]) -> bool:
+    async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[Outcome]) -> bool:
         if not task.done():  # this coroutine itself was cancelled: the process is being stopped
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         skip = self._steering.skipped(plan)
         if skip:
-            self._append(CellChanged(plan.cell, CellState.SKIPPED, attempt, skip))
+            self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, skip))
             return True
         if self._lost is None:
-            self._append(
+            self._append_events(
                 CellChanged(plan.cell, CellState.PENDING, attempt, f"interrupted: {self._steering.stop_reason}")
             )
         return False
 
     def _end_cell(self, plan: CellPlan, outcome: Outcome) -> None:
         attempt = max(1, self._view.cells[plan.cell].attempt)
-        self._append(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
+        self._append_events(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
 
-    async def _interrupt(self, reason: str) -> ExitCode:
+    async def _interrupt_run(self, reason: str) -> ExitCode:
         if self._lost is not None:
             raise self._lost
         await self._cells.release(reason)
-        self._append(RunChanged(RunState.INTERRUPTED, reason, os.getpid()))
+        self._append_events(RunChanged(RunState.INTERRUPTED, reason, os.getpid()))
         return ExitCode.INTERRUPTED
 
-    def _finish(self) -> ExitCode:
+    def _finish_run(self) -> ExitCode:
         failed = [plan for plan in self._view.plan.cells if self._view.cells[plan.cell].state is CellState.FAILED]
         state = RunState.FAILED if failed else RunState.DONE
         reason = f"{len(failed)} of {len(self._view.plan.cells)} cells failed" if failed else ""
-        self._append(RunChanged(state, reason, os.getpid()))
+        self._append_events(RunChanged(state, reason, os.getpid()))
         return exit_code(self._view)
 
     def _cannot_go_on(self, error: Exception) -> ExitCode:
@@ -236,8 +246,8 @@ class CellLoop:
         if self._lost is not None:
             return ExitCode.INTERRUPTED
         with contextlib.suppress(StateError, OSError):  # the very write that failed may fail again
-            self._sync()
-            self._append(RunChanged(RunState.INTERRUPTED, _join_remedy(error), os.getpid()))
+            self._sync_view()
+            self._append_events(RunChanged(RunState.INTERRUPTED, _join_remedy(error), os.getpid()))
         return ExitCode.INTERRUPTED
 
     def _is_analysed(self) -> bool:
@@ -246,7 +256,7 @@ class CellLoop:
             for plan in self._view.plan.cells
         )
 
-    async def _heartbeat(self) -> None:
+    async def _renew_lease(self) -> None:
         """Renew the lease; a run that another process took over is left to it."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -257,14 +267,29 @@ class CellLoop:
                 self._steering.stop_now(str(error))
                 return
 
-    def _append(self, *events: Event) -> None:
+    def _append_events(self, *events: Event) -> None:
         self._store.append(*events)
-        self._sync()
+        self._sync_view()
 
-    def _sync(self) -> None:
+    def _sync_view(self) -> None:
         """Fold what the journal has gained, by us or by an operator's process."""
         for recorded in self._store.events(after=self._view.last_seq):
             self._view = fold(self._view, recorded)
+
+
+def _find_process(instance: InstanceView) -> ProcessIdentity | None:
+    """The main process of an engine. One without a host, recorded by an older Tracon, is taken for one of this host."""
+    if instance.pid is None or instance.process_start is None:
+        return None
+    here = this_process()
+    return ProcessIdentity(
+        instance.pid,
+        instance.process_start,
+        instance.start_ticks,
+        instance.boot_id,
+        instance.host or here.host,
+        instance.pid_namespace if instance.host else here.pid_namespace,
+    )
 
 
 def _join_remedy(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from launch.profile import ConnectorConfig, Profile
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
 from results.records.schemas import EngineFault
 from state.events import EngineDeath, InstanceChanged, Noted
+from state.process import ProcessIdentity
 from state.run import InstanceState
 from state.store import RunStore
 
@@ -89,7 +90,7 @@ class Launcher:
         )
         write_launch(spec, layout)
         if not layout.env_txt.exists():
-            write_atomic(layout.env_txt, await self._environment())
+            write_atomic(layout.env_txt, await self._capture_environment())
 
         instance = await self._backend.start(spec, partial(self._record_start, spec))
         try:
@@ -100,40 +101,41 @@ class Launcher:
             self._note_stalls(instance, last=True)
             failed = isinstance(error, LaunchError)
             death = error.death if isinstance(error, EngineDied) else None
-            self._record(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
+            self._record_state(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
             raise
-        self._record(instance, InstanceState.READY, "")
+        self._record_state(instance, InstanceState.READY, "")
         self._watches[instance.name] = asyncio.create_task(self._watch_stalls(instance))
         return instance
 
-    def _record_start(
-        self, spec: LaunchSpec, pid: int, pgid: int, process_start: float, boot_id: str, started_by: str
-    ) -> None:
+    def _record_start(self, spec: LaunchSpec, process: ProcessIdentity, started_by: str) -> None:
         """Before the engine's first instruction, so that whichever process takes the run over can end it."""
         self._store.append(
             InstanceChanged(
                 spec.instance,
                 spec.config,
                 InstanceState.STARTING,
-                pid,
-                pgid,
-                process_start,
-                boot_id,
-                spec.url,
-                started_by,
+                pid=process.pid,
+                pgid=process.pid,
+                process_start=process.process_start,
+                boot_id=process.boot_id,
+                url=spec.url,
+                started_by=started_by,
+                start_ticks=process.start_ticks,
+                host=process.host,
+                pid_namespace=process.pid_namespace,
             )
         )
 
     async def stop(self, instance: Instance, reason: str) -> None:
         """End it and wait until all of it is gone."""
         death = await instance.find_death()
-        self._record(instance, InstanceState.STOPPING, reason)
+        self._record_state(instance, InstanceState.STOPPING, reason)
         await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
         await self._end_watch(instance)
         if death is None:
-            self._record(instance, InstanceState.GONE, reason)
+            self._record_state(instance, InstanceState.GONE, reason)
         else:
-            self._record(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
+            self._record_state(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
 
     async def _watch_stalls(self, instance: Instance) -> None:
         while True:
@@ -164,14 +166,16 @@ class Launcher:
         except OSError as error:
             raise unwritable(path, error) from error
 
-    async def _environment(self) -> bytes:
+    async def _capture_environment(self) -> bytes:
         """What the engines run with, looked up once per run process: it takes a second of a core."""
         async with self._capturing:
             if not self._captured:
                 self._captured = (await asyncio.to_thread(capture, self._engine)).encode()
             return self._captured
 
-    def _record(self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None) -> None:
+    def _record_state(
+        self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None
+    ) -> None:
         spec = instance.spec
         self._store.append(
             InstanceChanged(

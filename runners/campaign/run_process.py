@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from launch.local import LocalBackend
@@ -14,10 +15,10 @@ from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
+from runners.campaign.experiment import Experiment
 from runners.campaign.plan import find_changes
 from runners.campaign.start import Prepared, options_of, prepare
 from runners.errors import ExitCode, RunnerError
-from runners.experiments.registry import experiment_named
 from state import lease as leases
 from state.events import Noted, RunChanged
 from state.run import RUN_TRANSITIONS, RunState
@@ -26,24 +27,25 @@ from state.store import RunStore
 log = logging.getLogger("tracon.work")
 
 
-def work(folder: Path, *, accept_changes: bool) -> int:
-    """Work on the run in `folder` to its end; returns the exit code."""
+def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_changes: bool) -> int:
+    """Work on the run in `folder` to its end; returns the exit code. `find_experiment`: the experiment of a name."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with RunStore.open(folder) as store:
         lease = leases.acquire(store)
         try:
-            prepared = _prepare_again(store, accept_changes=accept_changes)
-            return asyncio.run(_run_cells(store, lease, folder, prepared))
+            experiment = find_experiment(store.plan.experiment)
+            prepared = _prepare_again(store, experiment, accept_changes=accept_changes)
+            return asyncio.run(_run_cells(store, lease, folder, experiment, prepared))
         finally:
             lease.release()
 
 
-def _prepare_again(store: RunStore, *, accept_changes: bool) -> Prepared:
+def _prepare_again(store: RunStore, experiment: Experiment, *, accept_changes: bool) -> Prepared:
     """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
-        prepared = prepare(options_of(view.plan), need_engine=True)
+        prepared = prepare(experiment, options_of(view.plan), need_engine=True)
         changes = find_changes(view.plan, prepared.plan)
         if changes and not accept_changes:
             raise RunnerError(
@@ -58,7 +60,9 @@ def _prepare_again(store: RunStore, *, accept_changes: bool) -> Prepared:
     return prepared
 
 
-async def _run_cells(store: RunStore, lease: leases.Lease, folder: Path, prepared: Prepared) -> ExitCode:
+async def _run_cells(
+    store: RunStore, lease: leases.Lease, folder: Path, experiment: Experiment, prepared: Prepared
+) -> ExitCode:
     assert prepared.engine is not None
     layout = RunLayout(folder)
     configs = {config.name: config for config in prepared.draft.configs}
@@ -73,7 +77,7 @@ async def _run_cells(store: RunStore, lease: leases.Lease, folder: Path, prepare
             store=store,
         )
         context = RunContext(layout, store, launcher, EngineSlot(launcher), prepared.engine, prepared.profile, configs)
-        cell_runner = experiment_named(prepared.plan.experiment).cell_runner(prepared.draft.grid, context)
+        cell_runner = experiment.cell_runner(prepared.draft.grid, context)
         cells = CellLoop(store, lease, folder, cell_runner)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):

@@ -20,10 +20,9 @@ from launch.ports import require_free
 from launch.profile import Profile, load_profile
 from results.records.layout import RunLayout, write_indented_json
 from runners.campaign.disk import require_disk
-from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.experiment import DraftPlan, Experiment, RunOptions
 from runners.campaign.plan import freeze
 from runners.errors import RunnerError
-from runners.experiments.registry import experiment_named
 from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
@@ -47,7 +46,7 @@ def tracon_version() -> str:
     return version("tracon")
 
 
-def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
+def prepare(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
 
     Raises RunnerError or LaunchError naming the wrong key, config or missing engine.
@@ -56,10 +55,10 @@ def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
     if options.port is not None:
         launch = msgspec.structs.replace(profile.launch, port_base=options.port)
         profile = msgspec.structs.replace(profile, launch=launch)
-    draft = experiment_named(options.experiment).draft_plan(options, profile)
+    draft = experiment.draft_plan(options, profile)
     engine = _find_engine(profile, options.engine_python, need_engine)
     plan = freeze(
-        experiment=options.experiment,
+        experiment=experiment.name,
         profile=options.profile,
         preset=options.preset,
         configs=[config.name for config in draft.configs],

@@ -36,10 +36,10 @@ class Steering:
     def answer_requests(self, view: RunView, running: CellPlan | None = None) -> None:
         """Act on every open request. `running` is the cell under way, if any."""
         for request in requests.pending(self._store):
-            accepted, detail = self._act(request, view, running)
+            accepted, detail = self._act_on(request, view, running)
             requests.answer(self._store, request.request, accepted, detail)
 
-    def _act(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _act_on(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         """Whether it is accepted, and when it is done or why it is not."""
         match request.action:
             case "pause":
@@ -49,20 +49,20 @@ class Steering:
                 was_paused, self.paused = self.paused, False
                 return (True, "going on") if was_paused else (False, "the run is not paused")
             case "stop" | "stop_now":
-                return self._stop(request, running)
+                return self._stop_run(request, running)
             case "skip":
-                return self._skip(request, view, running)
+                return self._skip_cells(request, view, running)
             case "retry":
-                return self._retry(request, view)
+                return self._retry_cells(request, view)
         return False, f"unknown action {request.action!r}"
 
-    def _stop(self, request: RequestView, running: CellPlan | None) -> tuple[bool, str]:
+    def _stop_run(self, request: RequestView, running: CellPlan | None) -> tuple[bool, str]:
         self.stopping = True
         self.stopping_now = self.stopping_now or request.action == "stop_now"
         self.stop_reason = request.reason or "stopped by the operator"
         return True, "after the running cell" if running and not self.stopping_now else "now"
 
-    def _skip(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _skip_cells(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         reason = request.reason or "skipped by the operator"
         events = tuple(skip_pending(view, request.target, reason))
         self._store.append(*events)
@@ -72,7 +72,7 @@ class Steering:
             count += 1
         return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
 
-    def _retry(self, request: RequestView, view: RunView) -> tuple[bool, str]:
+    def _retry_cells(self, request: RequestView, view: RunView) -> tuple[bool, str]:
         events = tuple(retry_failed(view, request.target))
         if not events:
             return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"

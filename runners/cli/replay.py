@@ -127,12 +127,12 @@ class _Progress:
             self._status.start()
 
     def step(self, text: str) -> None:
-        self._show(text, text.partition(":")[0])
+        self._show_text(text, text.partition(":")[0])
 
     def tick(self, tick: ReplayTick) -> None:
-        self._show(progress_line(tick), "tick")
+        self._show_text(progress_line(tick), "tick")
 
-    def _show(self, text: str, of: str) -> None:
+    def _show_text(self, text: str, of: str) -> None:
         """`of`: what it is a state of; in a pipe each is printed when it begins, then every PROGRESS_LINE_S."""
         if self._status is not None:
             self._status.update(escape(text))

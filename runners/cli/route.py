@@ -199,8 +199,10 @@ def route(
     `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --bindings redis://10.0.0.3:6379/0`, on each of
     several machines with the same instances, under the same names
     """
+    import msgspec
+
     from runners.router.server.serve import serve
-    from runners.router.spec import router_spec, to_json
+    from runners.router.spec import router_spec
 
     if spec is not None:
         options = router_spec(spec)
@@ -217,7 +219,7 @@ def route(
             bindings=_binding_rules()(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
-    serve(options, (lambda line: typer.echo(to_json(line).decode())) if json else _Narrator(options))
+    serve(options, (lambda line: typer.echo(msgspec.json.encode(line).decode())) if json else _Narrator(options))
 
 
 class _Narrator:

@@ -31,6 +31,7 @@ from runners.cli.struct_options import expand_options
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
+    from runners.campaign.start import Prepared
     from state.lease import LeaseState
     from state.view import RunView
 
@@ -82,14 +83,14 @@ def run(
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
-    from runners.campaign.start import create_run, prepare, require_ports, spawn_run_process
+    from runners.campaign.start import create_run, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
 
     options = from_root(options)
     if dry_run:
         _print_plan(options, json)
         return
-    prepared = prepare(options, need_engine=True)
+    prepared = _prepare_run(options, need_engine=True)
     require_ports(prepared)
     folder = create_run(workspace_of(workspace), prepared)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
@@ -250,8 +251,9 @@ def console(
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
     """The run process itself; `run` and `resume` start it."""
     from runners.campaign.run_process import work as work_on
+    from runners.experiments.registry import experiment_named
 
-    raise typer.Exit(work_on(folder, accept_changes=accept_changes))
+    raise typer.Exit(work_on(folder, experiment_named, accept_changes=accept_changes))
 
 
 def open_console(run: str | None, workspace: Path | None, flags: Sequence[str] = ()) -> NoReturn:
@@ -268,11 +270,17 @@ def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
     return argv
 
 
-def _print_plan(options: RunOptions, json: bool) -> None:
+def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
     from runners.campaign.start import prepare
+    from runners.experiments.registry import experiment_named
+
+    return prepare(experiment_named(options.experiment), options, need_engine=need_engine)
+
+
+def _print_plan(options: RunOptions, json: bool) -> None:
     from runners.cli.tables import plan_json, plan_tables
 
-    prepared = prepare(options, need_engine=False)
+    prepared = _prepare_run(options, need_engine=False)
     if json:
         output.print_json(plan_json(prepared.plan, prepared.draft.sums))
     else:
@@ -319,9 +327,9 @@ def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool 
 
 def _refuse_changes(view: RunView) -> None:
     from runners.campaign.plan import find_changes
-    from runners.campaign.start import options_of, prepare
+    from runners.campaign.start import options_of
 
-    changes = find_changes(view.plan, prepare(options_of(view.plan), need_engine=True).plan)
+    changes = find_changes(view.plan, _prepare_run(options_of(view.plan), need_engine=True).plan)
     if changes:
         raise RunnerError(
             f"what shapes the numbers of {view.run} has changed since it began: {changes}",

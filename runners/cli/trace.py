@@ -140,7 +140,7 @@ def describe(
     from runners.trace.describe import describe_trace
     from runners.trace.formats import open_trace
 
-    with _progress(f"reading {file.name}") as watch:
+    with _show_progress(f"reading {file.name}") as watch:
         facts, sessions = open_trace(file, format, watch)
         description = describe_trace(
             facts,
@@ -172,9 +172,9 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     Example: `tracon trace convert agentic_sessions.tar.xz sessions.jsonl.gz`
     """
     _check_target(file, out)
-    with _progress(f"converting {file.name}") as watch:
+    with _show_progress(f"converting {file.name}") as watch:
         facts, sessions = _open_source(file, format, watch)
-        change = _write(out, facts, facts, sessions, lambda taken: taken)
+        change = _write_changed(out, facts, facts, sessions, lambda taken: taken)
     _report_change(out, change, json)
 
 
@@ -198,7 +198,7 @@ def sample(
     _check_target(file, out)
     belongs: Callable[[str], bool]
     if sampling.sessions is not None:
-        with _progress(f"drawing from {file.name}") as watch:
+        with _show_progress(f"drawing from {file.name}") as watch:
             _, everyone = _open_source(file, format, watch)
             names = (session.session for session in everyone)
             belongs = draw_names(names, sampling.sessions, sampling.seed).__contains__
@@ -208,9 +208,9 @@ def sample(
     def select(sessions: Iterator[Session]) -> Iterable[Session]:
         return limit_sessions((one for one in sessions if belongs(one.session)), limits)
 
-    with _progress(f"sampling {file.name}") as watch:
+    with _show_progress(f"sampling {file.name}") as watch:
         facts, everyone = _open_source(file, format, watch)
-        change = _write(out, facts, facts, everyone, select)
+        change = _write_changed(out, facts, facts, everyone, select)
     _report_change(out, change, json)
 
 
@@ -232,14 +232,14 @@ def scale(
     _check_target(file, out)
     scaling, limits = Scaling(**chosen(context, SCALING)), Limits(**chosen(context, LIMITS))
     arrivals = Arrivals(**chosen(context, ARRIVALS))
-    with _progress(f"scaling {file.name}") as watch:
+    with _show_progress(f"scaling {file.name}") as watch:
         facts, sessions = _open_source(file, format, watch)
 
         def change_sessions(recorded: Iterator[Session]) -> Iterable[Session]:
             limited = limit_sessions(scale_sessions(facts, recorded, scaling), limits)
             return redraw_arrivals(limited, arrivals)
 
-        change = _write(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
+        change = _write_changed(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
     _report_change(out, change, json)
 
 
@@ -262,15 +262,15 @@ def synth(
     from runners.trace.synth import open_synthetic
 
     _check_target(None, out)
-    facts, made = open_synthetic(sessions, seed, _statistics(settings or ()))
-    with _progress(f"generating {sessions} sessions") as watch:
+    facts, made = open_synthetic(sessions, seed, _read_statistics(settings or ()))
+    with _show_progress(f"generating {sessions} sessions") as watch:
 
         def counted(taken: Iterator[Session]) -> Iterator[Session]:
             for number, session in enumerate(taken, start=1):
                 yield session
                 watch(number / sessions)
 
-        change = _write(out, facts, facts, made, counted)
+        change = _write_changed(out, facts, facts, made, counted)
     _report_change(out, change, json)
 
 
@@ -284,7 +284,7 @@ class _Change:
     left_out_requests: int
 
 
-def _write(
+def _write_changed(
     out: Path,
     before: TraceFacts,
     after: TraceFacts,
@@ -347,7 +347,7 @@ def _check_target(source: Path | None, out: Path) -> None:
         raise RunnerError(f"{out} is what is read", remedy="write to another file")
 
 
-def _statistics(texts: Iterable[str]) -> dict[str, object]:
+def _read_statistics(texts: Iterable[str]) -> dict[str, object]:
     """`KEY=VALUE` texts as a mapping; values are JSON, or text where they are none."""
     import msgspec
 
@@ -363,7 +363,7 @@ def _statistics(texts: Iterable[str]) -> dict[str, object]:
 
 
 @contextmanager
-def _progress(text: str) -> Iterator[Callable[[float], None]]:
+def _show_progress(text: str) -> Iterator[Callable[[float], None]]:
     """A callback for the share that is done: a bar with its ETA on a terminal, a line every 10 s in a pipe."""
     if not sys.stderr.isatty():
         yield _Lines(text)

@@ -45,7 +45,7 @@ class BlockShape:
 
     def key(self, session: str) -> int:
         """What tells the blocks of this scope from those of another."""
-        return _key(self.seed, "block", session if self.hash_scope == "session" else "")
+        return _derive_key(self.seed, "block", session if self.hash_scope == "session" else "")
 
 
 def name_tokens(block_tokens: int, span: int) -> int:
@@ -74,26 +74,26 @@ def prompt_pieces(shape: BlockShape, session: str, place: int, turn: Turn) -> It
         if left >= whole:
             yield _shared_piece(key, hashes, size, shape.low, shape.high)
         else:  # a last block that is not full
-            yield _joined(_blocks(key, hashes, size, shape.low, shape.high).ravel()[:left])
+            yield _join_ids(_draw_blocks(key, hashes, size, shape.low, shape.high).ravel()[:left])
         left -= whole
-    yield from _tail(shape, session, place, left)
+    yield from _draw_tail(shape, session, place, left)
 
 
-def _tail(shape: BlockShape, session: str, place: int, count: int) -> Iterator[bytes]:
+def _draw_tail(shape: BlockShape, session: str, place: int, count: int) -> Iterator[bytes]:
     """The tokens behind the last hash: no other turn has them."""
-    key = _key(shape.seed, "tail", session, str(place))
+    key = _derive_key(shape.seed, "tail", session, str(place))
     for first in range(0, count, SLICE_TOKENS):
         name = (first // SLICE_TOKENS,)
-        yield _joined(_blocks(key, name, min(SLICE_TOKENS, count - first), shape.low, shape.high).ravel())
+        yield _join_ids(_draw_blocks(key, name, min(SLICE_TOKENS, count - first), shape.low, shape.high).ravel())
 
 
 @lru_cache(maxsize=_KEPT_SLICES)
 def _shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
     """Whole blocks, serialised. Turns of a session begin alike, so most pieces are asked for many times."""
-    return _joined(_blocks(key, hashes, block_tokens, low, high).ravel())
+    return _join_ids(_draw_blocks(key, hashes, block_tokens, low, high).ravel())
 
 
-def _joined(ids: NDArray[np.int64]) -> bytes:
+def _join_ids(ids: NDArray[np.int64]) -> bytes:
     return msgspec.json.encode(ids.tolist())[1:-1]
 
 
@@ -101,7 +101,7 @@ def _ids_in(piece: bytes) -> list[int]:
     return msgspec.json.decode(b"[" + piece + b"]", type=list[int])
 
 
-def _blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> NDArray[np.int64]:
+def _draw_blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> NDArray[np.int64]:
     """One row of `block_tokens` ids per hash."""
     span = high - low
     names = np.array(hashes, dtype=np.uint64)
@@ -110,14 +110,14 @@ def _blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high
     # Multiply-shift on the high half: as uniform as 32 bits allow, and the same for ever.
     ids = ((mix_bits(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
     named = name_tokens(block_tokens, span)
-    value = _permuted(names, key, min(span**named, 1 << 64))
+    value = _permute_values(names, key, min(span**named, 1 << 64))
     for place in range(named):
         ids[:, place] = (value % np.uint64(span)).astype(np.int64)
         value = value // np.uint64(span)
     return ids + low
 
 
-def _permuted(values: Keys, key: int, size: int) -> Keys:
+def _permute_values(values: Keys, key: int, size: int) -> Keys:
     """A permutation of 0..size-1 chosen by the key: a Feistel network walked until it is back in range.
 
     The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
@@ -126,13 +126,13 @@ def _permuted(values: Keys, key: int, size: int) -> Keys:
         folded = mix_bits(values ^ np.uint64(key)) % np.uint64(size)
         values = np.where(values < np.uint64(size), values, folded)
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    walked = _feistel(values, key, half)
+    walked = _walk_feistel(values, key, half)
     while (outside := walked > np.uint64(size - 1)).any():
-        walked[outside] = _feistel(walked[outside], key, half)
+        walked[outside] = _walk_feistel(walked[outside], key, half)
     return walked
 
 
-def _feistel(values: Keys, key: int, half: int) -> Keys:
+def _walk_feistel(values: Keys, key: int, half: int) -> Keys:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for number in range(_ROUNDS):
@@ -142,6 +142,6 @@ def _feistel(values: Keys, key: int, half: int) -> Keys:
 
 
 @lru_cache(maxsize=1024)
-def _key(seed: int, *parts: str) -> int:
+def _derive_key(seed: int, *parts: str) -> int:
     text = "\0".join((str(seed), *parts))
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -77,7 +77,7 @@ class Bodies:
             self._parts.append(piece)
         else:
             index = self._building
-            self._ready[index] = body = self._finish()
+            self._ready[index] = body = self._finish_body()
             self._held += len(body)
         return True
 
@@ -90,9 +90,9 @@ class Bodies:
         self.late += 1
         if self._building == index:
             self._parts.extend(self._pieces)
-            return self._finish()
+            return self._finish_body()
         self.drop_body(index)
-        return self._join(index, list(self._pieces_of(index)))
+        return self._join_parts(index, list(self._pieces_of(index)))
 
     def drop_body(self, index: int) -> None:
         """The request will not be sent."""
@@ -110,11 +110,11 @@ class Bodies:
                 return queue.popitem(last=False)[0]
         return None
 
-    def _finish(self) -> bytes:
+    def _finish_body(self) -> bytes:
         assert self._building is not None
-        body = self._join(self._building, self._parts)
+        body = self._join_parts(self._building, self._parts)
         self._building, self._parts = None, []
         return body
 
-    def _join(self, index: int, parts: list[bytes]) -> bytes:
+    def _join_parts(self, index: int, parts: list[bytes]) -> bytes:
         return b"".join((self._preamble(index), b",".join(parts), b"]}"))

@@ -170,7 +170,7 @@ class LoadClient:
         """Open the first connections. Raises LoadError where the server does not accept one."""
         try:
             for _ in range(max(1, self._spares)):
-                self._idle.append(await self._connect())
+                self._idle.append(await self._open_connection())
         except (OSError, TimeoutError) as error:
             raise LoadError(
                 f"cannot connect to {self._target.host}: {error or 'timed out'}",
@@ -215,7 +215,7 @@ class LoadClient:
                 exchange.fail(f"no connection within {self._request_timeout_ns / 1e9:g} s of the send", now_ns)
         for connection in tuple(self._connections):
             exchange_ = connection.exchange
-            reason = self._overdue(exchange_, now_ns) if exchange_ is not None else ""
+            reason = self._why_overdue(exchange_, now_ns) if exchange_ is not None else ""
             if exchange_ is not None and reason:
                 connection.close()
                 exchange_.fail(reason, now_ns)
@@ -241,7 +241,7 @@ class LoadClient:
             connection.close()
         await asyncio.sleep(0)
 
-    def _overdue(self, exchange: Exchange, now_ns: int) -> str:
+    def _why_overdue(self, exchange: Exchange, now_ns: int) -> str:
         if exchange.t_bytes_ns and now_ns - exchange.t_bytes_ns > self._stall_timeout_ns:
             return f"the stream stalled: nothing came for {self._stall_timeout_ns / 1e9:g} s"
         if now_ns - exchange.t_send_ns > self._request_timeout_ns:
@@ -253,7 +253,7 @@ class LoadClient:
 
     async def _connect_and_send(self, exchange: Exchange, payload: bytes) -> None:
         try:
-            connection = await self._connect()
+            connection = await self._open_connection()
         except (OSError, TimeoutError) as error:
             exchange.fail(f"cannot connect: {error or 'timed out'}", perf_counter_ns())
             return
@@ -264,7 +264,7 @@ class LoadClient:
         else:
             connection.start(exchange, payload, pooled=False)
 
-    async def _connect(self) -> Connection:
+    async def _open_connection(self) -> Connection:
         target = self._target
         name = target.name if self._tls else None
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -277,7 +277,7 @@ class LoadClient:
     async def _top_up(self) -> None:
         try:
             while len(self._idle) < self._spares:
-                self._idle.append(await self._connect())
+                self._idle.append(await self._open_connection())
         except (OSError, TimeoutError):
             return  # the next request that finds no connection open reports what is wrong with the server
         finally:

@@ -101,7 +101,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
             await self._client.open()
             with disable_gc(), run_at_once(self._options.realtime) as self.realtime:
                 self.start()
-                await self._follow(on_tick, cut)
+                await self._follow_load(on_tick, cut)
         finally:
             self.finish()
             await self._client.close()
@@ -131,7 +131,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
         self._client.cut(self.t_end_ns)
 
     def first_token(self, exchange: Exchange) -> None:
-        self._pending_prefill -= self._requested(exchange)[0]
+        self._pending_prefill -= self._requested_tokens(exchange)[0]
         ttft_s = exchange.ttft_s
         assert ttft_s is not None
         for seen in self._seen_by(exchange):
@@ -140,7 +140,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
     def ended(self, exchange: Exchange) -> None:
         self._inflight -= 1
         if not exchange.t_first_ns:
-            self._pending_prefill -= self._requested(exchange)[0]
+            self._pending_prefill -= self._requested_tokens(exchange)[0]
         self._count_end(exchange)
         self._on_end(exchange)
         if self._closed.is_set() and not self._inflight:
@@ -167,7 +167,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
         """The pacer fired: send whatever is due, or close."""
 
     @abstractmethod
-    def _requested(self, exchange: Exchange) -> tuple[int, int]:
+    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         """Input and output tokens of the request."""
 
     @abstractmethod
@@ -178,7 +178,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
         """Sending stops at `t_stop_ns`."""
 
     # shared steps
-    async def _follow(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> None:
+    async def _follow_load(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> None:
         """Until the load is closed and drained, which may take `drain_s`, or is cut."""
         watch = asyncio.create_task(self._keep_house(on_tick))
         defect = _first_defect()
@@ -249,7 +249,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
             return
         counts.completed += 1
         counts.failures_in_a_row = 0
-        requested = self._requested(exchange)
+        requested = self._requested_tokens(exchange)
         counted = (exchange.prompt_tokens or requested[0], exchange.counted_tokens or requested[1])
         counts.wrong_length += counted != requested
         tpot_s = exchange.tpot_s
@@ -260,7 +260,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
     def _seen_by(self, exchange: Exchange) -> tuple[Latencies, ...]:
         return (self._seen, self._seen_of[exchange.instance]) if exchange.instance else (self._seen,)
 
-    def _judge(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
+    def _judge_fidelity(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
         return judge_fidelity(lateness_ns, window, self._options.limits)
 
     def _tick_fields(self, now_ns: int) -> dict[str, Any]:

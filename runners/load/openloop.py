@@ -98,12 +98,12 @@ class Cell(Driver[LoadTick, LoadOutcome]):
                 self._pacer.arm(due_ns)
                 self._build_ahead_soon()
                 return
-            if self._enough(due_ns):
+            if self._has_enough(due_ns):
                 self.stop("complete", due_ns)
             elif self._next >= len(self._offsets):
                 self.stop("hard_stop", due_ns)
             else:
-                self._handle(self._next, due_ns)
+                self._handle_arrival(self._next, due_ns)
                 self._next += 1
 
     def _arrival_ns(self, index: int) -> int:
@@ -112,24 +112,24 @@ class Cell(Driver[LoadTick, LoadOutcome]):
             return self.t_start_ns + self._offsets[index]
         return self.t_start_ns + round(self.spec.horizon_s * 1e9)
 
-    def _enough(self, now_ns: int) -> bool:
+    def _has_enough(self, now_ns: int) -> bool:
         long_enough = now_ns >= self.t_window_start_ns + round(self.spec.min_duration_s * 1e9)
         return long_enough and self._completed_measured >= self.spec.min_completed
 
-    def _handle(self, index: int, due_ns: int) -> None:
+    def _handle_arrival(self, index: int, due_ns: int) -> None:
         warmup = due_ns < self.t_window_start_ns
         if not warmup and self._cpu_begin_s is None:
             self._cpu_begin_s = time.process_time()
         if self._inflight >= self.spec.inflight_cap:
             now_ns = perf_counter_ns()
-            self._drop(index, due_ns, warmup)
+            self._drop_request(index, due_ns, warmup)
         else:
-            now_ns = self._send(index, due_ns, warmup)
+            now_ns = self._send_request(index, due_ns, warmup)
         self._late.add((now_ns, (now_ns - due_ns) / 1e9))
         if not warmup:
             self._lateness_ns.append(now_ns - due_ns)
 
-    def _send(self, index: int, due_ns: int, warmup: bool) -> int:
+    def _send_request(self, index: int, due_ns: int, warmup: bool) -> int:
         body = self._bodies.take_body(index)
         stamps = None if self._chunks is None else array("q")
         exchange = Exchange(index, self, due_ns, warmup, self._inflight, stamps)
@@ -137,12 +137,12 @@ class Cell(Driver[LoadTick, LoadOutcome]):
         self._client.send(exchange, f"{self._request_id}{index}", body)
         return exchange.t_send_ns
 
-    def _drop(self, index: int, due_ns: int, warmup: bool) -> None:
+    def _drop_request(self, index: int, due_ns: int, warmup: bool) -> None:
         self._bodies.drop_body(index)
         self._dropped += 1
         self._recorder.add(_dropped(self.spec, index, due_ns, warmup, self._inflight))
 
-    def _requested(self, exchange: Exchange) -> tuple[int, int]:
+    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         return self.spec.input_tokens, self.spec.output_tokens
 
     def _on_end(self, exchange: Exchange) -> None:
@@ -156,7 +156,7 @@ class Cell(Driver[LoadTick, LoadOutcome]):
     def tick(self, now_ns: int) -> LoadTick:
         phase = "warmup" if now_ns < self.t_window_start_ns else "drain" if self._closed.is_set() else "measure"
         return LoadTick(
-            **self._tick_fields(now_ns), phase=phase, fraction=self._fraction(now_ns), dropped=self._dropped
+            **self._tick_fields(now_ns), phase=phase, fraction=self._compute_fraction(now_ns), dropped=self._dropped
         )
 
     def outcome(self) -> LoadOutcome:
@@ -171,10 +171,10 @@ class Cell(Driver[LoadTick, LoadOutcome]):
             t_window_end_ns=self.t_window_end_ns,
             dropped=self._dropped,
             completed_in_window=sum(self.t_window_start_ns <= t < self.t_window_end_ns for t in self._completed_ns),
-            fidelity=self._judge(lateness, WindowCounts(scheduled, handled, (end - begin) / 1e9, self._cpu_s)),
+            fidelity=self._judge_fidelity(lateness, WindowCounts(scheduled, handled, (end - begin) / 1e9, self._cpu_s)),
         )
 
-    def _fraction(self, now_ns: int) -> float:
+    def _compute_fraction(self, now_ns: int) -> float:
         spec = self.spec
         total_s = spec.warmup_s + spec.expected_window_s
         elapsed_s = (now_ns - self.t_start_ns) / 1e9

@@ -28,9 +28,9 @@ class Pacer:
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
-        self._fd = _timerfd()
+        self._fd = _open_timerfd()
         if self._fd is not None:
-            self._loop.add_reader(self._fd, self._fired)
+            self._loop.add_reader(self._fd, self._on_timer)
 
     def arm(self, t_ns: int) -> None:
         """Wake at `t_ns` (perf_counter_ns); a time that has passed wakes at once. Replaces what was armed."""
@@ -50,7 +50,7 @@ class Pacer:
             os.close(self._fd)
             self._fd = None
 
-    def _fired(self) -> None:
+    def _on_timer(self) -> None:
         assert self._fd is not None
         try:
             os.read(self._fd, 8)
@@ -70,7 +70,7 @@ class Pacer:
             self._on_due()
 
 
-def _timerfd() -> int | None:
+def _open_timerfd() -> int | None:
     """A timerfd on the clock of perf_counter_ns; None where the kernel has none."""
     if sys.platform != "linux":
         return None

@@ -19,11 +19,13 @@ from runners.load.bodies import Bodies, body_preamble
 _DOMAIN = 0x70_726F_6D70_74  # "prompt": keeps this stream apart from the schedule's
 _MASK = (1 << 64) - 1
 
+BUDGET_BYTES = 128 << 20
+"""For bodies that are built ahead."""
 SLICE_TOKENS = 1024
 """A body is built in slices of this many tokens, tens of microseconds each, so that building never holds up a stamp."""
 
 
-def _mixed(value: int) -> int:
+def _mix_bits(value: int) -> int:
     """A bijection on 64 bits (the finaliser of SplitMix64)."""
     value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
@@ -40,7 +42,7 @@ def identity_tokens(span: int) -> int:
 
 def derive_identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
     """The prompt's first tokens, as digits below `span`; injective in (cell_index, index) for a fixed seed."""
-    value = _mixed((cell_index << 32 | index) ^ _mixed(seed ^ 0x9E37_79B9_7F4A_7C15))
+    value = _mix_bits((cell_index << 32 | index) ^ _mix_bits(seed ^ 0x9E37_79B9_7F4A_7C15))
     digits = []
     for _ in range(identity_tokens(span)):
         value, digit = divmod(value, span)
@@ -90,7 +92,7 @@ class BodyShape(msgspec.Struct, frozen=True):
     """`token_ids` or `usage`, see LoadSpec.token_evidence."""
 
 
-def build_bodies(shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20) -> Bodies:
+def build_bodies(shape: BodyShape, count: int) -> Bodies:
     """The bodies of the first `count` requests of a cell, all of them expected in their order."""
     preamble = body_preamble(shape.model, shape.output_tokens, shape.evidence)
 
@@ -105,7 +107,7 @@ def build_bodies(shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20)
         )
         return (msgspec.json.encode(ids.tolist())[1:-1] for ids in slices)
 
-    bodies = Bodies(lambda index: preamble, pieces, budget_bytes=budget_bytes)
+    bodies = Bodies(lambda index: preamble, pieces, budget_bytes=BUDGET_BYTES)
     for index in range(count):
         bodies.expect_soon(index)
     return bodies

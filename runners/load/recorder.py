@@ -29,7 +29,7 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb", buffering=0)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _make_write_error(path, error) from error
         self.add: Callable[[Any], None] = self._batch.append
 
     def flush(self) -> None:
@@ -37,47 +37,49 @@ class Recorder:
         if self._writing is not None:
             if not self._writing.done():
                 return
-            self._outcome(self._writing)
+            self._note_outcome(self._writing)
         if self._batch:
-            self._writing = asyncio.get_running_loop().run_in_executor(self._thread, self._write, self._take())
+            self._writing = asyncio.get_running_loop().run_in_executor(
+                self._thread, self._write_batch, self._take_batch()
+            )
 
     async def close(self) -> None:
         """Write what is left, flush it to the disk, and close the file."""
         try:
             if self._writing is not None:
                 await asyncio.wait((self._writing,))
-                self._outcome(self._writing)
+                self._note_outcome(self._writing)
             loop = asyncio.get_running_loop()
-            last = loop.run_in_executor(self._thread, self._finish, self._take())
+            last = loop.run_in_executor(self._thread, self._finish_batch, self._take_batch())
             await asyncio.wait((last,))
-            self._outcome(last)
+            self._note_outcome(last)
         finally:
             self._thread.shutdown(wait=False)
             self._file.close()
 
-    def _take(self) -> list[Any]:
+    def _take_batch(self) -> list[Any]:
         batch = self._batch[:]
         self._batch.clear()  # in place: `add` is bound to this list
         return batch
 
-    def _write(self, batch: list[Any]) -> None:
+    def _write_batch(self, batch: list[Any]) -> None:
         data = memoryview(msgspec.json.Encoder().encode_lines(batch))
         while data:
             data = data[self._file.write(data) or 0 :]
 
-    def _finish(self, batch: list[Any]) -> None:
-        self._write(batch)
+    def _finish_batch(self, batch: list[Any]) -> None:
+        self._write_batch(batch)
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             if error.errno not in _NOT_SYNCABLE:
                 raise
 
-    def _outcome(self, written: asyncio.Future[None]) -> None:
+    def _note_outcome(self, written: asyncio.Future[None]) -> None:
         self._writing = None
         error = written.exception()
         if isinstance(error, OSError):
-            raise _unwritable(self._path, error) from error
+            raise _make_write_error(self._path, error) from error
         if error is not None:
             raise error
 
@@ -85,7 +87,7 @@ class Recorder:
 _NOT_SYNCABLE = frozenset({22, 95})  # EINVAL, EOPNOTSUPP: a pipe or a device, not a file on a disk
 
 
-def _unwritable(path: Path, error: OSError) -> LoadError:
+def _make_write_error(path: Path, error: OSError) -> LoadError:
     return LoadError(
         f"cannot write {path}: {error.strerror}", remedy="Free space on that disk or choose another workspace."
     )

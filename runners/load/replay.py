@@ -80,7 +80,9 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         self._armed_ns = _NEVER_NS
         self._t_first_send_ns = self._t_last_end_ns = 0
         self._overdue = self._inflight_max = 0
-        super().__init__(spec, target, Bodies(self._preamble, self._pieces, budget_bytes=BODIES_BUDGET_BYTES))
+        super().__init__(
+            spec, target, Bodies(self._build_preamble, self._build_pieces, budget_bytes=BODIES_BUDGET_BYTES)
+        )
 
     def prepare(self) -> None:
         """Build the bodies of the first sessions, as many as find room and time; the others follow between sends."""
@@ -94,7 +96,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         self._cpu_begin_s = time.process_time()
         self._start_clock()
         self._sessions.t_start_ns = self.t_start_ns
-        self._arm(self.t_start_ns)
+        self._arm_pacer(self.t_start_ns)
 
     def finish(self) -> None:
         """Cut what is still in flight and record what was never sent; the replay is over."""
@@ -118,33 +120,33 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
                 return
             next_turn = self._sessions.take_due(now_ns)
             if next_turn is None:
-                self._wait()
+                self._wait_for_due()
                 return
-            self._send(*next_turn)
+            self._send_turn(*next_turn)
 
     @property
     def _hard_stop_ns(self) -> int:
         return self.t_start_ns + round(self.spec.max_duration_s * 1e9)
 
-    def _wait(self) -> None:
+    def _wait_for_due(self) -> None:
         """Be woken when something is due next, and build bodies until then."""
         next_ns = self._sessions.next_ns()
-        self._arm(self._hard_stop_ns if next_ns is None else min(next_ns, self._hard_stop_ns))
+        self._arm_pacer(self._hard_stop_ns if next_ns is None else min(next_ns, self._hard_stop_ns))
         self._build_ahead_soon()
 
-    def _arm(self, t_ns: int) -> None:
+    def _arm_pacer(self, t_ns: int) -> None:
         if t_ns < self._armed_ns:
             self._armed_ns = t_ns
             self._pacer.arm(t_ns)
 
-    def _send(self, due_ns: int, turn: PlannedTurn) -> None:
+    def _send_turn(self, due_ns: int, turn: PlannedTurn) -> None:
         # The exchange holds a number in flight at the send: for a replay that of sessions.
         active = self._sessions.counts.active
         exchange = Exchange(turn.index, self, due_ns, inflight_at_send=active)
         body = self._bodies.take_body(turn.index)
         self._count_send(turn.recorded.input_tokens)
         self._inflight_max = max(self._inflight_max, self._inflight)
-        self._client.send(exchange, self._name(turn), body, self._session_lines[turn.session])
+        self._client.send(exchange, self._name_turn(turn), body, self._session_lines[turn.session])
         t_ns = exchange.t_send_ns
         if not self._t_first_send_ns:
             self._t_first_send_ns = t_ns
@@ -153,10 +155,10 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         self._lateness_ns.append(t_ns - due_ns)
         self._late.add((t_ns, (t_ns - due_ns) / 1e9))
 
-    def _name(self, turn: PlannedTurn) -> str:
+    def _name_turn(self, turn: PlannedTurn) -> str:
         return f"{self._request_id}{turn.index}"
 
-    def _requested(self, exchange: Exchange) -> tuple[int, int]:
+    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         turn = self.plan.turns[exchange.index]
         return turn.recorded.input_tokens, turn.output_tokens
 
@@ -165,7 +167,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         self._t_last_end_ns = max(self._t_last_end_ns, exchange.t_end_ns)
         self._recorder.add(
             TurnRecord(
-                **exchange.sent_fields(*self._requested(exchange)),
+                **exchange.sent_fields(*self._requested_tokens(exchange)),
                 **self._planned_fields(turn),
                 t_due_ns=exchange.t_intended_ns,
                 inflight_sessions=exchange.inflight_at_send,
@@ -176,14 +178,14 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         if exchange.status is not RequestStatus.CUT:
             self._go_on(turn, exchange)
         if not self._closed.is_set():
-            self._wait()
+            self._wait_for_due()
 
     def _go_on(self, turn: PlannedTurn, exchange: Exchange) -> None:
         """What the end of a turn means for its session."""
         failed = exchange.status is RequestStatus.ERROR
         for given_up in self._sessions.note_ended(turn, exchange.t_end_ns, failed=failed):
             self._bodies.drop_body(given_up.index)
-            why = f"never sent: its session was ended when {self._name(turn)} failed"
+            why = f"never sent: its session was ended when {self._name_turn(turn)} failed"
             self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
         if self._sessions.is_over:
             self.stop("complete", exchange.t_end_ns)
@@ -200,7 +202,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
 
     def _planned_fields(self, turn: PlannedTurn) -> dict[str, Any]:
         return {
-            "request": self._name(turn),
+            "request": self._name_turn(turn),
             "session": self.plan.sessions[turn.session].session,
             "agent": turn.recorded.agent,
             "turn": turn.recorded.turn,
@@ -208,10 +210,10 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             "reusable_intra_tokens": turn.reusable_intra_tokens,
         }
 
-    def _preamble(self, index: int) -> bytes:
+    def _build_preamble(self, index: int) -> bytes:
         return body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
 
-    def _pieces(self, index: int) -> Iterator[bytes]:
+    def _build_pieces(self, index: int) -> Iterator[bytes]:
         turn = self.plan.turns[index]
         session = self.plan.sessions[turn.session]
         return prompt_pieces(self._blocks, session.session, index - session.first, turn.recorded)
@@ -266,7 +268,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             wall_clock_s=wall_s,
             amplification=amplification,
             amplification_reason=reason,
-            fidelity=self._judge(np.array(self._lateness_ns, dtype=np.int64), window),
+            fidelity=self._judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window),
         )
 
 

@@ -105,17 +105,17 @@ def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -
     begin_s = min((session.arrival_s for session in trace.sessions), default=0.0)
     last_s = 0.0
     for place, session in enumerate(trace.sessions):
-        moments = _moments(session, pace)
+        moments = _find_moments(session, pace)
         start_s = (session.arrival_s - begin_s) * pace.time_scale
         first = len(turns)
-        turns += _planned(session, place, first, moments, reusable, pace)
+        turns += _plan_turn(session, place, first, moments, reusable, pace)
         agents = len({turn.agent for turn in session.turns})
         sessions.append(PlannedSession(session.session, round(start_s * 1e9), first, len(turns), agents))
         last_s = max(last_s, start_s + max(moment.offset_s for moment in moments))
     return ReplayPlan(tuple(sessions), tuple(turns), last_s)
 
 
-def _planned(
+def _plan_turn(
     session: Session, place: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
 ) -> list[PlannedTurn]:
     followers: list[list[int]] = [[] for _ in session.turns]
@@ -143,13 +143,13 @@ def _planned(
     return planned
 
 
-def _moments(session: Session, pace: Pace) -> list[_Moment]:
+def _find_moments(session: Session, pace: Pace) -> list[_Moment]:
     """Per turn: its pause after capping, and its recorded send less what capping has saved before it."""
     saved: list[float] = []
     moments = []
     for number, turn in enumerate(session.turns):
         before = max(turn.after, key=lambda place: session.turns[place].arrival_s) if turn.after else number - 1
-        recorded_s, anchor = _pause(session, turn, before, pace)
+        recorded_s, anchor = _find_pause(session, turn, before, pace)
         scaled_s = recorded_s * pace.time_scale
         cap_s = pace.idle_gap_cap_s
         pause_s = scaled_s if cap_s is None else min(scaled_s, cap_s)
@@ -159,7 +159,7 @@ def _moments(session: Session, pace: Pace) -> list[_Moment]:
     return moments
 
 
-def _pause(session: Session, turn: Turn, before: int, pace: Pace) -> tuple[float, int]:
+def _find_pause(session: Session, turn: Turn, before: int, pace: Pace) -> tuple[float, int]:
     """The recorded pause before a turn and what it counts from; `before` is the turn it follows (-1 = none)."""
     if before < 0:
         return 0.0, FROM_END

@@ -42,14 +42,14 @@ class ReplaySpec(LoadOptions):
     """Between two pieces of a response, once its head has come; queueing in the engine falls in here."""
 
     def __post_init__(self) -> None:
-        refuse_problems("replay", (*common_problems(self), *_problems(self)))
+        refuse_problems("replay", (*common_problems(self), *_list_problems(self)))
 
     @property
     def pace(self) -> Pace:
         return Pace(self.time_scale, self.idle_gap_cap_s, self.think)
 
 
-def _problems(spec: ReplaySpec) -> tuple[Rule, ...]:
+def _list_problems(spec: ReplaySpec) -> tuple[Rule, ...]:
     cap_s, most = spec.idle_gap_cap_s, spec.max_inflight_sessions
     return (
         (spec.time_scale > 0, f"time_scale is {spec.time_scale}", "a factor above 0; 0.5 replays twice as fast"),

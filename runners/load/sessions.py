@@ -80,7 +80,7 @@ class Sessions:
     def take_due(self, now_ns: int) -> tuple[int, PlannedTurn] | None:
         """A turn that is due by now, with its time, the earliest first; None = none is."""
         while self._arrived < len(self._plan.sessions) and self._arrival_ns(self._arrived) <= now_ns:
-            self._arrive(self._arrived)
+            self._note_arrival(self._arrived)
             self._arrived += 1
         while self._due and self._due[0][0] <= now_ns:
             due_ns, index = heapq.heappop(self._due)
@@ -102,13 +102,13 @@ class Sessions:
     def note_ended(self, turn: PlannedTurn, t_ns: int, *, failed: bool) -> list[PlannedTurn]:
         """The turn has ended; returns the turns that are given up because of it."""
         self._failed[turn.session] |= failed
-        self._over(turn, t_ns)
+        self._end_turn(turn, t_ns)
         if failed and self._end_on_error:
             return self._give_up(turn.session, t_ns)
         for follower in turn.followers:
             self._unended[follower] -= 1
             if not self._unended[follower]:
-                self._push(self._after(self._plan.turns[follower], t_ns), follower)
+                self._push_turn(self._find_leave_time(self._plan.turns[follower], t_ns), follower)
         return []
 
     def close(self) -> None:
@@ -123,37 +123,37 @@ class Sessions:
     def _arrival_ns(self, place: int) -> int:
         return self.t_start_ns + self._plan.sessions[place].start_ns
 
-    def _arrive(self, place: int) -> None:
+    def _note_arrival(self, place: int) -> None:
         if self.counts.active >= self._max_inflight:
             self._waiting.append(place)
             self.counts.delayed += 1
         else:
-            self._begin(place, self._arrival_ns(place))
+            self._begin_session(place, self._arrival_ns(place))
 
-    def _begin(self, place: int, t_ns: int) -> None:
+    def _begin_session(self, place: int, t_ns: int) -> None:
         counts = self.counts
         counts.active += 1
         counts.active_max = max(counts.active_max, counts.active)
         self._begun_ns[place] = t_ns
         counts.delay_max_ns = max(counts.delay_max_ns, self.delay_ns(place))
-        for turn in self._turns(self._plan.sessions[place]):
+        for turn in self._plan_turns(self._plan.sessions[place]):
             if not turn.waits:
-                self._push(t_ns + turn.offset_ns, turn.index)
+                self._push_turn(t_ns + turn.offset_ns, turn.index)
 
-    def _turns(self, session: PlannedSession) -> tuple[PlannedTurn, ...]:
+    def _plan_turns(self, session: PlannedSession) -> tuple[PlannedTurn, ...]:
         return self._plan.turns[session.first : session.end]
 
-    def _push(self, due_ns: int, index: int) -> None:
+    def _push_turn(self, due_ns: int, index: int) -> None:
         if not self._closed:
             heapq.heappush(self._due, (due_ns, index))
 
-    def _after(self, turn: PlannedTurn, t_end_ns: int) -> int:
+    def _find_leave_time(self, turn: PlannedTurn, t_end_ns: int) -> int:
         """When a turn may leave whose last predecessor ended at that time."""
         if turn.anchor == FROM_END:
             return t_end_ns + turn.pause_ns
         return max(t_end_ns, self._send_ns[turn.anchor] + turn.pause_ns)
 
-    def _over(self, turn: PlannedTurn, t_ns: int) -> None:
+    def _end_turn(self, turn: PlannedTurn, t_ns: int) -> None:
         self._state[turn.index] = TurnState.OVER
         self._open[turn.session] -= 1
         if self._open[turn.session]:
@@ -162,11 +162,11 @@ class Sessions:
         self.counts.done += 1
         self.counts.failed += self._failed[turn.session]
         if self._waiting and not self._closed:
-            self._begin(self._waiting.popleft(), t_ns)
+            self._begin_session(self._waiting.popleft(), t_ns)
 
     def _give_up(self, place: int, t_ns: int) -> list[PlannedTurn]:
         session = self._plan.sessions[place]
-        given_up = [turn for turn in self._turns(session) if self._state[turn.index] == TurnState.PENDING]
+        given_up = [turn for turn in self._plan_turns(session) if self._state[turn.index] == TurnState.PENDING]
         for turn in given_up:
-            self._over(turn, t_ns)
+            self._end_turn(turn, t_ns)
         return given_up

@@ -1,19 +1,17 @@
 """The options of a load, its ticks and its outcome: the wire between the load process and its parent.
 
-All three travel as JSON (`to_json`, `load_spec`, `LoadLine`); times ending in `_ns` are `time.perf_counter_ns()`.
+All three travel as JSON; times ending in `_ns` are `time.perf_counter_ns()`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
-
 from results.records.live import LiveLatency
+from runners.child_process import ChildLine
 from runners.errors import RunnerError
 from runners.load.fidelity import Fidelity, FidelityLimits
 
@@ -22,7 +20,6 @@ EVIDENCE = ("token_ids", "usage")
 SEED_LIMIT = 1 << 64
 CELL_INDEX_LIMIT = 1 << 32
 
-Spec = TypeVar("Spec")
 TickOf = TypeVar("TickOf")
 OutcomeOf = TypeVar("OutcomeOf")
 
@@ -106,7 +103,7 @@ class LoadSpec(LoadOptions):
     """Where the stamps of every token chunk go (JSONL: index, t_ns); empty = not written."""
 
     def __post_init__(self) -> None:
-        refuse_problems("load", (*common_problems(self), *_problems(self)))
+        refuse_problems("load", (*common_problems(self), *_list_problems(self)))
 
     @property
     def horizon_s(self) -> float:
@@ -154,7 +151,7 @@ def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
     )
 
 
-def _problems(spec: LoadSpec) -> tuple[Rule, ...]:
+def _list_problems(spec: LoadSpec) -> tuple[Rule, ...]:
     return (
         (spec.rate_per_s > 0, f"rate_per_s is {spec.rate_per_s}", "a rate above 0"),
         (spec.input_tokens >= 1, f"input_tokens is {spec.input_tokens}", "at least 1"),
@@ -240,32 +237,7 @@ class LoadOutcome(Outcome):
         return (self.t_window_end_ns - self.t_window_start_ns) / 1e9
 
 
-class LoadFailure(msgspec.Struct, frozen=True):
-    """Why the load process measured nothing."""
+class LoadLine(ChildLine[TickOf], Generic[TickOf, OutcomeOf], frozen=True, omit_defaults=True):
+    """One line of the load process's standard output: exactly one field is set."""
 
-    message: str
-    remedy: str
-    exit_code: int
-
-
-class LoadLine(msgspec.Struct, Generic[TickOf, OutcomeOf], frozen=True, omit_defaults=True):
-    """One line of the load process's standard output: exactly one of the three is set."""
-
-    tick: TickOf | None = None
     outcome: OutcomeOf | None = None
-    failure: LoadFailure | None = None
-
-
-def to_json(value: object) -> bytes:
-    """A spec or a line as one line of JSON, without the newline."""
-    return msgspec.json.encode(value)
-
-
-def load_spec(path: Path, kind: type[Spec]) -> Spec:
-    """A spec of that kind in a JSON file. Raises LoadError naming the file and the field that is wrong."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise LoadError(f"load spec {path}: {error.strerror}", remedy="Give the path of a load spec (JSON).") from error
-    except msgspec.DecodeError as error:
-        raise LoadError(f"load spec {path}: {error}", remedy="Correct that field of the load spec.") from error

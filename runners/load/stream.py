@@ -107,29 +107,29 @@ class Exchange:
             body = self._whole_events(body)
         for event in body.split(b"\n\n"):
             if event:
-                self._event(event, t_ns)
+                self._read_event(event, t_ns)
 
     def complete(self, t_ns: int) -> None:
         """The response is whole: decide whether it is what was asked for."""
         if self.http_status != 200:
             self.error = f"HTTP {self.http_status}: {_error_text(self._error_body)}"
         elif self.error is None and not self.done_marker:
-            self.error = f"the stream ended without [DONE] {self._received()}"
+            self.error = f"the stream ended without [DONE] {self._describe_received()}"
         elif self.error is None and not self.chunks:
             self.error = "the stream carried no token"
         elif self.error is None and self.finish_reason in ("abort", "error"):
-            self.error = f"the engine ended it with finish_reason {self.finish_reason!r} {self._received()}"
-        self._end(RequestStatus.OK if self.error is None else RequestStatus.ERROR, t_ns)
+            self.error = f"the engine ended it with finish_reason {self.finish_reason!r} {self._describe_received()}"
+        self._set_end(RequestStatus.OK if self.error is None else RequestStatus.ERROR, t_ns)
 
     def fail(self, error: str, t_ns: int) -> None:
         """It ended badly; what was received stays."""
         if self.error is None:
-            self.error = f"{error} {self._received()}" if self.t_bytes_ns else error
-        self._end(RequestStatus.ERROR, t_ns)
+            self.error = f"{error} {self._describe_received()}" if self.t_bytes_ns else error
+        self._set_end(RequestStatus.ERROR, t_ns)
 
     def cut(self, t_ns: int) -> None:
         """The cell ended first."""
-        self._end(RequestStatus.CUT, t_ns)
+        self._set_end(RequestStatus.CUT, t_ns)
 
     @property
     def ttft_s(self) -> float | None:
@@ -177,14 +177,14 @@ class Exchange:
             inflight_at_send=self.inflight_at_send,
         )
 
-    def _end(self, status: RequestStatus, t_ns: int) -> None:
+    def _set_end(self, status: RequestStatus, t_ns: int) -> None:
         if self.status is not None:
             return
         self.status = status
         self.t_end_ns = t_ns
         self.listener.ended(self)
 
-    def _received(self) -> str:
+    def _describe_received(self) -> str:
         return f"(after {self.chunks} token chunks)"
 
     def _whole_events(self, body: bytes) -> bytes:
@@ -197,10 +197,10 @@ class Exchange:
         cut = 0 if cut < 0 else cut + 2
         self._partial = text[cut:]
         if len(self._partial) > EVENT_LIMIT_BYTES:
-            self._garbage(f"an event of more than {EVENT_LIMIT_BYTES} bytes", self._partial)
+            self._refuse_garbage(f"an event of more than {EVENT_LIMIT_BYTES} bytes", self._partial)
         return text[:cut]
 
-    def _event(self, event: bytes, t_ns: int) -> None:
+    def _read_event(self, event: bytes, t_ns: int) -> None:
         if event.startswith(b"data: ") and b"\n" not in event:
             payload = event[6:]
         else:
@@ -213,14 +213,16 @@ class Exchange:
         try:
             chunk = _decode_chunk(payload)
         except msgspec.DecodeError as error:
-            self._garbage(f"malformed chunk: {error}", payload)
+            self._refuse_garbage(f"malformed chunk: {error}", payload)
             return
         if chunk.error is not None:
-            self.error = f"the engine reported an error in the stream: {_error_text(bytes(payload))} {self._received()}"
+            self.error = (
+                f"the engine reported an error in the stream: {_error_text(bytes(payload))} {self._describe_received()}"
+            )
             return
-        self._count(chunk, t_ns)
+        self._count_tokens(chunk, t_ns)
 
-    def _count(self, chunk: _Chunk, t_ns: int) -> None:
+    def _count_tokens(self, chunk: _Chunk, t_ns: int) -> None:
         tokens, usage = 0, chunk.usage
         for choice in chunk.choices:
             if choice.finish_reason is not None:
@@ -233,7 +235,7 @@ class Exchange:
             else:
                 tokens += _has_text(choice)
         if usage is not None:
-            self._keep(usage)
+            self._keep_usage(usage)
         if not tokens:
             return
         self.tokens += tokens
@@ -245,15 +247,15 @@ class Exchange:
             self.t_first_ns = t_ns
             self.listener.first_token(self)
 
-    def _keep(self, usage: _Usage) -> None:
+    def _keep_usage(self, usage: _Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens
         self.completion_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
             self.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
-    def _garbage(self, what: str, data: bytes) -> None:
+    def _refuse_garbage(self, what: str, data: bytes) -> None:
         if self.error is None:
-            self.error = f"{what}: {data[:80].decode('utf-8', 'backslashreplace')!r} {self._received()}"
+            self.error = f"{what}: {data[:80].decode('utf-8', 'backslashreplace')!r} {self._describe_received()}"
         self.fault = True
 
 

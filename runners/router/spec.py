@@ -16,6 +16,7 @@ import msgspec
 from results.records.decisions import Role
 from results.records.migrations import TickMigration
 from results.records.plan import RENAMED_RULES
+from runners.child_process import ChildLine, read_spec
 from runners.errors import RunnerError
 
 INDEXES = ("approximate", "events")
@@ -380,37 +381,17 @@ class RouterOutcome:
     log_error: str = ""
 
 
-class RouterFailure(msgspec.Struct, frozen=True):
-    """Why it did not start."""
-
-    message: str
-    remedy: str
-    exit_code: int
-
-
-class RouterLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the router's standard output: exactly one is set."""
+class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):
+    """One line of the router's standard output: exactly one field is set."""
 
     ready: RouterReady | None = None
-    tick: RouterTick | None = None
     end: RouterOutcome | None = None
-    failure: RouterFailure | None = None
-
-
-def to_json(value: RouterSpec | RouterLine) -> bytes:
-    return msgspec.json.encode(value)
 
 
 def router_spec(path: Path) -> RouterSpec:
     """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
-    try:
-        raw = path.read_bytes()
-        spec = msgspec.json.decode(raw, type=RouterSpec)
-    except OSError as error:
-        raise RouterError(f"router spec {path}: {error.strerror}", remedy="Give the path of a router spec.") from error
-    except msgspec.DecodeError as error:
-        raise RouterError(f"router spec {path}: {error}", remedy="Correct that field of the router spec.") from error
-    for old in RENAMED_RULES.keys() & msgspec.json.decode(raw).get("transfer", {}):
+    spec = read_spec(path, RouterSpec, "router spec", RouterError)
+    for old in RENAMED_RULES.keys() & msgspec.json.decode(path.read_bytes()).get("transfer", {}):
         raise RouterError(
             f"router spec {path}: transfer.{old} is now called {RENAMED_RULES[old]}",
             remedy="Correct that field of the router spec.",

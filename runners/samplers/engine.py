@@ -67,12 +67,12 @@ class MetricsText:
             if end <= 0:
                 raise ValueError(f"not a metrics line: {line[:80]!r}")
             sample = line[:end]
-            name = self._names[sample] if sample in self._names else self._learn(sample)
+            name = self._names[sample] if sample in self._names else self._learn_sample(sample)
             if name is not None:
                 values[name if name not in values else sample] = float(line[end:].split()[0])
         return values
 
-    def _learn(self, sample: str) -> str | None:
+    def _learn_sample(self, sample: str) -> str | None:
         """The key of a sample in the record; None = it is not stored."""
         samples = [s for family in text_string_to_metric_families(f"{sample} 0\n") for s in family.samples]
         if len(samples) != 1:
@@ -107,9 +107,9 @@ class MetricsSampler:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("wb", buffering=0)
         except OSError as error:
-            raise self._unwritable(error) from error
-        await self._scrape("baseline")
-        self._task = asyncio.create_task(self._sample())
+            raise self._make_write_error(error) from error
+        await self._scrape_metrics("baseline")
+        self._task = asyncio.create_task(self._sample_metrics())
         return self
 
     async def __aexit__(
@@ -121,15 +121,15 @@ class MetricsSampler:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             if error is None:
-                await self._scrape("final")
+                await self._scrape_metrics("final")
                 await asyncio.to_thread(os.fsync, self._file.fileno())
         except OSError as failed:
-            raise self._unwritable(failed) from failed
+            raise self._make_write_error(failed) from failed
         finally:
             self._file.close()
             await self._client.aclose()
 
-    async def _sample(self) -> None:
+    async def _sample_metrics(self) -> None:
         due_s = time.monotonic()
         while True:
             due_s += self._period_s
@@ -137,9 +137,9 @@ class MetricsSampler:
             if late_s > 0:  # a slow scrape costs the samples it ran over, not the grid
                 due_s += self._period_s * int(late_s / self._period_s + 1)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            await self._scrape("sample")
+            await self._scrape_metrics("sample")
 
-    async def _scrape(self, moment: str) -> None:
+    async def _scrape_metrics(self, moment: str) -> None:
         t_ns, t_unix_s = time.perf_counter_ns(), time.time()
         values: dict[str, float] = {}
         error: str | None = None
@@ -158,9 +158,9 @@ class MetricsSampler:
         try:
             self._file.write(msgspec.json.encode(record) + b"\n")
         except OSError as failed:
-            raise self._unwritable(failed) from failed
+            raise self._make_write_error(failed) from failed
 
-    def _unwritable(self, error: OSError) -> SamplerError:
+    def _make_write_error(self, error: OSError) -> SamplerError:
         remedy = "Free space on that disk or choose another workspace."
         return SamplerError(f"cannot write {self._path}: {error.strerror}", remedy=remedy)
 
@@ -207,11 +207,11 @@ class StepTail:
         self._readers: dict[Path, RingReader] = {}
         self._reason = ""
         self._lost = 0
-        self._open(new_ones=False)
+        self._open_rings(new_ones=False)
 
     def poll(self) -> StepSample:
         """The steps since the last poll."""
-        self._open(new_ones=True)
+        self._open_rings(new_ones=True)
         if self._reason or not self._readers:
             return StepSample(reason=self._reason or "the engine writes no step ring")
         try:
@@ -247,7 +247,7 @@ class StepTail:
     ) -> None:
         self.close()
 
-    def _open(self, *, new_ones: bool) -> None:
+    def _open_rings(self, *, new_ones: bool) -> None:
         """Take up rings not yet followed: those found at the start from their end, later ones from their beginning."""
         for path in ring_paths(self._folder, "engine"):
             if path in self._readers or self._reason:

@@ -31,7 +31,7 @@ def parse_counters(values: Mapping[str, float]) -> PromptCounters:
     by_source = {
         source: value
         for name, value in values.items()
-        if name.startswith(BY_SOURCE) and (source := _labels(name).get("source"))
+        if name.startswith(BY_SOURCE) and (source := _parse_labels(name).get("source"))
     }
     return PromptCounters(values.get(PROMPT), values.get(CACHED), by_source)
 
@@ -39,9 +39,9 @@ def parse_counters(values: Mapping[str, float]) -> PromptCounters:
 def parse_cache_shape(values: Mapping[str, float]) -> CacheShape:
     """From the labels of vLLM's cache configuration sample."""
     name = next((name for name in values if name.startswith(CACHE_CONFIG)), "")
-    labels = _labels(name)
-    block, blocks = _whole(labels.get("block_size")), _whole(labels.get("num_gpu_blocks"))
-    capacity = _whole(labels.get("kv_cache_size_tokens"))
+    labels = _parse_labels(name)
+    block, blocks = _parse_whole(labels.get("block_size")), _parse_whole(labels.get("num_gpu_blocks"))
+    capacity = _parse_whole(labels.get("kv_cache_size_tokens"))
     if capacity is None and block is not None and blocks is not None:
         capacity = block * blocks
     return CacheShape(block, capacity)
@@ -49,25 +49,27 @@ def parse_cache_shape(values: Mapping[str, float]) -> CacheShape:
 
 def read_span(scrapes: Path) -> CounterSpan:
     """From a sampler's file: its baseline and its final scrape."""
-    counters_at = {record.moment: parse_counters(record.values) for record in _records(scrapes) if record.error is None}
+    counters_at = {
+        record.moment: parse_counters(record.values) for record in _read_records(scrapes) if record.error is None
+    }
     return CounterSpan(counters_at.get("baseline"), counters_at.get("final"))
 
 
 def read_baseline_shape(scrapes: Path) -> CacheShape:
     """From the first scrape of a sampler's file, which may still be written to."""
-    return parse_cache_shape(next(_records(scrapes)).values)
+    return parse_cache_shape(next(_read_records(scrapes)).values)
 
 
-def _records(scrapes: Path) -> Iterator[MetricsRecord]:
+def _read_records(scrapes: Path) -> Iterator[MetricsRecord]:
     decode = msgspec.json.Decoder(MetricsRecord).decode
     with scrapes.open("rb") as file:
         for line in file:
             yield decode(line)
 
 
-def _labels(name: str) -> dict[str, str]:
+def _parse_labels(name: str) -> dict[str, str]:
     return dict(re.findall(r'(\w+)="([^"]*)"', name))
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None

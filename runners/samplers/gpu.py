@@ -52,7 +52,7 @@ class GpuSampler:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(HEADER)
         if self._tool:
-            self._task = asyncio.create_task(self._sample(self._tool))
+            self._task = asyncio.create_task(self._sample_gpus(self._tool))
         return self
 
     async def __aexit__(
@@ -63,14 +63,14 @@ class GpuSampler:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _sample(self, tool: str) -> None:
+    async def _sample_gpus(self, tool: str) -> None:
         while True:
             due_s = time.monotonic() + self._period_s
             t_ns = time.perf_counter_ns()
-            self._keep(t_ns, await self._ask(tool))
+            self._keep_answer(t_ns, await self._ask_tool(tool))
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
-    async def _ask(self, tool: str) -> str:
+    async def _ask_tool(self, tool: str) -> str:
         process = await asyncio.create_subprocess_exec(
             tool, *QUERY, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -87,8 +87,8 @@ class GpuSampler:
                 process.kill()
                 await process.wait()
 
-    def _keep(self, t_ns: int, answer: str) -> None:
-        rows = [row for line in answer.splitlines() if (row := _row(t_ns, line)) is not None]
+    def _keep_answer(self, t_ns: int, answer: str) -> None:
+        rows = [row for line in answer.splitlines() if (row := _parse_row(t_ns, line)) is not None]
         if not rows:
             self._reason = self._reason or "nvidia-smi names no GPU with a utilisation"
             return
@@ -100,7 +100,7 @@ class GpuSampler:
         self._samples += len(rows)
 
 
-def _row(t_ns: int, line: str) -> GpuSample | None:
+def _parse_row(t_ns: int, line: str) -> GpuSample | None:
     """`0, 37, 81252`: GPU, utilisation in percent, memory in MiB; None where a GPU does not state them."""
     try:
         gpu, percent, used = (part.strip() for part in line.split(","))

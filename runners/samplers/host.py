@@ -40,7 +40,7 @@ class HostSampler:
         self._path = path
         self._period_s = period_s
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="host-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._sample_host, name="host-sampler", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -52,28 +52,28 @@ class HostSampler:
         self._ended.set()
         self._thread.join()
 
-    def _work(self) -> None:
+    def _sample_host(self) -> None:
         try:
             fresh = not self._path.exists() or self._path.stat().st_size == 0
             with self._path.open("a", newline="", encoding="utf-8", buffering=1) as file:
                 rows = csv.writer(file)
                 if fresh:
                     rows.writerow(HEADER)
-                before, cell = _read(), self.cell
+                before, cell = _read_clock(), self.cell
                 while True:
                     due_s = time.monotonic() + self._period_s
                     if self._ended.wait(self._period_s):
                         return
                     late_s = max(0.0, time.monotonic() - due_s)
-                    now = _read()
+                    now = _read_clock()
                     if cell and cell == self.cell:
-                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *_shares(before, now)])
+                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *_compute_shares(before, now)])
                     before, cell = now, self.cell
         except OSError as error:
             log.warning("the host is not looked at any more: %s: %s", self._path.name, error.strerror)
 
 
-def _read() -> _Clock:
+def _read_clock() -> _Clock:
     cores = psutil.cpu_times(percpu=True)
     idle = [core.idle + getattr(core, "iowait", 0.0) for core in cores]
     stolen = tuple(getattr(core, "steal", 0.0) for core in cores)
@@ -91,7 +91,7 @@ def _waited_s() -> float | None:
     return None
 
 
-def _shares(before: _Clock, now: _Clock) -> list[str]:
+def _compute_shares(before: _Clock, now: _Clock) -> list[str]:
     """Busy, stolen and waiting between two moments; empty = not known."""
     passed = [after - then for then, after in zip(before.total_s, now.total_s, strict=True)]
     if min(passed, default=0.0) <= 0:

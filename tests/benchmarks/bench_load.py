@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.tiny_model import write_tiny_model
-from runners.load.spec import LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
+from runners.load.spec import LoadLine, LoadOutcome, LoadSpec, LoadTick
 from tests.servers.truth_server import Truth, TruthServer
 
 WARMUP_S = 1.0
@@ -186,7 +186,7 @@ def _read(spec: LoadSpec) -> dict[int, Reported]:
 
 def _write(spec: LoadSpec, folder: Path) -> str:
     path = folder / "spec.json"
-    path.write_bytes(to_json(spec))
+    path.write_bytes(msgspec.json.encode(spec))
     return str(path)
 
 

@@ -45,7 +45,7 @@ from rich.table import Table
 from launch.ports import free_port
 from runners.load.process import run_load
 from runners.load.spec import LoadSpec
-from runners.router.spec import InstanceSpec, RouterLine, RouterSpec, to_json
+from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
 from tests.benchmarks.slow_streams import hold
 from tests.servers.truth_server import Truth, TruthServer
 
@@ -108,7 +108,7 @@ def our_router(urls: list[str], folder: Path) -> Iterator[Target]:
         decisions_path=str(folder / "decisions.jsonl"),
     )
     path = folder / "router.spec.json"
-    path.write_bytes(to_json(spec))
+    path.write_bytes(msgspec.json.encode(spec))
     command = [sys.executable, "-m", "runners.router", str(path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

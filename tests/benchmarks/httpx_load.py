@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 import uvloop
 
+from runners.child_process import read_spec
 from runners.load.openloop import body_shape
 from runners.load.prompts import build_bodies
 from runners.load.schedule import constant_offsets_ns
-from runners.load.spec import LoadSpec, load_spec
+from runners.load.spec import LoadError, LoadSpec
 
 LEAD_NS = 50_000_000
 
@@ -73,7 +74,8 @@ async def _request(
 
 def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.stdout.write(json.dumps(runner.run(run(load_spec(Path(sys.argv[1]), LoadSpec)))) + "\n")
+        spec = read_spec(Path(sys.argv[1]), LoadSpec, "load spec", LoadError)
+        sys.stdout.write(json.dumps(runner.run(run(spec))) + "\n")
 
 
 if __name__ == "__main__":

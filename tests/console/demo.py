@@ -87,7 +87,7 @@ def sample(instance: str, config: str, cell: CellPlan, second: int, dice: random
         counts[next((i for i, edge in enumerate(STEP_BUCKETS_US) if step_us <= edge), len(STEP_BUCKETS_US))] += 1
     sent = int((second + 1) * 16 * load)
     return InstanceSampled(
-        instance, cell.cell, ttft, ttft * dice.uniform(1.5, 2.2), tpot, tpot * dice.uniform(1.15, 1.35),
+        ttft, ttft * dice.uniform(1.5, 2.2), tpot, tpot * dice.uniform(1.15, 1.35), instance=instance, cell=cell.cell,
         running=float(round(1 + 5 * load)), waiting=float(dice.choice((0, 0, 0, 1)) + round(4 * load**3)),
         pending_prefill_tokens=int(512 * dice.choice((0, 1, 1, 2)) * (1 + 4 * load)), kv_usage=0.04 + 0.4 * load,
         step_p50_us=1500 * slow * dice.uniform(0.97, 1.03), step_p90_us=1990 * slow * dice.uniform(0.95, 1.1),

@@ -204,7 +204,7 @@ def _replay(cell: CellPlan, names: tuple[str, ...], dice: random.Random) -> Iter
 def _sample(name: str, cell: str, load: RoutedLoad, dice: random.Random) -> InstanceSampled:
     ttft_s = 0.04 + load.pending_prefill_tokens / 9_000 if load.pending_prefill_tokens else None
     return InstanceSampled(
-        name, cell, ttft_p50_s=ttft_s and ttft_s / 2, ttft_p90_s=ttft_s,
+        instance=name, cell=cell, ttft_p50_s=ttft_s and ttft_s / 2, ttft_p90_s=ttft_s,
         running=float(load.num_requests), waiting=0.0, inflight=load.num_requests,
         pending_prefill_tokens=load.pending_prefill_tokens,
         kv_usage=min(1.0, load.ongoing_tokens / 40_000) * dice.uniform(0.9, 1.0),

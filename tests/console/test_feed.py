@@ -61,7 +61,7 @@ def test_a_long_journal_gives_signs_of_life(dead_run: Path) -> None:
 def test_what_the_view_forgets_is_kept_thinned_with_its_worst_second() -> None:
     trails = Trails()
     seconds = HISTORY_SAMPLES + 600
-    samples = [InstanceSampled("p-1", "c", ttft_p90_s=1.0 if i == 37 else 0.1) for i in range(seconds)]
+    samples = [InstanceSampled(instance="p-1", cell="c", ttft_p90_s=1.0 if i == 37 else 0.1) for i in range(seconds)]
     for i, sample in enumerate(samples):
         trails.add(1_000_000.0 + i, sample)
     thinned = trails.frozen()["p-1"]

@@ -10,47 +10,20 @@ from textual.widgets import Static
 
 from console import keys
 from console.app import TraconApp
-from console.feed import Picture
-from console.glossary import Entry
 from console.panels import registry
-from console.panels.panel import Opening, PanelKind, Place, TablePanel
+from console.panels.panel import PanelKind
 from console.screens.dialogs import Detail
-from console.widgets.table import Column, Row, Table, cell
-from results.report.terms import Term, term
 from tests.console.conftest import NARROW, sees, shown, watching
-
-TOYS = Term("toys", "toys", "wooden toys on the bench")
-
-
-class ToyPanel(TablePanel):
-    """A row per cell of the plan."""
-
-    def show(self, picture: Picture) -> None:
-        cells = picture.view.cells
-        rows = [Row(name, (cell(f"toy {number}"),)) for number, name in enumerate(cells, 1)]
-        self._table.show((Column("toy", "toy", 10, left=True, flex=True),), rows)
-
-    def open_row(self, table: Table, key: str, picture: Picture) -> Opening:
-        return Opening("Toy", [("made of", key)], "the same from a shell", {"toy": key})
-
-
-TOY = PanelKind(
-    "toys",
-    "0",
-    "Toys",
-    "every toy of the run",
-    ToyPanel,
-    Place.OWN,
-    entries=(Entry("toys", TOYS, "the bench"), Entry("TTFT of a toy", term("TTFT"), "the bench")),
-    command=("tracon", "toy", "{run}", "{toy}"),
-)
+from tests.doc_code import code_blocks, load_module
 
 
 @pytest.fixture
-def toy() -> Iterator[PanelKind]:
-    registry.register(TOY)
-    yield TOY
-    registry.unregister(TOY.name)
+def toy(tmp_path: Path) -> Iterator[PanelKind]:
+    """The one of docs/extending.md."""
+    panel: PanelKind = load_module(tmp_path / "toys.py", code_blocks()["console/panels/toys.py"]).PANEL
+    registry.register(panel)
+    yield panel
+    registry.unregister(panel.name)
 
 
 async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind) -> None:
@@ -66,7 +39,7 @@ async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind
         await pilot.press("escape", "question_mark")
         keys_text = pilot.app.screen.query_one("#help-keys", Static)
         numbers_text = pilot.app.screen.query_one("#help-numbers", Static)
-        for widget, wanted in ((keys_text, "every toy of the run"), (numbers_text, TOYS.meaning)):
+        for widget, wanted in ((keys_text, "every toy of the run"), (numbers_text, toy.entries[0].term.meaning)):
             lines = ["".join(part.text for part in widget.render_line(y)) for y in range(widget.size.height)]
             assert wanted in " ".join(" ".join(lines).split())
 
@@ -86,7 +59,7 @@ def test_it_is_in_the_docs(toy: PanelKind) -> None:
 
 def test_a_name_or_key_is_taken_only_once(toy: PanelKind) -> None:
     with pytest.raises(ValueError, match="has key '0'"):
-        registry.register(TOY)
+        registry.register(toy)
 
 
 def test_every_module_of_a_panel_is_registered() -> None:

@@ -15,6 +15,7 @@ from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout
+from state.process import ProcessIdentity
 from tests.launch.programs import SERVER
 from tests.ports import own_port
 
@@ -34,7 +35,7 @@ def program(folder: Path, code: str = SERVER, config: str = "plain", *arguments:
     return replace(spec, argv=argv, method="spawn", tiny_model=None)
 
 
-def ignore_start(pid: int, pgid: int, process_start: float, boot_id: str, started_by: str) -> None:
+def ignore_start(process: ProcessIdentity, started_by: str) -> None:
     """For tests that need no record."""
 
 

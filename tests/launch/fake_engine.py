@@ -141,20 +141,11 @@ class FakeInstance:
     words: str = ""
     dead: bool = False
 
-    def alive(self) -> bool:
-        return not self.dead
-
     def log(self) -> str:
         return self.words
 
     async def explain_death(self) -> str:
         return f"ended\n{self.words}" if self.dead else ""
-
-    async def wait_ready(self, timeout_s: float) -> float:
-        return 0.0
-
-    async def stop(self, grace_s: float, release_wait_s: float) -> None:
-        return None
 
 
 @asynccontextmanager

@@ -16,14 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.attach import AttachedInstance
 from launch.death import cause, describe_stall, diagnose
 from launch.errors import LaunchError
 from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
-from launch.processes import ProcessIdentity, identify, is_same, members
-from state.process import boot_id
+from launch.processes import members
+from state.process import ProcessIdentity, identify, is_alive
 from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 
@@ -57,9 +56,8 @@ async def test_it_is_recorded_before_it_runs_and_ready_when_it_serves(tmp_path: 
     async with LocalBackend(PROFILE, ENGINE) as backend:
         instance = await backend.start(spec, on_started)
         assert await instance.wait_ready(SOON_S) > 0
-        assert recorded == [
-            (instance.pid, instance.pid, instance.identity.process_start, boot_id(), "spawn/uni", ""),
-        ]
+        assert recorded == [(instance.identity, "spawn/uni", "")]
+        assert instance.identity == identify(instance.pid)
         assert os.getsid(instance.pid) == os.getpgid(instance.pid) == instance.pid
         assert instance.alive()
         assert "serving tiny-qwen3" in instance.tail(3)
@@ -72,8 +70,8 @@ async def test_it_is_recorded_before_it_runs_and_ready_when_it_serves(tmp_path: 
 async def test_an_error_while_it_is_recorded_means_it_never_runs(tmp_path: Path) -> None:
     pids: list[int] = []
 
-    def on_started(pid: int, pgid: int, process_start: float, boot: str, started_by: str) -> None:
-        pids.append(pid)
+    def on_started(process: ProcessIdentity, started_by: str) -> None:
+        pids.append(process.pid)
         raise LaunchError("the journal is full")
 
     async with LocalBackend(PROFILE, ENGINE) as backend:
@@ -336,11 +334,11 @@ def test_a_leftover_is_ended_by_its_identity(tmp_path: Path) -> None:
     identity = leftover(tmp_path)
     pids = pids_noted(tmp_path)
     try:
-        assert is_same(identity)
+        assert is_alive(identity)
         assert {pids["engine"], pids["worker"]} <= set(members(identity))
-        assert end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id, grace_s=0.1)
+        assert end_leftover(identity, grace_s=0.1)
         assert running([pids["engine"], pids["worker"]]) == []
-        assert not end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id)
+        assert end_leftover(identity)
     finally:
         for pid in running(pids.values()):
             os.kill(pid, signal.SIGKILL)
@@ -352,7 +350,7 @@ def test_a_leftover_whose_main_process_is_gone_is_found_by_its_session(tmp_path:
     try:
         os.kill(identity.pid, signal.SIGKILL)
         assert wait_until(lambda: not running([identity.pid]))
-        assert end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id, grace_s=0.1)
+        assert end_leftover(identity, grace_s=0.1)
         assert running([pids["worker"]]) == []
     finally:
         for pid in running(pids.values()):
@@ -363,25 +361,36 @@ def test_a_process_that_only_has_the_same_pid_is_left_alone(tmp_path: Path) -> N
     identity = leftover(tmp_path)
     pids = pids_noted(tmp_path)
     try:
-        start, boot = identity.process_start, identity.boot_id
-        assert not end_leftover(identity.pid, identity.pgid, start - 60.0, boot)
-        assert not end_leftover(identity.pid, identity.pgid, start, "another boot")
+        assert identity.start_ticks is not None
+        assert end_leftover(replace(identity, start_ticks=identity.start_ticks - 1))
+        assert end_leftover(replace(identity, boot_id="another boot"))
         assert sorted(running(pids.values())) == sorted(pids.values())
     finally:
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_an_attached_server_is_awaited_and_never_ended(tmp_path: Path) -> None:
-    spec = program(tmp_path)
-    async with started(spec) as instance:
-        attached = AttachedInstance("mine", spec.url + "/", spec.model)
-        await attached.wait_ready(SOON_S)
-        await attached.stop(0.0, 0.0)
-        assert attached.alive()
+def test_what_cannot_be_verified_is_neither_ended_nor_called_gone(tmp_path: Path) -> None:
+    identity = leftover(tmp_path)
+    pids = pids_noted(tmp_path)
+    try:
+        assert not end_leftover(replace(identity, host="elsewhere"))
+        assert not end_leftover(replace(identity, pid_namespace="pid:[1]"))
+        assert not end_leftover(replace(identity, start_ticks=None, process_start=identity.process_start - 3.0))
+        assert sorted(running(pids.values())) == sorted(pids.values())
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_stepped_clock_disowns_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil derives creation times from the boot time, which it reads again after the clock was set."""
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        before, boot_time = identify(instance.pid), psutil._pslinux.boot_time
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3.0)
+        assert identify(instance.pid).process_start == pytest.approx(before.process_start + 3.0)
         assert instance.alive()
-        with pytest.raises(ReadyTimeout, match="not other"):
-            await AttachedInstance("mine", spec.url, "other").wait_ready(0.0)
-    assert not attached.alive()
-    with pytest.raises(LaunchError, match="no server address"):
-        AttachedInstance("mine", "localhost:8000", "m")
+        assert instance.pid in members(instance.identity)
+        assert end_leftover(instance.identity, grace_s=1.0)
+        assert running([instance.pid]) == []

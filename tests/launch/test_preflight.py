@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.attach import AttachedInstance
 from launch.preflight import GateResult, verify
-from launch.profile import ConnectorConfig, load_config
+from launch.preflight_checks import GateFailed, launched_with_its_connector
+from launch.profile import load_config
 from tests.launch.engines import PROFILE, program, started
+from tests.launch.fake_engine import FakeEngine, asked_about
 from tests.launch.programs import SERVER
 
 CREATED = "Creating v1 connector with name: {} and engine_id: 1"
@@ -126,13 +127,10 @@ async def test_a_failure_counter_counts_where_the_engine_has_one(tmp_path: Path,
     assert "engine_core_failed_total is" in result.checks[-1].detail
 
 
-async def test_a_server_without_a_log_of_ours_cannot_prove_its_connector(tmp_path: Path) -> None:
-    config: ConnectorConfig = load_config("mooncake_both")
-    async with started(program(tmp_path, printing(CREATED.format("MooncakeConnector")))) as instance:
-        await instance.wait_ready(30.0)
-        attached = AttachedInstance("theirs", instance.url, instance.model)
-        result = await verify(attached, config, PROFILE, tmp_path / "log")
-    assert "there is no log to see it in" in result.reason
+async def test_without_a_log_no_connector_is_proven() -> None:
+    async with asked_about(FakeEngine(), "mooncake_both") as subject:
+        with pytest.raises(GateFailed, match="there is no log to see it in"):
+            await launched_with_its_connector(subject)
 
 
 async def test_the_consumers_checks_have_the_specifications_numbers(tmp_path: Path) -> None:

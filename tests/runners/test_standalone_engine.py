@@ -1,16 +1,20 @@
-"""What an engine that belongs to no run is refused for, before anything starts."""
+"""An engine that belongs to no run: what it is refused for, and which process keeps it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
+import psutil
 import pytest
 
 from launch import patching
 from launch.profile import config_names
+from results.records.layout import write_atomic
 from runners import standalone_engine
 from runners.errors import RunnerError
+from state.process import this_process
 
 
 @pytest.mark.parametrize("config", config_names())
@@ -24,3 +28,15 @@ def test_every_config_on_a_cpu_engine_needs_the_patches(
         standalone_engine.bring_up(config, "cpu-tiny", "mine", None, None, tmp_path)
     assert refused.value.remedy == "`tracon patch apply --kind cpu`"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, boot_time = this_process(), psutil._pslinux.boot_time
+    facts = {"name": "mine", "config": "plain", "profile": "cpu-tiny", "model": "m", "url": "u", "state": "ready"}
+    started = {**facts, "holder_pid": me.pid, "holder_start": me.process_start}
+    ticks = {"holder_ticks": me.start_ticks, "holder_boot_id": me.boot_id}
+    for name, row in (("mine", started | ticks), ("older", started | {"name": "older"})):
+        write_atomic(tmp_path / "engines" / name / "engine.json", msgspec.json.encode(row))
+    assert [row.name for row in standalone_engine.running(tmp_path)] == ["mine", "older"]
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3.0)
+    assert [row.name for row in standalone_engine.running(tmp_path)] == ["mine"]

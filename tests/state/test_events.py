@@ -62,7 +62,7 @@ def test_bytes_that_are_no_text_do_not_stop_an_event() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
 def test_what_is_no_number_was_not_measured(value: float | None) -> None:
-    read = decode("instance_sampled", encode(InstanceSampled("plain-1", "a", ttft_p50_s=value)))
+    read = decode("instance_sampled", encode(InstanceSampled(instance="plain-1", cell="a", ttft_p50_s=value)))
     assert isinstance(read, InstanceSampled)
     assert read.ttft_p50_s is None
 

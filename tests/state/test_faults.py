@@ -66,7 +66,7 @@ def _append_for_ever(folder: Path, answers: Connection) -> None:
                 CellChanged(CELL, CellState.RUNNING, attempt),
                 InstanceChanged(name, "plain", InstanceState.STARTING, pid=number),
             )
-            store.append(InstanceSampled(name, CELL, sent=number), CellProgressed(CELL, 0.5))
+            store.append(InstanceSampled(instance=name, cell=CELL, sent=number), CellProgressed(CELL, 0.5))
             store.append(
                 CellChanged(CELL, CellState.PENDING, attempt, "again"),
                 InstanceChanged(name, "plain", InstanceState.GONE),

@@ -109,13 +109,6 @@ def test_the_run_of_a_killed_process_is_taken_over(tmp_path: Path, store: RunSto
     assert store.find_problems() == ()
 
 
-def test_a_dead_lease_can_be_left_alone(store: RunStore) -> None:
-    _put(store, replace(this_process(), boot_id="an earlier boot"), 1.0)
-    with pytest.raises(LeaseHeld) as refused:
-        acquire(store, takeover=False)
-    assert "tracon resume" in refused.value.remedy
-
-
 def test_a_reused_pid_does_not_hold_a_run(store: RunStore) -> None:
     me = this_process()
     assert me.start_ticks is None or is_alive(me)

@@ -7,7 +7,7 @@ import pytest
 
 from state.errors import RequestRefused
 from state.lease import acquire
-from state.requests import ACTIONS, answer, pending, require_runner, submit
+from state.requests import ACTIONS, answer, pending, submit
 from state.store import RunStore
 from tests.state.plans import CELLS, a_run
 
@@ -56,17 +56,11 @@ def test_an_operator_in_another_process_is_heard(tmp_path: Path, served: RunStor
 
 
 def test_without_a_run_process_a_request_is_refused_with_the_remedy(store: RunStore) -> None:
-    for ask in (lambda: submit(store, "pause"), lambda: require_runner(store)):
-        with pytest.raises(RequestRefused, match="no process runs") as refused:
-            ask()
-        assert f"tracon resume {store.run}" in refused.value.remedy
-        assert refused.value.exit_code == 2
+    with pytest.raises(RequestRefused, match="no process runs") as refused:
+        submit(store, "pause")
+    assert f"tracon resume {store.run}" in refused.value.remedy
+    assert refused.value.exit_code == 2
     assert pending(store) == ()
-
-
-def test_what_may_wait_for_the_next_resume_is_taken(store: RunStore) -> None:
-    number = submit(store, "retry", needs_runner=False)
-    assert [request.request for request in pending(store)] == [number]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_two_attempts_cannot_have_one_number(tmp_path: Path) -> None:
     [
         CellChanged("no/such", CellState.RUNNING, 1),
         CellProgressed("no/such", 0.5),
-        InstanceSampled("unknown", CELL),
+        InstanceSampled(instance="unknown", cell=CELL),
         InstanceChanged("plain-1", "plain", InstanceState.READY),
         RequestAnswered(1, True),
         RunPlanned("again", a_plan(), "0.1.0"),

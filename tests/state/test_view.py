@@ -88,7 +88,9 @@ def test_the_golden_journal_gives_the_golden_status() -> None:
 
 def test_histories_and_feed_are_bounded() -> None:
     start = InstanceChanged("plain-1", "plain", InstanceState.STARTING, pid=1)
-    samples = [InstanceSampled("plain-1", FIRST, sent=n, step_counts=(1, 2)) for n in range(HISTORY_SAMPLES + 50)]
+    samples = [
+        InstanceSampled(instance="plain-1", cell=FIRST, sent=n, step_counts=(1, 2)) for n in range(HISTORY_SAMPLES + 50)
+    ]
     notes = [Noted("info", "run", str(n)) for n in range(FEED_LINES + 50)]
     view = folded(start, *samples, *notes)
     instance = view.instances["plain-1"]
@@ -101,7 +103,7 @@ def test_histories_and_feed_are_bounded() -> None:
 
 def test_live_numbers_make_no_feed_line() -> None:
     before = folded(InstanceChanged("plain-1", "plain", InstanceState.STARTING))
-    after = fold(before, Recorded(3, 102.0, 0, InstanceSampled("plain-1", FIRST)))
+    after = fold(before, Recorded(3, 102.0, 0, InstanceSampled(instance="plain-1", cell=FIRST)))
     assert after.feed is before.feed
 
 
@@ -116,9 +118,9 @@ def test_seconds_without_step_timing_leave_the_histogram_alone() -> None:
     start = InstanceChanged("plain-1", "plain", InstanceState.STARTING)
     view = folded(
         start,
-        InstanceSampled("plain-1", FIRST),
-        InstanceSampled("plain-1", FIRST, step_counts=(1, 0, 4)),
-        InstanceSampled("plain-1", FIRST),
+        InstanceSampled(instance="plain-1", cell=FIRST),
+        InstanceSampled(instance="plain-1", cell=FIRST, step_counts=(1, 0, 4)),
+        InstanceSampled(instance="plain-1", cell=FIRST),
     )
     assert view.instances["plain-1"].step_counts_total == (1, 0, 4)
 

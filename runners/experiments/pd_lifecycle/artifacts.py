@@ -17,13 +17,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
 
+from results.measures.columns import floats_or_nan
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
+from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
@@ -133,8 +134,7 @@ def _first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    return percentile(floats_or_nan(values), 0.5).value
 
 
 def _cell_facts(

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.layout import AttemptLayout
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
@@ -278,12 +279,12 @@ def _read_baseline(shape: RequestConfig, tried: Repetition) -> tuple[Colo, str]:
         wrong = f"the combined instance generated {colo.completion_tokens} tokens, not {shape.output_length}"
     if wrong:
         return replace(sent, reason=wrong), wrong
-    ttft_ms, e2e_ms = (_ms_since_send(colo, t_ns) for t_ns in (colo.t_first_token_ns, colo.t_last_token_ns))
-    return replace(sent, ttft_ms=ttft_ms, e2e_ms=e2e_ms), ""
+    return replace(sent, ttft_ms=_measure_ms(TTFT, colo), e2e_ms=_measure_ms(E2E, colo)), ""
 
 
-def _ms_since_send(record: RequestRecord, t_ns: int | None) -> float | None:
-    return None if t_ns is None or record.t_send_ns is None else (t_ns - record.t_send_ns) / 1e6
+def _measure_ms(metric: RequestMetric, record: RequestRecord) -> float | None:
+    seconds = metric.value(*(getattr(record, name) for name in metric.reads))
+    return None if seconds is None else seconds * 1e3
 
 
 def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:

@@ -137,7 +137,7 @@ async def _measure_repeat(
         itl_after_s=after.itl_s,
         worst_gap_before_s=before.worst_s,
         worst_gap_during_s=during.worst_s,
-        prefill_ttft_s=(prefill.t_first_ns - prefill.t_send_ns) / 1e9,
+        prefill_ttft_s=prefill.ttft_s,
         gaps_before=before.gaps,
         gaps_during=during.gaps,
         gaps_after=after.gaps,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 from collections.abc import Callable
 
 import uvloop
 
+from runners.child_process import end_on_signals
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
@@ -32,15 +32,14 @@ def serve(
 async def _serve_until_stopped(
     server: Server, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
 ) -> RouterOutcome:
-    loop, stop, now = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    stop, now = asyncio.Event(), asyncio.Event()
 
     def asked_to_stop() -> None:
         if stop.is_set():
             now.set()
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop)
+    end_on_signals(asked_to_stop)
     on_loop(now)
     say(RouterLine(ready=await server.start()))
     gc.collect()

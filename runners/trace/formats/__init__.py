@@ -42,9 +42,9 @@ def open_trace(
     return FORMATS[name](path, on_progress)
 
 
-def read_trace(path: Path | str, format: str | None = None, on_progress: OnProgress | None = None) -> Trace:
+def read_trace(path: Path | str, format: str | None = None) -> Trace:
     """Read the trace into memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
-    facts, sessions = open_trace(path, format, on_progress)
+    facts, sessions = open_trace(path, format)
     return Trace(facts, tuple(sessions))
 
 

@@ -14,22 +14,15 @@ from results.measures.replay import replay_numbers
 from results.records.layout import trial_layouts
 from results.routing.load import load_cell
 from results.routing.write import analyse_routing
+from tests.doc_code import code_blocks, load_module
 from tests.results.routing.synthetic import Truth, World, write_run
-
-WAITED = RequestMetric(
-    name="wait_s",
-    title="client wait",
-    sentence="From the time the turn was due to its first token.",
-    reads=("t_due_ns", "t_first_token_ns"),
-    formula=lambda due_ns, first_ns: (first_ns - due_ns) / 1e9,
-)
 
 
 @pytest.fixture
-def metric() -> Iterator[RequestMetric]:
-    declare(WAITED)
-    yield WAITED
-    del METRICS[WAITED.name]
+def metric(tmp_path: Path) -> Iterator[RequestMetric]:
+    """The one of docs/extending.md."""
+    yield load_module(tmp_path / "client_wait.py", code_blocks()["client_wait.py"]).WAITED
+    del METRICS["wait_s"]
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +23,9 @@ from runners.errors import ExitCode, RunnerError
 from state import lease as leases
 from state import requests
 from state.errors import LeaseHeld
-from state.events import CellChanged
-from state.run import CellState, RunState, StageState
+from state.events import CellChanged, InstanceChanged
+from state.process import this_process
+from state.run import CellState, InstanceState, RunState, StageState
 from state.store import RunStore
 from state.view import RunView
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
@@ -197,6 +200,32 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     finally:
         worker.kill()
         worker.wait()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "changes", [{"start_ticks": 1}, {"host": "elsewhere"}, {"start_ticks": None, "process_start": 1.0}]
+)
+async def test_an_engine_that_was_left_behind_is_gone_only_where_that_is_verified(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The recorded process is this test's own. With other start ticks it is another; of the rest nothing is known."""
+    folder, process = new_run(tmp_path / "run"), replace(this_process(), **changes)
+    where = {"start_ticks": process.start_ticks, "host": process.host, "pid_namespace": process.pid_namespace}
+    facts: dict[str, Any] = {
+        "pid": process.pid,
+        "process_start": process.process_start,
+        "boot_id": process.boot_id,
+        **where,
+    }
+    with RunStore.open(folder) as store:
+        store.append(InstanceChanged("plain-1", "plain", InstanceState.STARTING, **facts))
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert code == ExitCode.DONE
+    verified = changes == {"start_ticks": 1}
+    assert view.instances["plain-1"].state is (InstanceState.GONE if verified else InstanceState.STARTING)
+    assert any("cannot be verified from here" in line.text for line in view.feed) is not verified
 
 
 async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(

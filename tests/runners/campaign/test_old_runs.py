@@ -11,6 +11,7 @@ from launch.environment import Engine
 from runners.campaign.run_process import work
 from runners.cli import app
 from runners.errors import ExitCode, RunnerError
+from runners.experiments.registry import experiment_named
 from state.events import Noted
 from state.run import RunState
 from state.store import RunStore
@@ -35,7 +36,7 @@ def test_what_has_changed_is_named_with_the_command_that_goes_on(run: Path) -> N
 
 
 def test_it_resumes_where_its_changes_are_accepted_and_says_so(run: Path) -> None:
-    assert work(run, accept_changes=True) == ExitCode.DONE
+    assert work(run, experiment_named, accept_changes=True) == ExitCode.DONE
     with RunStore.open(run, read_only=True) as store:
         assert store.run_row().state is RunState.DONE
         notes = [recorded.event.text for recorded in store.events() if isinstance(recorded.event, Noted)]

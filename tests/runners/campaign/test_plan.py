@@ -12,15 +12,16 @@ import pytest
 from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import differences, duration_text, load_cell_s
-from runners.campaign.start import options_of, prepare
+from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
 from state.run import RunPlan
+from tests.runners.prepared import prepare
 
 
 def plan_of(profile: str, preset: str = "full", seed: int = 1, **more: Any) -> RunPlan:  # RunOptions' fields
-    return prepare(RunOptions(EXPERIMENT, profile, preset, seed=seed, **more), need_engine=False).plan
+    return prepare(RunOptions(EXPERIMENT, profile, preset, seed=seed, **more)).plan
 
 
 @pytest.mark.parametrize(
@@ -148,27 +149,27 @@ def test_a_plan_can_be_made_again_from_what_it_holds_also_with_files_of_ones_own
     own = tmp_path / "my_noop.toml"
     own.write_text((CONFIGS_FOLDER / "noop_connector.toml").read_text().replace('"noop_connector"', '"my_noop"'))
     options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", str(own)), seed=9, trials=2, port=19999)
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     assert set(plan.configs) == {"plain", "my_noop"}
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_config_named_twice_is_refused() -> None:
     with pytest.raises(RunnerError, match="twice"):
-        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "plain")), need_engine=False)
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "plain")))
 
 
 def test_a_setting_changes_the_grid_of_connector_tax_and_is_kept_for_the_resume() -> None:
     options = RunOptions("connector-tax", "cpu-tiny", "smoke", settings=("min_completed=7", "phase_a.output_tokens=9"))
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     assert plan.inputs["grid"]["min_completed"] == 7
     assert {cell.params["output_tokens"] for cell in plan.cells if cell.stage == "phase-a"} == {9}
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
     """A run that was begun before connector-tax had settings resumes: its fingerprint is the same."""
-    assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke"), need_engine=False).plan.inputs
+    assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke")).plan.inputs
 
 
 @pytest.mark.parametrize(
@@ -177,4 +178,4 @@ def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
 )
 def test_a_wrong_setting_is_named(setting: str, named: str) -> None:
     with pytest.raises(RunnerError, match=named):
-        prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)), need_engine=False)
+        prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)))

@@ -10,12 +10,13 @@ import pytest
 
 from launch.profile import PROFILES_FOLDER, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import options_of, prepare
+from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import read_grid as read_connector_tax
 from runners.experiments.pd_lifecycle.grid import read_grid as read_pd_lifecycle
 from runners.experiments.routing.grid import read_grid as read_routing
 from state.run import RunPlan
+from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
 READERS: Mapping[str, Callable[..., Any]] = {
@@ -32,7 +33,7 @@ PRESETS = [
 
 
 def plan_of(experiment: str, profile: str = "cpu-tiny", preset: str = "smoke", **more: Any) -> RunPlan:
-    return prepare(RunOptions(experiment, profile, preset, **more), need_engine=False).plan
+    return prepare(RunOptions(experiment, profile, preset, **more)).plan
 
 
 @pytest.mark.parametrize("experiment", READERS)
@@ -47,7 +48,7 @@ def test_stages_are_barriers(experiment: str) -> None:
 
 @pytest.mark.parametrize(("profile", "experiment", "preset"), PRESETS)
 def test_the_arithmetic_shown_adds_up_to_the_plan(profile: str, experiment: str, preset: str) -> None:
-    prepared = prepare(RunOptions(experiment, profile, preset), need_engine=False)
+    prepared = prepare(RunOptions(experiment, profile, preset))
     engines_s = sum(cell.estimated_s for cell in prepared.plan.cells if cell.config is not None)
     assert sum(line.seconds for line in prepared.draft.sums) == pytest.approx(engines_s)
 
@@ -58,7 +59,7 @@ def test_a_plan_can_be_made_again_from_what_it_holds(experiment: str, tmp_path: 
     profile = tmp_path / "mine.toml"
     profile.write_text((PROFILES_FOLDER / "cpu-tiny.toml").read_text().replace('name = "cpu-tiny"', 'name = "mine"'))
     plan = plan_of(experiment, str(profile), seed=9, port=19999, settings=("preflight_s=4",))
-    again = prepare(options_of(plan), need_engine=False).plan
+    again = prepare(options_of(plan)).plan
     assert again.profile == str(profile)
     assert again.fingerprint == plan.fingerprint
     assert plan_of(experiment, str(profile), seed=8).fingerprint != plan.fingerprint

@@ -12,7 +12,7 @@ from runners.load.pacer import Pacer
 @pytest.mark.parametrize("kernel_timer", [True, False])
 def test_it_wakes_after_its_time_and_never_before(kernel_timer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernel_timer:
-        monkeypatch.setattr(module, "_timerfd", lambda: None)
+        monkeypatch.setattr(module, "_open_timerfd", lambda: None)
     late_ns: list[int] = []
 
     async def run() -> None:

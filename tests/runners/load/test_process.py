@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from results.records.schemas import RequestStatus
+from runners.child_process import read_spec
 from runners.load.process import run_load
-from runners.load.spec import LoadError, LoadSpec, LoadTick, load_spec, to_json
+from runners.load.spec import LoadError, LoadSpec, LoadTick
 from tests.runners.load.cells import Measured, assert_golden, read_rows, short_spec
 from tests.servers.truth_server import TruthServer
 
@@ -32,7 +34,7 @@ async def test_a_cell_in_its_own_process_measures_the_truth(server: TruthServer,
     outcome = await run_load(spec, ticks.append)
     assert outcome.stop_reason == "complete"
     assert ticks
-    assert load_spec(tmp_path / "requests.spec.json", LoadSpec) == spec
+    assert read_spec(tmp_path / "requests.spec.json", LoadSpec, "load spec", LoadError) == spec
     assert_golden(Measured(outcome, read_rows(spec.requests_path), server.take(), tuple(ticks)))
     assert not children()
 
@@ -60,7 +62,7 @@ async def test_cancelling_leaves_no_process_behind(server: TruthServer, tmp_path
 
 async def test_a_process_that_dies_is_an_error(server: TruthServer, tmp_path: Path) -> None:
     spec = short_spec(server.url(ttft_ms=60_000), tmp_path, min_duration_s=9.0)
-    with pytest.raises(LoadError, match="ended with code -9 and no outcome"):
+    with pytest.raises(LoadError, match=r"ended with no outcome \(exit code -9\)"):
         await run_load(spec, lambda tick: children()[0].kill())
 
 
@@ -85,12 +87,13 @@ async def test_a_callback_that_fails_leaves_no_process_behind(server: TruthServe
 @pytest.mark.fault
 def test_the_load_ends_with_its_parent(server: TruthServer, tmp_path: Path) -> None:
     spec_path = tmp_path / "spec.json"
-    spec_path.write_bytes(to_json(short_spec(server.url(ttft_ms=60_000), tmp_path, min_duration_s=9.0)))
+    spec_path.write_bytes(msgspec.json.encode(short_spec(server.url(ttft_ms=60_000), tmp_path, min_duration_s=9.0)))
     script = (
         "import asyncio, sys, pathlib\n"
         "from runners.load.process import run_load\n"
-        "from runners.load.spec import LoadSpec, load_spec\n"
-        "spec = load_spec(pathlib.Path(sys.argv[1]), LoadSpec)\n"
+        "from runners.child_process import read_spec\n"
+        "from runners.load.spec import LoadError, LoadSpec\n"
+        "spec = read_spec(pathlib.Path(sys.argv[1]), LoadSpec, 'load spec', LoadError)\n"
         "asyncio.run(run_load(spec, lambda tick: print('tick', flush=True)))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script, str(spec_path)], stdout=subprocess.PIPE, text=True)
@@ -110,7 +113,7 @@ def test_a_parent_that_stops_reading_does_not_stop_the_load(server: TruthServer,
     """Its output pipe is full from the start: ticks are lost, requests are not."""
     spec = short_spec(server.url(itl_ms=1), tmp_path, min_duration_s=2.2)
     spec_path = tmp_path / "spec.json"
-    spec_path.write_bytes(to_json(spec))
+    spec_path.write_bytes(msgspec.json.encode(spec))
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     filler = 0
@@ -146,7 +149,7 @@ def _finished(path: Path, count: int) -> bool:
 
 def test_sigterm_by_hand_cuts_the_cell(server: TruthServer, tmp_path: Path) -> None:
     spec_path = tmp_path / "spec.json"
-    spec_path.write_bytes(to_json(short_spec(server.url(ttft_ms=60_000), tmp_path, min_duration_s=9.0)))
+    spec_path.write_bytes(msgspec.json.encode(short_spec(server.url(ttft_ms=60_000), tmp_path, min_duration_s=9.0)))
     load = subprocess.Popen(
         [sys.executable, "-m", "runners.load", str(spec_path)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
     )

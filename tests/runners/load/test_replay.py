@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from results.records.schemas import RequestStatus
+from runners.child_process import read_spec
 from runners.load.process import run_replay
 from runners.load.replay import compute_amplification, session_line
 from runners.load.replay_spec import ReplaySpec, ReplayTick
-from runners.load.spec import LoadError, load_spec
+from runners.load.spec import LoadError
 from runners.trace.session import Session
 from tests.runners.load.traces import Replay, chain, prompts_of, replay_spec, seconds, trace_of, turn
 from tests.servers.truth_server import TruthServer
@@ -256,7 +257,7 @@ async def test_a_replay_in_its_own_process_ends_with_its_outcome(server: TruthSe
     outcome = await run_replay(spec, ticks.append)
     assert (outcome.stop_reason, outcome.completed) == ("complete", 2)
     assert ticks
-    assert load_spec(tmp_path / "metrics.spec.json", ReplaySpec) == spec
+    assert read_spec(tmp_path / "metrics.spec.json", ReplaySpec, "load spec", LoadError) == spec
 
 
 async def test_a_cut_before_it_has_begun_is_an_outcome_too(server: TruthServer, tmp_path: Path) -> None:

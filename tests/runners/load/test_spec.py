@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from runners.load.spec import LoadError, LoadSpec, load_spec, to_json
+from runners.child_process import read_spec
+from runners.load.spec import LoadError, LoadSpec
 
 SPEC = LoadSpec(
     url="http://127.0.0.1:8000",
@@ -21,8 +23,8 @@ SPEC = LoadSpec(
 
 def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
-    path.write_bytes(to_json(SPEC))
-    assert load_spec(path, LoadSpec) == SPEC
+    path.write_bytes(msgspec.json.encode(SPEC))
+    assert read_spec(path, LoadSpec, "load spec", LoadError) == SPEC
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,9 @@ def test_a_spec_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text:
     path = tmp_path / "spec.json"
     path.write_text(text)
     with pytest.raises(LoadError, match=r"spec\.json"):
-        load_spec(path, LoadSpec)
+        read_spec(path, LoadSpec, "load spec", LoadError)
     with pytest.raises(LoadError, match="nowhere"):
-        load_spec(tmp_path / "nowhere", LoadSpec)
+        read_spec(tmp_path / "nowhere", LoadSpec, "load spec", LoadError)
 
 
 def test_the_expected_window_is_what_both_minima_need() -> None:

@@ -15,7 +15,6 @@ from results.measures.saturation import ReferenceRates
 from results.records.layout import RunLayout, write_atomic
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome, RunOptions
-from runners.campaign.start import prepare
 from runners.cli.asking import skip_stages
 from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
@@ -23,10 +22,11 @@ from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.events import CellChanged, Event, Noted
 from state.run import CellPlan, CellState
 from state.store import RunStore
+from tests.runners.prepared import prepare
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
-PLAN = prepare(RunOptions(EXPERIMENT), need_engine=False).plan
+PLAN = prepare(RunOptions(EXPERIMENT)).plan
 CELLS = {cell.cell: cell for cell in PLAN.cells}
 
 

@@ -15,12 +15,12 @@ from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze
-from runners.campaign.start import prepare
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from state.run import CellPlan, RunPlan
+from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
 H20 = "h20-qwen3-coder-30b"
@@ -48,7 +48,7 @@ def sweep(plan: RunPlan) -> list[CellPlan]:
 
 
 def test_the_specifications_grid_is_there_whole() -> None:
-    plan = prepare(RunOptions(EXPERIMENT, H20, "full"), need_engine=False).plan
+    plan = prepare(RunOptions(EXPERIMENT, H20, "full")).plan
     shapes = [shape_of(cell) for cell in sweep(plan)]
     assert len(shapes) == 144
     assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
@@ -63,7 +63,7 @@ def test_the_specifications_grid_is_there_whole() -> None:
 @pytest.mark.parametrize("profile", ["cpu-tiny", H20, "h200-qwen3-coder-30b-dummy"])
 def test_every_preset_measures_every_cell_of_its_grid(profile: str) -> None:
     for preset in load_profile(profile).experiments[EXPERIMENT]:
-        plan = prepare(RunOptions(EXPERIMENT, profile, preset), need_engine=False).plan
+        plan = prepare(RunOptions(EXPERIMENT, profile, preset)).plan
         assert [cell.params["why_not"] for cell in sweep(plan)] == [""] * len(sweep(plan))
 
 
@@ -133,7 +133,7 @@ def test_what_is_first_can_be_fixed_and_is_in_the_plan() -> None:
     fixed = grid("full", ["order=handover_first"])
     assert not any(fixed.combined_first(shape, number) for shape in fixed.list_shapes() for number in range(1, 6))
     plans = [
-        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=settings), need_engine=False).plan
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=settings)).plan
         for settings in ((), ("order=handover_first",))
     ]
     assert [plan.inputs["grid"]["order"] for plan in plans] == ["counterbalanced", "handover_first"]
@@ -185,7 +185,7 @@ def test_a_setting_changes_the_grid() -> None:
 )
 def test_a_wrong_setting_is_refused_by_name(settings: list[str], named: str) -> None:
     with pytest.raises(RunnerError, match=named):
-        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=tuple(settings)), need_engine=False)
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=tuple(settings)))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_a_wrong_setting_is_refused_by_name(settings: list[str], named: str) -> 
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOptions, named: str) -> None:
     with pytest.raises(Exception, match=named) as refused:
-        prepare(options, need_engine=False)
+        prepare(options)
     assert getattr(refused.value, "remedy", "")
 
 
 @pytest.mark.parametrize("configs", [(), ("nixl_both",), ("mooncake_producer", "mooncake_consumer")])
 def test_the_configs_of_both_engines(configs: tuple[str, ...]) -> None:
-    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", configs), need_engine=False)
+    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", configs))
     expected = configs or ("mooncake_both",)
     assert prepared.plan.configs == expected
     assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == set(expected)

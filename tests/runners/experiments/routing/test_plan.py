@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import find_changes, freeze
-from runners.campaign.start import options_of, prepare
+from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice, counting_profile
@@ -26,6 +26,7 @@ from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_r
 from runners.router.spec import TransferRules
 from state.events import RunPlanned, decode, encode
 from state.run import CellPlan, RunPlan
+from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
 POLICY_OF_ONES_OWN = """
@@ -121,14 +122,14 @@ def test_every_preset_whose_numbers_are_read_has_trials_to_pair(preset: str) -> 
 
 @pytest.mark.parametrize("name", ["h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
 def test_every_profile_has_a_routing_preset(name: str) -> None:
-    plan = prepare(RunOptions(EXPERIMENT, name, "full"), need_engine=False).plan
+    plan = prepare(RunOptions(EXPERIMENT, name, "full")).plan
     assert len({cell.label for cell in replays(plan)}) >= 6
 
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
 def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) -> None:
     plans = {
-        preset: prepare(RunOptions(EXPERIMENT, name, preset), need_engine=False).plan
+        preset: prepare(RunOptions(EXPERIMENT, name, preset)).plan
         for preset in ("baselines", "sensitivity", "load-floor")
     }
     baselines = {cell.params["policy"] for cell in replays(plans["baselines"])}
@@ -152,7 +153,7 @@ def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) 
 
 def test_a_config_that_needs_the_patches_has_them_applied_before_and_removed_after() -> None:
     def order(config: str) -> list[str]:
-        plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", (config,)), need_engine=False).plan
+        plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", (config,))).plan
         return [cell.kind for cell in plan.cells]
 
     patched = order("mooncake_both")
@@ -251,7 +252,7 @@ def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
 
 
 def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
-    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor"), need_engine=False).plan
+    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
     limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in replays(plan) if "overlap f" in cell.label}
     assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0}
 
@@ -270,7 +271,7 @@ def test_a_plan_says_in_words_what_an_arm_does_with_kv() -> None:
         "EAR, KV not moved: no KV is moved, the target of a migration or handover recomputes",
         "EAR, soon: transfer.timeout_s = 2.0, elsewhere 10.0",
     ]
-    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("EAR.moves_kv=false",)), need_engine=False)
+    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("EAR.moves_kv=false",)))
     assert "EAR: no KV is moved" in rendered(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
 
 
@@ -365,7 +366,7 @@ def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings:
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOptions, named: str) -> None:
     with pytest.raises(RunnerError, match=named):
-        prepare(options, need_engine=False)
+        prepare(options)
 
 
 def test_pools_are_in_the_label_and_in_the_roles() -> None:
@@ -403,11 +404,11 @@ def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
         policies=("lmetric", str(own)),
         settings=("trace.sessions=3", f"{own}.bias=0.5"),
     )
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     assert {cell.label for cell in replays(plan)} == {"lmetric", "mine bias=0.5"}
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
     own.write_text(POLICY_OF_ONES_OWN + "\n# changed\n")
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint != plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint != plan.fingerprint
 
 
 def test_the_presets_engines_are_the_runs_engines() -> None:
@@ -415,17 +416,17 @@ def test_the_presets_engines_are_the_runs_engines() -> None:
     settings = counting_profile(CPU, of.engine).engine
     assert settings.block_size == of.engine.block_size == 32
     assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
-    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke"), need_engine=False).plan
+    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke")).plan
     assert plan.inputs["profile"]["engine"]["block_size"] == 32
 
 
 def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
     options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("router.transfer.priority=-2",))
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     text = encode(RunPlanned("r", plan, "0")).decode()
     old = text.replace('"priority":-2', '"leg_priority":-2').replace("transfer.priority=", "transfer.leg_priority=")
     assert old.count("leg_priority") == 2 + len(replays(plan)), "grid, setting, and each cell"
     stored = decode("run_planned", old)
     assert isinstance(stored, RunPlanned)
-    assert find_changes(stored.plan, prepare(options_of(stored.plan), need_engine=False).plan) == ""
+    assert find_changes(stored.plan, prepare(options_of(stored.plan)).plan) == ""
     assert {cell.params["transfer"]["priority"] for cell in replays(stored.plan)} == {-2}

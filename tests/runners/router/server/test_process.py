@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -22,7 +23,6 @@ from runners.router.spec import (
     RouterTick,
     TransferRules,
     router_spec,
-    to_json,
 )
 from tests.runners.router.routers import instances, until
 from tests.servers.backend import Backend
@@ -111,7 +111,7 @@ async def test_one_that_was_killed_is_an_error_and_not_a_result(tmp_path: Path) 
 async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     async with instances("a") as one:
         path = tmp_path / "spec.json"
-        path.write_bytes(to_json(spec_for(one)))
+        path.write_bytes(msgspec.json.encode(spec_for(one)))
         script = (
             "import asyncio, sys, pathlib\n"
             "from runners.router.server.process import RouterProcess\n"

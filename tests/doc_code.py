@@ -1,0 +1,29 @@
+"""The code of docs/extending.md, so that tests run what a reader copies."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
+
+
+def code_blocks() -> dict[str, str]:
+    """The page's code by the name in its first line."""
+    text = PAGE.read_text(encoding="utf-8")
+    return dict(re.findall(r"```(?:toml|python)\n# (\S+)\n(.*?)```", text, flags=re.DOTALL))
+
+
+def load_module(path: Path, text: str) -> ModuleType:
+    """The text as a module of that file."""
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"toy_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
