@@ -130,12 +130,14 @@ class Analyst:
 
 def analyse_folder(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now. Takes seconds; imports the analysis."""
+    from results.report.page import render_terminal
+
     try:
         results = results_named(experiment)
         analysis = results.analyse(folder)
         text = results.report(analysis)
         charts = results.charts(analysis) if results.charts is not None else ()
-        page = partial(results.page, analysis, folder) if results.page is not None else None
+        page = partial(render_terminal, results.page(analysis), folder) if results.page is not None else None
         return Findings(Report(text, charts, page), time.time())
     except Exception as error:  # noqa: BLE001 (a damaged folder shows its error in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")

@@ -17,17 +17,10 @@ if TYPE_CHECKING:
 
     from results.records.layout import RunLayout
     from results.report.chart import Chart
+    from results.report.comparison import Comparable
+    from results.report.page import Page
 
 Analysis = TypeVar("Analysis")
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Two runs side by side."""
-
-    text: ReportText
-    data: Mapping[str, Any]
-    """The same as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +42,10 @@ class ExperimentResults(Generic[Analysis]):
     """For a terminal of this many columns, below the report's tables; returns None where there is nothing to draw."""
     charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
     """For the console, as sections of their own."""
-    page: Callable[[Analysis, Path, int], RenderableType] | None = None
-    """The result on one page, of the run in this folder, for a terminal of this many columns; shown when a run ends."""
-    compare: Callable[[Path, Path], Compared] | None = None
-    """Two runs side by side. Raises ResultsError where they share nothing."""
+    page: Callable[[Analysis], Page] | None = None
+    """The result on one page: the beginning of every form of the report, and what a run shows when it ends."""
+    comparable: Callable[[Analysis, Path], Comparable] | None = None
+    """What of the run in this folder another run of the experiment can be held against."""
     upgrades: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """By name of a document: brings one that an older version wrote to today's names."""
     why_no_compare: str = ""

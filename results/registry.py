@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from results.experiment import ExperimentResults
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
+
+if TYPE_CHECKING:
+    from results.report.comparison import Comparison
 
 FOLDERS = (
     "connector_tax",
@@ -61,3 +64,25 @@ def results_of(folder: Path) -> ExperimentResults[Any]:
 def is_measured(kind: str) -> bool:
     """Whether cells of this kind have numbers to analyse."""
     return any(kind in results.measured_kinds for results in _BY_NAME.values())
+
+
+def compare_runs(first: Path, second: Path) -> Comparison:
+    """Analyse both run folders and compare them.
+
+    Raises ResultsError where a folder is none, or where the runs are not of one experiment, share no number, or differ
+    in what they must agree in.
+    """
+    from results.records.run_folder import run_facts
+    from results.report.comparison import compare, require_same_experiment
+
+    require_same_experiment(run_facts(first)[0], run_facts(second)[0])
+    runs = []
+    for folder in (first, second):
+        results = results_of(folder)
+        if results.comparable is None:
+            raise ResultsError(
+                f"{folder.name} is a {results.name} run: {results.why_no_compare}",
+                remedy=f"see `tracon report {folder.name}`",
+            )
+        runs.append(results.comparable(results.analyse(folder), folder))
+    return compare((first, second), *runs)

@@ -31,7 +31,7 @@ CDF_POINTS = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.981, 1, 20)
 """Shares at which a distribution is drawn: finer where the tail is."""
 
 _RANGE = "range of the trials"
-_SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired in the strip below"
+_SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired below"
 
 
 def ttft_by_rate(analysis: Analysis) -> Figure:
@@ -51,7 +51,7 @@ def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> 
     caption = (
         f"{name} of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
         f"({_limit_text(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points "
-        f"at one rate are set apart sideways so that their bars can be read.{name_absent(analysis)}"
+        f"at one rate are set apart sideways around plain's, which is at the rate itself.{name_absent(analysis)}"
     )
     return Figure(number, title, caption, table, _reference_lines(analysis))
 
@@ -67,9 +67,9 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
-        f"saturated rate by any criterion ({_limit_text(analysis)}). Below: the same as a ratio, with the threshold of "
-        f"criterion 1; configs are set apart sideways there.{name_absent(analysis)}"
+        f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a cell in which criterion 1 "
+        f"fired; the knees beside are by any criterion ({_limit_text(analysis)}). Below: the same as a ratio, on an "
+        f"axis that does not begin at 0, with the threshold of criterion 1.{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)

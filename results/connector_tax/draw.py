@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
@@ -16,28 +15,16 @@ from results.connector_tax.tax import TITLES, Metric
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.report.ink import (
-    FILLS,
-    HATCHES,
-    Pen,
-    bar_lengths,
-    legend_beside,
-    pens,
-    percent,
-    plain_ticks,
-    rate_axis,
-    sheet,
-    title_sheet,
-)
+from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
+from results.report.marks import Bars, draw_bars, draw_grid, draw_line, label_lines, name_bars, name_rows, set_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
-    from matplotlib.image import AxesImage
 
 _ON_GRID = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-_GAP = 1.035
-"""Neighbouring configs at one rate stand apart by this factor."""
+_FRAMEWORK = "#d9d9d9"
+_STEPS: Mapping[str, Any] = {"scale": 1.0, "unit": " µs"}
 
 
 def draw_latency(figure: Figure) -> Drawing:
@@ -46,49 +33,52 @@ def draw_latency(figure: Figure) -> Drawing:
     value = f"{name}_p90_s"
     configs = list(dict.fromkeys(table["config"]))
     rates = sorted(set(table["rate_per_s"]))
-    drawing = sheet(9, 4.4 + 0.2 * len(configs))
-    axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + len(configs)))
+    marked = [name for name in configs if _list_marks(table, name)]
+    drawing = sheet(8, 3.9 + 0.2 * len(marked))
+    axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + max(len(marked), 1)))
     _draw_references(axes, figure)
-    for place, (config, pen) in enumerate(pens(configs).items()):
+    apart, ends = set_apart(configs), []
+    for config, pen in pens(configs).items():
         rows = table[(table["config"] == config) & table[value].notna()]
-        shift = _GAP ** (place - (len(configs) - 1) / 2)
-        _line_with_bars(axes, rows, rows["rate_per_s"] * shift, value, config, pen)
+        at = rows["rate_per_s"].to_numpy(dtype=np.float64) * apart[config]
+        draw_line(axes, at, rows, value, pen, 1e3)
+        height = rows[value].to_numpy(dtype=np.float64) * 1e3
+        hollow = (rows["degraded"] != "").to_numpy()
+        axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
+        crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
+        axes.plot(at[crossed], height[crossed], "x", color="black", markersize=9, markeredgewidth=1.4, zorder=5)
+        ends += [(float(at[-1]), float(height[-1]), config, pen.color)] if len(at) else []
     shown = table[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=np.float64).ravel() * 1e3
     plain_ticks(axes, "y", shown[np.isfinite(shown)])
     axes.set_ylabel(f"{name.upper()} p90 (ms)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)  # above the names of the reference rates
-    legend_beside(axes)
-    _draw_criteria(strip, table, configs)
+    _draw_criteria(strip, table, marked)
     rate_axis(strip, rates)
     strip.set_xlabel("send rate (requests/s)")
+    label_lines(axes, ends)
     return drawing
 
 
-def _line_with_bars(axes: Axes, rows: pd.DataFrame, at: pd.Series[float], value: str, config: str, pen: Pen) -> None:
-    """One config (ms); saturated points are crossed, degraded ones hollow."""
-    names = (value, f"{value}_low", f"{value}_high")
-    height, low, high = (rows[name].to_numpy(dtype=np.float64) * 1e3 for name in names)
-    axes.plot(at, height, label=config, **pen.line())
-    bars = bar_lengths(height, low, high)
-    axes.errorbar(at, height, yerr=bars, fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2)
-    hollow = (rows["degraded"] != "").to_numpy()
-    axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
-    crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
-    axes.plot(at[crossed], height[crossed], "x", color="black", markersize=9, markeredgewidth=1.4, zorder=5)
+def _list_marks(table: pd.DataFrame, config: str) -> list[tuple[float, str]]:
+    """Rate and text of each cell in which criteria fired, or of which it is not known."""
+    marks = []
+    for row in table[table["config"] == config].to_dict("records"):
+        text = " ".join(f"×{number}" for number in row["criteria_fired"].split(",") if number)
+        text = "?" if row["saturated"] is None else text
+        marks += [(float(row["rate_per_s"]), text)] if text else []
+    return marks
 
 
 def _draw_criteria(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
-    """A line per config: the criteria that fired at each rate."""
+    """A line per config that is saturated somewhere: the criteria that fired at each rate."""
     for place, config in enumerate(configs):
-        for row in table[table["config"] == config].to_dict("records"):
-            text = " ".join(f"×{number}" for number in row["criteria_fired"].split(",") if number)
-            if row["saturated"] is None:
-                text = "?"
-            axes.text(row["rate_per_s"], place, text, ha="center", va="center", fontsize=8, bbox=_ON_GRID)
+        for rate, text in _list_marks(table, config):
+            axes.text(rate, place, text, ha="center", va="center", fontsize=8, bbox=_ON_GRID)
     axes.set_yticks(range(len(configs)), configs)
-    axes.set_ylim(len(configs) - 0.5, -0.5)
+    axes.set_ylim(max(len(configs), 1) - 0.5, -0.5)
     axes.tick_params(length=0)
-    axes.set_title("saturated by criterion", loc="left", fontsize=8)
+    title = "saturated by criterion" if configs else "no cell is saturated"
+    axes.set_title(title, loc="left", fontsize=8)
 
 
 def _draw_references(axes: Axes, figure: Figure) -> None:
@@ -104,31 +94,32 @@ def _draw_references(axes: Axes, figure: Figure) -> None:
 
 
 def draw_throughput(figure: Figure) -> Drawing:
-    """Figure 3: achieved over requested with y = x and knees; the ratio below."""
+    """Figure 3: achieved over requested with y = x; the ratio below, on an axis of its own range."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
     rates = sorted(set(table["rate_per_s"]))
-    drawing = sheet(9, 6)
-    axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 3))
+    drawing = sheet(8, 5.4)
+    axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 4))
     axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1, label="y = x")
-    for place, (config, pen) in enumerate(pens(configs).items()):
+    apart = set_apart(configs)
+    for config, pen in pens(configs).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
-        shift = _GAP ** (place - (len(configs) - 1) / 2)
-        knee = (rows["rate_per_s"] == rows["saturation_rate_per_s"]).to_numpy()
-        for panel, column, at in (
-            (axes, "achieved_per_s", rows["rate_per_s"]),
-            (ratio, "ratio", rows["rate_per_s"] * shift),
-        ):
-            panel.plot(at, rows[column], label=config, **pen.line())
-            panel.plot(at[knee], rows[column][knee], "o", color=pen.color, markerfacecolor="none", markersize=11)
+        short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
+        at = rows["rate_per_s"].to_numpy(dtype=np.float64)
+        for panel, column, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
+            height = rows[column].to_numpy(dtype=np.float64)
+            panel.plot(x, height, label=config, **pen.line())
+            panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
     plain_ticks(axes, "y", table["achieved_per_s"].dropna(), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     legend_beside(axes)
     _list_knees(ratio, table)
     _draw_references(ratio, figure)
-    ratio.axhline(figure.lines["threshold"], color="black", linewidth=0.8, linestyle=":")
-    ratio.set_ylim(0, max(1.1, 1.05 * float(table["ratio"].max())))
+    threshold = figure.lines["threshold"]
+    ratio.axhline(threshold, color="black", linewidth=0.8, linestyle=":")
+    low, high = min(threshold, float(table["ratio"].min())), max(1.0, float(table["ratio"].max()))
+    ratio.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     ratio.set_ylabel("achieved / requested")
     rate_axis(ratio, rates)
     ratio.set_xlabel("requested (requests/s)")
@@ -152,7 +143,7 @@ def draw_cdf(figure: Figure) -> Drawing:
     """Figure 6: a panel per series of steps."""
     table = figure.table
     series = [name for name in CDF_SERIES if name in set(table["series"])]
-    drawing = sheet(10, 4.4)
+    drawing = sheet(9, 4)
     panels = drawing.subplots(1, len(series), sharey=True, squeeze=False)[0]
     ink = pens(dict.fromkeys(table["config"]))
     for panel, name in zip(panels, series, strict=True):
@@ -165,41 +156,10 @@ def draw_cdf(figure: Figure) -> Drawing:
         plain_ticks(panel, "x", bulk, spread=2.5)
         panel.set_xlabel(f"{name.removesuffix('_us')} (µs)")
         panel.set_title(CDF_SERIES[name], loc="left")
-        panel.set_ylim(0, 1.005)
+        panel.set_ylim(-0.01, 1.01)
     panels[0].set_ylabel("share of steps")
     legend_beside(panels[-1])
     title_sheet(drawing, figure.title)
-    return drawing
-
-
-_TICKS = (-0.5, -0.25, 0, 0.25, 0.5, 1, 3, 10, 30, 100, 300, 1000)
-Numbers = npt.NDArray[np.floating[Any]]
-_EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
-
-
-def draw_bars(figure: Figure) -> Drawing:
-    """Figure 4: a panel per metric, a pair of bars per config."""
-    table = figure.table
-    configs = list(dict.fromkeys(table["config"]))
-    metrics = _shown_metrics(table)
-    drawing = sheet(max(6.5, 2.2 + 1.15 * len(configs)), 3 * len(metrics))
-    panels = drawing.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        rows = table[table["metric"] == metric]
-        _scale_axis(panel, rows)
-        for side, reference in enumerate((REF_SAFE, REF_LOAD)):
-            taxes = rows[rows["reference"] == reference].set_index("config").reindex(configs)
-            at = np.arange(len(configs)) + (side - 0.5) * 0.38
-            rate = taxes["rate_per_s"].dropna()
-            label = f"{reference} ({rate.iloc[0]:g} req/s)" if len(rate) else f"{reference}: none"
-            _draw_bars(panel, at, taxes, 0.36, side, label)
-        panel.axhline(0, color="black", linewidth=0.8)
-        panel.set_ylabel(f"{TITLES[metric]} over plain's")
-        percent(panel.yaxis)
-        panel.grid(visible=False, axis="x")
-    legend_beside(panels[0])
-    panels[0].set_title(figure.title, loc="left", fontweight="bold")
-    panels[-1].set_xticks(range(len(configs)), [_break_name(config) for config in configs])
     return drawing
 
 
@@ -207,56 +167,65 @@ def _shown_metrics(table: pd.DataFrame) -> list[Metric]:
     return [metric for metric in TITLES if metric in set(table["metric"])]
 
 
-def _draw_bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, label: str) -> None:
-    """Bars with their intervals and what to know of each."""
-    tax, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("tax", "low", "high"))
-    axes.bar(at, np.nan_to_num(tax), width, color=FILLS[look], hatch=HATCHES[look], label=label, **_EDGE)
-    known = _draw_intervals(axes, at, tax, low, high)
-    saturated = rows["saturated"].to_numpy() if "saturated" in rows else np.zeros(len(rows))
-    verdicts = rows["verdict"].to_numpy()
-    for place, x in enumerate(at):
-        words = []
-        if not np.isfinite(tax[place]):
-            words.append("not\nmeasured")
-        elif not known[place]:
-            words.append("no\ninterval")
-        elif not verdicts[place]:
-            words.append("no\nverdict")
-        elif not is_distinguishable(str(verdicts[place])):
-            words.append("n.d.")
-        if saturated[place] == True:  # noqa: E712 - NaN where no cell was measured
-            words.append("s")
-        top = np.nanmax([tax[place], high[place], 0.0])
-        axes.annotate("\n".join(words), (float(x), float(top)), xytext=(0, 2), textcoords="offset points",
-                      ha="center", va="bottom", fontsize=7)  # fmt: skip
+def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:
+    """The rows of `configs` in their order, with the columns that `draw_bars` reads; `value`: column and prefix."""
+    sides = ("low", "high") if value == "tax" else (f"{value}_low", f"{value}_high")
+    bars = rows.set_index("config").reindex(list(configs))
+    named = dict(zip(("value", "low", "high"), (value, *sides), strict=True))
+    columns: dict[str, Any] = {
+        name: bars[source].astype(object).where(bars[source].notna(), None) for name, source in named.items()
+    }
+    if "verdict" in bars and value == "tax":
+        columns["note"] = [_note(row) for row in bars.to_dict("records")]
+    if "saturated" in bars:
+        columns["saturated"] = bars["saturated"] == True  # noqa: E712 - NaN where no cell was measured
+    return pd.DataFrame(columns, index=bars.index)
 
 
-def _draw_intervals(axes: Axes, at: Numbers, value: Numbers, low: Numbers, high: Numbers) -> npt.NDArray[np.bool_]:
-    """White lines with a black rim, to be seen on any fill; returns where there are both bounds."""
-    known = np.isfinite(value) & np.isfinite(low) & np.isfinite(high)
-    spans = (np.clip(value - low, 0, None)[known], np.clip(high - value, 0, None)[known])
-    for color, width, over in (("black", 3.0, 3), ("white", 1.2, 4)):
-        axes.errorbar(at[known], value[known], yerr=spans, fmt="none", ecolor=color, elinewidth=width, zorder=over)
-    return known
+def _note(row: Mapping[Any, Any]) -> str:
+    """What to know of a tax beside its interval."""
+    if pd.isna(row["tax"]):
+        return ""
+    if pd.isna(row["low"]) or pd.isna(row["high"]):
+        return "no interval"
+    if not row["verdict"]:
+        return "no verdict"
+    return "" if is_distinguishable(str(row["verdict"])) else "n.d."
 
 
-def _scale_axis(axes: Axes, rows: pd.DataFrame) -> None:
-    """A scale that is linear around zero and logarithmic beyond, where one tax would flatten all others."""
-    sizes = np.sort(np.abs(rows["tax"].dropna().to_numpy(dtype=np.float64)))
-    if sizes.size < 2 or sizes[-1] < 2 or sizes[-1] < 12 * np.median(sizes):
-        axes.margins(y=0.15)
-        return
-    axes.set_yscale("symlog", linthresh=1.0, linscale=1.5)
-    lowest = min(float(rows[["tax", "low"]].min().min()), 0.0)
-    axes.set_ylim(1.3 * lowest if lowest else -0.02, sizes[-1] * 4)
-    axes.set_yticks([tick for tick in _TICKS if lowest <= tick <= sizes[-1] * 4])
-    axes.minorticks_off()
-    axes.text(0.995, 0.98, "logarithmic above 100 %", transform=axes.transAxes, ha="right", va="top", fontsize=7)
+def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
+    """A sheet with a panel per metric side by side, a row per config."""
+    metrics = _shown_metrics(figure.table)
+    drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs))
+    panels = drawing.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        panel.set_title(TITLES[metric], loc="left")
+        if metric == Metric.ENGINE_STEP_P50:
+            panel.set_xlabel("µs per step over plain's")
+        else:
+            panel.set_xlabel("over plain's")
+            percent(panel.xaxis)
+    name_rows(panels[0], configs)
+    title_sheet(drawing, figure.title)
+    return drawing, dict(zip(metrics, panels, strict=True))
 
 
-def _break_name(config: str) -> str:
-    """A long name on several lines."""
-    return config.replace("_", "_\n", 1) if config.count("_") == 1 else config.replace("_", "_\n")
+def draw_taxes(figure: Figure) -> Drawing:
+    """Figure 4: a panel per metric, a pair of bars per config."""
+    table = figure.table
+    configs = list(dict.fromkeys(table["config"]))
+    drawing, panels = _tax_panels(figure, configs, 0.48)
+    ink = pens(configs)
+    for metric, panel in panels.items():
+        groups = []
+        for reference, fade in ((REF_SAFE, 1.0), (REF_LOAD, 0.4)):
+            rows = table[(table["metric"] == metric) & (table["reference"] == reference)]
+            if len(rows):
+                label = f"{reference} ({rows['rate_per_s'].iloc[0]:g} req/s)"
+                groups.append(Bars(_prepare(rows, configs), [ink[name].color for name in configs], label, fade))
+        draw_bars(panel, groups)
+    name_bars(panel, [group.label for group in groups])
+    return drawing
 
 
 def draw_heatmaps(figure: Figure) -> Drawing:
@@ -266,135 +235,87 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     inputs, outputs = (sorted(set(table[name])) for name in ("input_tokens", "output_tokens"))
     columns = len(configs) if len(configs) <= 4 else -(-len(configs) // 2)
     lines = -(-len(configs) // columns)
-    drawing = sheet(1.6 + 2.35 * columns, 0.7 + (0.9 + 0.5 * len(inputs)) * lines)
+    drawing = sheet(1.6 + 2.2 * columns, 0.7 + (0.9 + 0.45 * len(inputs)) * lines)
     panels = drawing.subplots(lines, columns, squeeze=False)
-    values = table["tax"].dropna()
-    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.01)
+    sound = table[table["saturated"] != True]["tax"].dropna().abs()  # noqa: E712
+    reach = float(sound.max()) if len(sound) else float(table["tax"].abs().max())
     image = None
     for place, panel in enumerate(panels.ravel()):
         if place >= len(configs):
             panel.set_axis_off()
             continue
         rows = table[table["config"] == configs[place]]
-        image = _draw_heatmap(panel, rows, inputs, outputs, (low, high))
+        cells = rows.pivot_table(index="input_tokens", columns="output_tokens", values="tax", dropna=False)
+        values = cells.reindex(index=inputs, columns=outputs).to_numpy(dtype=np.float64)
+        hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
+        for row in rows.to_dict("records"):
+            cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
+            words[cell] = _cell_text(row)
+            hatched[cell] = row["saturated"] is True
+        labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
+        image = draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
         panel.set_title(configs[place], fontsize=8)
         if place % columns == 0:
             panel.set_ylabel("input tokens")
         if place >= len(configs) - columns:
             panel.set_xlabel("output tokens")
     if image is not None:
-        bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
+        bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
         bar.set_label("TTFT p90 over plain's")
         percent(bar.ax.yaxis)
     title_sheet(drawing, figure.title)
     return drawing
 
 
-def _draw_heatmap(
-    axes: Axes, rows: pd.DataFrame, inputs: Sequence[int], outputs: Sequence[int], scale: tuple[float, float]
-) -> AxesImage:
-    grid = np.full((len(inputs), len(outputs)), np.nan)
-    words: dict[tuple[int, int], str] = {}
-    for row in rows.to_dict("records"):
-        place = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
-        if pd.isna(row["tax"]):
-            continue
-        grid[place] = row["tax"]
-        shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
-        words[place] = shown if is_distinguishable(row["verdict"]) else f"({shown})"
-    axes.set_facecolor("white")
-    axes.patch.set_hatch("////")
-    axes.patch.set_edgecolor("#c0c0c0")
-    image = axes.imshow(grid, cmap="Blues", vmin=scale[0], vmax=scale[1], aspect="auto")
-    for (line, column), text in words.items():
-        dark = (grid[line, column] - scale[0]) / (scale[1] - scale[0]) > 0.6
-        axes.text(column, line, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
-    axes.set_xticks(range(len(outputs)), [str(tokens) for tokens in outputs])
-    axes.set_yticks(range(len(inputs)), [str(tokens) for tokens in inputs])
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    return image
+def _cell_text(row: Mapping[Any, Any]) -> str:
+    """The tax; in parentheses where nothing says that it is one."""
+    if pd.isna(row["tax"]):
+        return "not\nmeasured"
+    shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
+    return shown if is_distinguishable(row["verdict"]) else f"({shown})"
 
 
 def draw_decomposition(figure: Figure) -> Drawing:
-    """Figure 7: a panel per metric, a stack per config, the whole as a diamond."""
+    """Figure 7: a panel per metric; per config the framework's part, the connector's, and the whole."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
-    metrics = _shown_metrics(table)
-    drawing = sheet(1.8 + (0.9 + 0.42 * len(configs)) * len(metrics), 4.4)
-    panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        rows = table[table["metric"] == metric].set_index("config").reindex(configs)
-        _draw_stack(panel, rows)
-        panel.axhline(0, color="black", linewidth=0.8)
-        panel.set_title(TITLES[metric], loc="left")
-        panel.set_xticks(range(len(configs)), configs, rotation=60, ha="right", rotation_mode="anchor")
-        panel.grid(visible=False, axis="x")
-        if metric == Metric.ENGINE_STEP_P50:
-            panel.set_ylabel("µs per step over plain's")
-        else:
-            percent(panel.yaxis)
-    panels[0].set_ylabel("tax over plain's")
-    legend_beside(panels[-1])
-    title_sheet(drawing, figure.title)
+    drawing, panels = _tax_panels(figure, configs, 0.62)
+    ink = [pens(configs)[name].color for name in configs]
+    for metric, panel in panels.items():
+        rows = table[table["metric"] == metric]
+        groups = (
+            Bars(_prepare(rows, configs, "framework"), [_FRAMEWORK] * len(configs), "framework"),
+            Bars(_prepare(rows, configs, "connector"), ink, "connector", fade=0.45),
+            Bars(_prepare(rows, configs), ink, "whole tax"),
+        )
+        draw_bars(panel, groups, _STEPS if metric == Metric.ENGINE_STEP_P50 else None)
+    name_bars(panel, [group.label for group in groups])
     return drawing
-
-
-def _draw_stack(axes: Axes, rows: pd.DataFrame) -> None:
-    """Parts of one sign on one side of zero; where the signs differ, each on its own."""
-    at = np.arange(len(rows), dtype=np.float64)
-    framework, connector, whole, low, high = (
-        rows[name].to_numpy(dtype=np.float64) for name in ("framework", "connector", "tax", "low", "high")
-    )
-    base = np.where(np.sign(framework) == np.sign(connector), framework, 0.0)
-    axes.bar(at, np.nan_to_num(framework), 0.62, color=FILLS[1], hatch=HATCHES[1], label="framework", **_EDGE)
-    axes.bar(at, np.nan_to_num(connector), 0.62, np.nan_to_num(base), color=FILLS[0], label="connector", **_EDGE)
-    _draw_intervals(axes, at, whole, low, high)
-    axes.plot(at, whole, "D", color="white", markeredgecolor="black", markersize=5, zorder=5, label="whole tax")
 
 
 def draw_additivity(figure: Figure) -> Drawing:
-    """Figure 8: a panel per metric; three measured bars and the sum of two."""
+    """Figure 8: a panel per metric; the two parts, their sum, and the stack with the band that is linear."""
     table = figure.table
-    metrics = _shown_metrics(table)
-    drawing = sheet(1.2 + 3.2 * len(metrics), 3.9)
-    panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        rows = table[table["metric"] == metric].set_index("config")
-        measured = rows.reindex([*PARTS, WHOLE])
-        whole = float(measured.loc[WHOLE, "tax"])  # type: ignore[arg-type]
-        edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
-        panel.axhspan(*edges, color="#e8e8e8", zorder=0)
-        for place in range(len(measured)):
-            _draw_bars(panel, np.array([float(place)]), measured.iloc[[place]], 0.66, (0, 1, 2)[place], "")
-        _draw_sum(panel, [float(measured.loc[part, "tax"]) for part in PARTS], rows.loc[SUM])  # type: ignore[arg-type]
-        panel.axhline(0, color="black", linewidth=0.8)
-        panel.margins(y=0.15)
-        panel.set_title(TITLES[metric], loc="left")
-        panel.set_xticks(range(4), [*(_break_name(config) for config in (*PARTS, WHOLE)), "sum of the\nfirst two"])
-        panel.grid(visible=False, axis="x")
-        percent(panel.yaxis)
-    panels[0].set_ylabel("tax over plain's")
-    title_sheet(drawing, figure.title)
+    names = (*PARTS, SUM, WHOLE)
+    drawing, panels = _tax_panels(figure, ["sum of both" if name == SUM else name for name in names], 0.42)
+    ink = pens([*PARTS, WHOLE])
+    for metric, panel in panels.items():
+        rows = table[table["metric"] == metric]
+        bars = _prepare(rows, names)
+        bars["note"] = bars["note"].where(bars.index != SUM, "")
+        draw_bars(panel, [Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
+        whole = bars["value"][WHOLE]
+        if whole is not None:
+            edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
+            panel.axvspan(*edges, color="#e8e8e8", zorder=0)
     return drawing
-
-
-def _draw_sum(axes: Axes, parts: Sequence[float], total: pd.Series[Any]) -> None:
-    """The parts on top of one another, and a mark with its interval at their sum."""
-    bottom = 0.0
-    for look, part in enumerate(parts):
-        axes.bar(3, part, 0.66, bottom, color=FILLS[look], hatch=HATCHES[look], linestyle="--", **_EDGE)
-        bottom += part
-    axes.plot([2.6, 3.4], [bottom, bottom], color="black", linewidth=2)
-    numbers = (3, bottom, total["low"], total["high"])
-    _draw_intervals(axes, *(np.array([number], dtype=np.float64) for number in numbers))
 
 
 DRAWERS: Drawers = {
     1: draw_latency,
     2: draw_latency,
     3: draw_throughput,
-    4: draw_bars,
+    4: draw_taxes,
     5: draw_heatmaps,
     6: draw_cdf,
     7: draw_decomposition,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results.experiment import Compared, ExperimentResults
+from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from results.connector_tax.analyse import Analysis
     from results.report.chart import Chart
+    from results.report.comparison import Comparable
+    from results.report.page import Page
 
 
 def _analyse(root: Path) -> Analysis:
@@ -45,18 +47,16 @@ def _build_charts(analysis: Analysis) -> tuple[Chart, ...]:
     return build_charts(analysis)
 
 
-def _render_page(analysis: Analysis, root: Path, width: int) -> RenderableType:
-    from results.connector_tax.page import page_of, page_text
+def _build_page(analysis: Analysis) -> Page:
+    from results.connector_tax.page import build_page
 
-    return page_text(page_of(analysis, root), width)
+    return build_page(analysis)
 
 
-def _compare(first: Path, second: Path) -> Compared:
-    from results.connector_tax.compare import compare_runs, to_json
-    from results.connector_tax.compare_tables import describe_comparison
+def _list_comparable(analysis: Analysis, root: Path) -> Comparable:
+    from results.connector_tax.compare import build_comparable
 
-    changes = compare_runs(first, second)
-    return Compared(describe_comparison(changes), to_json(changes))
+    return build_comparable(analysis, root)
 
 
 RESULTS = ExperimentResults(
@@ -68,6 +68,6 @@ RESULTS = ExperimentResults(
     report=_report,
     curves=_draw_curves,
     charts=_build_charts,
-    page=_render_page,
-    compare=_compare,
+    page=_build_page,
+    comparable=_list_comparable,
 )

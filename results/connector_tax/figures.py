@@ -35,6 +35,9 @@ from results.statistics.trials import MIN_PAIRED, SPREAD
 PARTS = (MOONCAKE, LMCACHE)
 WHOLE = MULTI
 SUM = " + ".join(PARTS)
+_STEP_PARTS = (
+    " The connector's part of the engine step has no interval: only whole and framework are compared with plain."
+)
 
 
 def _are_few(estimates: Iterable[Estimate]) -> bool:
@@ -63,19 +66,15 @@ def tax_bars(analysis: Analysis) -> Figure:
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(4, title, missing=_why_no_tax(analysis, rows))
-    saturated = {
-        (cell.config, cell.rate_per_s)
-        for cell in analysis.cells
-        if cell.phase == "A" and analysis.saturation[cell.path].saturated
-    }
-    table["saturated"] = [key in saturated for key in zip(table["config"], table["rate_per_s"], strict=True)]
+    table["saturated"] = _find_saturated(analysis, rows)
     bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
     caption = (
         f"TTFT p90 and TPOT p90 of each config over those of plain, minus one, at {reference_text(analysis, REF_SAFE)} "
-        f"and {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what queueing "
-        f"adds to the tax; s marks a config that is saturated at that rate, so that its bar holds its queue.{same}"
+        f"and, pale, {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what "
+        "queueing adds to the tax; a hatched bar is of a config or a plain that is saturated at that rate: it holds "
+        f"its queue. A bar that would flatten the others is cut, with its numbers at the edge.{same}"
         f"{name_absent(analysis)}"
     )
     return Figure(4, title, caption, table)
@@ -87,11 +86,12 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
+    table["saturated"] = _find_saturated(analysis, rows)
     rates = " and ".join(f"{rate:g}" for rate in sorted(set(table["rate_per_s"])))
     caption = (
-        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Darker is a higher tax; brackets "
-        "hold a tax that is not distinguishable from zero, a hatched field was not measured. The table beside has the "
-        "bounds."
+        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Orange is more than plain, "
+        "purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the config or "
+        "plain is saturated there, and the colours are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
@@ -111,9 +111,10 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval"
     caption = (
         f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
-        f"{reference_text(analysis, REF_SAFE)}. The diamond is the config's whole tax with its {LEVEL:.0%} {kind}; a "
-        "part below zero is drawn below zero, apart from the other. The split assumes that the framework costs every "
-        f"config what it costs {FRAMEWORK}.{'' if steps else ' No panel of the engine step: no step timing.'}"
+        f"{reference_text(analysis, REF_SAFE)}; the two add up to the whole tax. Side by side, each with its "
+        f"{LEVEL:.0%} {kind}, as a stack would hide parts of opposite sign. The split assumes that the framework costs "
+        f"every config what it costs {FRAMEWORK}."
+        f"{_STEP_PARTS if steps else ' No panel of the engine step: no step timing.'}"
         f"{name_absent(analysis)}"
     )
     return Figure(7, title, caption.strip(), table)
@@ -129,7 +130,7 @@ def additivity_figure(analysis: Analysis) -> Figure:
     outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in sums)
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
-        f"{reference_text(analysis, REF_SAFE)}; the dashed stack is the sum of the first two. "
+        f"{reference_text(analysis, REF_SAFE)}; the white bar is the sum of the first two. "
         f"{_describe_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
         f"+- {ADDITIVE_WITHIN:.0%} of itself: the specification calls a sum inside it linear. {outcome}."
     )
@@ -201,8 +202,25 @@ def _why_unsummed(analysis: Analysis) -> str:
     return "; ".join(f"{config}: {_why_without(analysis, config)}" for config in lacking)
 
 
+def _find_saturated(analysis: Analysis, rows: Iterable[TaxRow]) -> list[bool]:
+    """Of each row in the order of `_tax_table`: whether the config or plain is saturated in one of its cells."""
+    saturated = {
+        (cell.phase, cell.rate_per_s, cell.shape, cell.config)
+        for cell in analysis.cells
+        if analysis.saturation[cell.path].saturated
+    }
+    return [
+        any((row.phase, row.rate_per_s, row.shape, config) in saturated for config in (row.config, BASELINE))
+        for row in _in_table_order(rows)
+    ]
+
+
 def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
-    ordered = sorted(
+    return pd.DataFrame([_tax_row(row) for row in _in_table_order(rows)])
+
+
+def _in_table_order(rows: Iterable[TaxRow]) -> list[TaxRow]:
+    return sorted(
         rows,
         key=lambda row: (
             row.reference != REF_SAFE,
@@ -212,7 +230,6 @@ def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
             row.shape.output_tokens,
         ),
     )
-    return pd.DataFrame([_tax_row(row) for row in ordered])
 
 
 def _tax_row(row: TaxRow) -> dict[str, object]:

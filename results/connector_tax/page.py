@@ -1,166 +1,126 @@
-"""A connector-tax run on one page: where it ran, the noise floor, each config's tax, the hypotheses, what to do next.
-
-The console draws the same page. For a terminal its lines are cut at the width, never folded.
-"""
+"""A connector-tax run on one page: the noise floor, each config's tax, the hypotheses, the reference rates."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
-from rich.text import Text
+from collections.abc import Iterable, Iterator, Sequence
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.tax import Metric, TaxRow
-from results.measures.saturation import REF_SAFE
+from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
-from results.records.layout import RunLayout
 from results.report.figure import in_order
-from results.report.table import NOT_MEASURED
+from results.report.page import Answer, OpenQuestion, Page, cut_text, split_judgements
 from results.statistics.estimates import Estimate, figure
-from results.statistics.judgement import Verdict
+from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches
 from results.statistics.trials import MIN_PAIRED
 
-WORDS = {Verdict.HIGHER: "higher", Verdict.LOWER: "lower", Verdict.NOT_DISTINGUISHABLE: "n.d."}
-NO_VERDICT = "none"
-LATENCIES = (Metric.TTFT_P90, Metric.TPOT_P90)
+LATENCIES = {Metric.TTFT_P90: "TTFT p90", Metric.TPOT_P90: "TPOT p90"}
+NO_VERDICT = "no verdict"
+UNDECIDED = "undecided"
+TAXES, RATES = 4, 1
+"""The figures beside the answers."""
+QUESTION = (
+    "What does a KV connector cost: by how much do TTFT p90 and TPOT p90 of each config exceed those of "
+    f"{BASELINE} under the same load?"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One latency against plain, as text."""
-
-    text: str
-    """`+12% [-4, +28]`; `-` where it was not measured."""
-    word: str
-    """Of the verdict; `none` where there is none; empty where nothing is judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    config: str
-    ttft: Change
-    tpot: Change
-    callbacks_us: str
-    """Per step, with its bounds; `-` where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The page; every text but `reading` is for one line, which may be cut at its width."""
-
-    host: str
-    load: str
-    noise: str
-    """How much one launch differs from another, and which tax shows; empty where each config was launched once."""
-    floor: Line | None
-    """Plain against plain."""
-    taxes: tuple[Line, ...]
-    reading: str
-    """What brackets and words mean."""
-    hypotheses: tuple[tuple[str, str, str], ...]
-    """Name, outcome, why."""
-    trouble: str
-    """What keeps the page from being whole; empty = nothing."""
-    next_steps: tuple[tuple[str, str], ...]
-    """A file or a command, and what it gives."""
-
-    @property
-    def change_width(self) -> int:
-        """Characters of the longest difference from plain."""
-        lines = (*self.taxes, *([self.floor] if self.floor is not None else []))
-        return max((len(change.text) for line in lines for change in (line.ttft, line.tpot)), default=8)
-
-
-def page_of(analysis: Analysis, root: Path) -> Page:
-    """The page of this analysis of the run folder `root`; a number that is missing is shown as missing."""
+def build_page(analysis: Analysis) -> Page:
+    """A number that is missing is shown as missing."""
     rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
-    floor = [row for row in analysis.noise_floor if (row.phase, row.reference) == ("A", REF_SAFE)]
     configs = sorted({row.config for row in rows}, key=in_order)
+    judged, questions = _judge_hypotheses(analysis)
     return Page(
-        host=_describe_host(analysis),
-        load=_describe_load(analysis, rows),
-        noise=_describe_noise(analysis.launch_noise),
-        floor=_build_line(REPEAT, floor, judge=False) if floor else None,
-        taxes=tuple(_build_line(config, [row for row in rows if row.config == config]) for config in configs),
-        reading=_explain_reading(rows, bool(floor)),
-        hypotheses=tuple((verdict.name, str(verdict.outcome), verdict.reason) for verdict in analysis.verdicts),
+        question=QUESTION,
+        setting=_describe_setting(analysis, rows),
+        noise=_describe_noise(analysis),
+        answers=(
+            *(_answer_config(config, [row for row in rows if row.config == config]) for config in configs),
+            *judged,
+            *_answer_rates(analysis),
+        ),
+        undecided=tuple(questions),
         trouble=_list_trouble(analysis),
-        next_steps=_next_steps(analysis, root),
+        again=(_again(analysis), "all configs, rates and shapes, with verdicts"),
     )
 
 
-def _next_steps(analysis: Analysis, root: Path) -> tuple[tuple[str, str], ...]:
-    profile = analysis.facts.profile or "cpu-tiny"
-    again = f"tracon run connector-tax --profile {profile} --trials {MIN_PAIRED}"
-    return (
-        (str(RunLayout(root).report_html), "every number, with figures"),
-        (f"tracon report {root.name}", "the same tables here"),
-        (again, "all configs, rates and shapes, with verdicts"),
-    )
+def _again(analysis: Analysis) -> str:
+    return f"tracon run connector-tax --profile {analysis.facts.profile or 'cpu-tiny'} --trials {MIN_PAIRED}"
 
 
-def _describe_host(analysis: Analysis) -> str:
+def _count_launches(analysis: Analysis) -> int:
+    return len({cell.trial for cell in analysis.cells})
+
+
+def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, ...]:
     facts = analysis.facts
     where = {"cpu": "CPU build of vLLM", "cuda": "GPU"}.get(facts.engine_kind, "engine not known")
     version = f" {facts.versions['vllm']}" if "vllm" in facts.versions else ""
     host = f", {facts.host}" if facts.host else ""
-    return f"{facts.label}: {where}{version}{host}"
-
-
-def _describe_load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
-    row = next(iter(rows), None)
-    launches = len({cell.trial for cell in analysis.cells})
+    launches = _count_launches(analysis)
     count = "one launch per config" if launches == 1 else f"{launches} launches per config"
-    cells = f"{len(analysis.cells)} cells, {count}"
-    if row is None:
-        return f"{cells}; no tax: {analysis.rates.reason_for(REF_SAFE)}"
-    tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
-    return f"{cells}; at {row.rate_per_s:g} req/s, {tokens}"
+    row = next(iter(rows), None)
+    load = f"no tax: {analysis.rates.reason_for(REF_SAFE)}"
+    if row is not None:
+        tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
+        load = f"taxes at {row.rate_per_s:g} req/s (ref_safe), {tokens}"
+    judged = any(row.verdict is not None for row in rows if row.metric in LATENCIES)
+    together = "a tax's 95 % interval over launches, for all configs together (hypotheses: by itself)"
+    brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
+    scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
+    return (
+        f"{facts.label}: {where}{version}{host}.{scope}",
+        f"{len(analysis.cells)} cells, {count}; {load}. Brackets hold {brackets}.",
+    )
 
 
-def _describe_noise(rows: Iterable[LaunchNoise]) -> str:
-    there = {row.metric: row for row in rows if (row.phase, row.reference) == ("A", REF_SAFE)}
-    shown = [(name, there[metric]) for name, metric in zip(("TTFT", "TPOT"), LATENCIES, strict=True) if metric in there]
+def _describe_noise(analysis: Analysis) -> str:
+    """Sigma of a launch, plain against plain, and which tax shows."""
+    there = {row.metric: row for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)}
+    shown = [(name, there[metric]) for metric, name in LATENCIES.items() if metric in there]
+    floor = _describe_repeat(analysis)
     if not shown:
-        return ""
-    sigmas = ", ".join(f"{name} p90 {_format_percents(row.sigma)}" for name, row in shown)
-    needed = [row.launches_for_named for _, row in shown]
+        why = few_launches(_count_launches(analysis)) or "no load was measured in several launches"
+        return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
+    sigmas = ", ".join(f"{name} {_format_percent(row.sigma)}" for name, row in shown)
+    smallest = [f"{name} {_format_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
+    shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on." if smallest else ""
+    degrees = shown[0][1].degrees
+    return (
+        f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, no "
+        f"interval).{shows} {_describe_planned(row for _, row in shown)}{floor}"
+    )
+
+
+def _describe_planned(rows: Iterable[LaunchNoise]) -> str:
+    needed = [row.launches_for_named for row in rows]
     launches = "too many" if None in needed else str(max(count or 0 for count in needed))
-    smallest = [(name, row.detectable) for name, row in shown if row.detectable is not None]
-    taxes = ", ".join(f"{name} {_format_percents(tax)}" for name, tax in smallest)
-    shows = f" {shown[0][1].launches} launches detect taxes from {taxes} on;" if smallest else ""
-    return f"Noise of a launch (sigma): {sigmas}.{shows} {NAMED_TAX:.0%} takes {launches} launches."
+    return f"{NAMED_TAX:.0%} takes {launches} launches."
 
 
-def _format_percents(fraction: float) -> str:
+def _describe_repeat(analysis: Analysis) -> str:
+    rows = [row for row in analysis.noise_floor if (row.phase, row.reference) == ("A", REF_SAFE)]
+    known = [
+        f"{LATENCIES[row.metric]} {format_fraction(row.estimate)}"
+        for row in rows
+        if row.metric in LATENCIES and row.estimate.value is not None
+    ]
+    return f" {REPEAT} against {BASELINE}: {', '.join(known)}." if known else ""
+
+
+def _format_percent(fraction: float) -> str:
     return f"{figure(fraction * 100, 2)} %"
-
-
-def _build_line(config: str, rows: Iterable[TaxRow], *, judge: bool = True) -> Line:
-    own = {row.metric: row for row in rows}
-    ttft, tpot = (_build_change(own.get(metric), judge) for metric in LATENCIES)
-    callbacks = own.get(Metric.CALLBACK_P50)
-    return Line(config, ttft, tpot, _format_microseconds(callbacks.estimate) if callbacks else NOT_MEASURED)
-
-
-def _build_change(row: TaxRow | None, judge: bool) -> Change:
-    if row is None or row.estimate.value is None:
-        return Change(NOT_MEASURED, "")
-    word = "" if not judge else WORDS[row.verdict] if row.verdict is not None else NO_VERDICT
-    return Change(format_fraction(row.estimate), word)
 
 
 def format_fraction(estimate: Estimate) -> str:
     """A fraction as `+12% [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
     if estimate.value is None:
-        return NOT_MEASURED
+        return f"not measured ({estimate.reason})" if estimate.reason else "not measured"
     value = f"{_format_signed(estimate.value)}%"
     if estimate.low is None or estimate.high is None:
-        return value
+        return f"{value} (no interval: {estimate.reason or 'too few samples'})"
     return f"{value} [{_format_signed(estimate.low)}, {_format_signed(estimate.high)}]"
 
 
@@ -168,21 +128,66 @@ def _format_signed(fraction: float) -> str:
     return f"{fraction * 100:+.0f}" if abs(fraction) >= 0.00995 else f"{fraction * 100:+.1f}"
 
 
-def _format_microseconds(estimate: Estimate) -> str:
-    if estimate.value is None:
-        return NOT_MEASURED
-    return figure(estimate.value, 2 if abs(estimate.value) < 100 else 3)
+def _answer_config(config: str, rows: Sequence[TaxRow]) -> Answer:
+    own = {row.metric: row for row in rows}
+    taxes = [(name, own[metric]) for metric, name in LATENCIES.items() if metric in own]
+    parts = [f"{name} {format_fraction(row.estimate)}{_describe_verdict(row)}" for name, row in taxes]
+    callbacks = own.get(Metric.CALLBACK_P50)
+    if callbacks is not None and callbacks.estimate.value is not None:
+        bounded = callbacks.estimate.low is not None
+        parts.append(f"hooks {callbacks.estimate.text(3)} us per step{'' if bounded else ' (no interval)'}")
+    return Answer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}.", TAXES)
 
 
-def _explain_reading(rows: list[TaxRow], floored: bool) -> str:
-    latencies = [row for row in rows if row.metric in LATENCIES]
-    judged = any(row.verdict is not None for row in latencies)
-    why = next((row.withheld for row in latencies if row.withheld and row.estimate.value is not None), "")
-    together = "95 % interval over launches, for all configs together (hypotheses: by itself)"
-    brackets = together if judged else "95 % spread within the launch"
-    noise = f" {REPEAT} is {BASELINE} again: noise." if floored else ""
-    words = " n.d.: not distinguishable." if judged else f" No verdict: {why}." if why else ""
-    return f"Brackets: {brackets}.{noise}{words}"
+def _describe_verdict(row: TaxRow) -> str:
+    """What stands where the interval covers no effect: which effects it leaves out."""
+    estimate = row.estimate
+    if row.verdict != Verdict.NOT_DISTINGUISHABLE or estimate.high is None:
+        return ""
+    return f" (above {_format_percent(estimate.high)} excluded)"
+
+
+def _sum_up(rows: Sequence[TaxRow]) -> str:
+    """One word per latency, or one for both where they agree."""
+    if all(row.verdict is None for row in rows):
+        return NO_VERDICT
+    words = [NO_VERDICT if row.verdict is None else _word(row.verdict) for row in rows]
+    return words[0] if len(set(words)) == 1 else ", ".join(words)
+
+
+def _word(verdict: Verdict) -> str:
+    return UNDECIDED if verdict == Verdict.NOT_DISTINGUISHABLE else str(verdict)
+
+
+def _judge_hypotheses(analysis: Analysis) -> tuple[list[Answer], list[OpenQuestion]]:
+    """With too few launches all of them are one question."""
+    few = few_launches(_count_launches(analysis))
+    measured = [one for one in analysis.verdicts if one.outcome == Outcome.UNDECIDED]
+    if few and measured:
+        names = f"{analysis.verdicts[0].name} to {analysis.verdicts[-1].name}"
+        text = f"no hypothesis is judged: {few.partition(';')[0]}."
+        return [], [OpenQuestion(names, text, f"`{_again(analysis)}`", TAXES)]
+    return split_judgements(analysis.verdicts, lambda one: _find_remedy(analysis, one), TAXES)
+
+
+def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
+    if judgement.outcome == Outcome.OPEN:
+        return "a run that measures what each sentence names as missing"
+    needed = [row.launches_for_named for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
+    if not needed or None in needed:
+        return f"more launches per config (`--trials N`), on a host with less noise: {NAMED_TAX:.0%} cannot be planned"
+    count = max(one or 0 for one in needed)
+    return f"{count} launches per config (`--trials {count}`), which detect a tax of {NAMED_TAX:.0%}"
+
+
+def _answer_rates(analysis: Analysis) -> Iterator[Answer]:
+    rates = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
+    if any(rate is None for rate in rates.values()):
+        return
+    values = " and ".join(f"{name} {rate:g} req/s" for name, rate in rates.items())
+    why = cut_text(analysis.rates.reason_for(REF_SAFE))
+    text = f"{values} (steps of the grid: no interval); {why}{'' if why.endswith('...') else '.'}"
+    yield Answer("Rates without saturation", "", text, RATES)
 
 
 def _list_trouble(analysis: Analysis) -> str:
@@ -197,53 +202,3 @@ def _list_trouble(analysis: Analysis) -> str:
     if not analysis.cells:
         parts.append("no cell was measured")
     return "; ".join(parts)
-
-
-WORD = 7
-"""Columns of a verdict's word."""
-TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
-
-
-def page_text(page: Page, width: int) -> Text:
-    """The page, no line longer than `width` but paths and commands, which stay whole to be copied."""
-    text = Text(no_wrap=False)
-    for line in _build_lines(page, width):
-        line.truncate(width, overflow="ellipsis")
-        text.append_text(line).append("\n")
-    for target, what in page.next_steps:
-        text.append(target, "bold").append(f"  {what}\n" if len(target) + len(what) + 2 <= width else "\n", "dim")
-    text.rstrip()
-    return text
-
-
-def _build_lines(page: Page, width: int) -> Iterator[Text]:
-    yield Text(page.host, "bold")
-    yield Text(page.load)
-    if page.trouble:
-        yield Text(page.trouble, "yellow")
-    for part in textwrap.wrap(page.noise, width):
-        yield Text(part)
-    lines = [*([page.floor] if page.floor is not None else []), *page.taxes]
-    if lines:
-        room = max(len(line.config) for line in lines) + 1
-        change = page.change_width
-        latency = change + WORD + 1
-        yield Text(f"{'against plain':<{room}}{'TTFT p90':<{latency}}{'TPOT p90':<{latency}}hooks us", "dim")
-        for line in lines:
-            yield _build_row(line, room, change, noise=line is page.floor)
-    for part in textwrap.wrap(page.reading, width):
-        yield Text(part, "dim")
-    for name, outcome, why in page.hypotheses:
-        yield Text(f"{name} ", "bold").append(f"{outcome:<10} ", TONES.get(outcome, "dim")).append(why)
-
-
-def _build_row(line: Line, room: int, change_width: int, *, noise: bool) -> Text:
-    text = Text(f"{line.config:<{room}}", "dim" if noise else "bold")
-    for change in (line.ttft, line.tpot):
-        _append_change(text, change, change_width, noise=noise)
-    return text.append("noise" if noise else f"{line.callbacks_us:>5}", "dim" if noise else "")
-
-
-def _append_change(text: Text, change: Change, width: int, *, noise: bool) -> None:
-    text.append(f"{change.text:<{width}} ", "dim" if noise else "")
-    text.append(f"{change.word:<{WORD}}", TONES.get(change.word, "dim"))

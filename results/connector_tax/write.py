@@ -13,6 +13,7 @@ import pandas as pd
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
+from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
@@ -43,7 +44,12 @@ def analyse_run(root: Path) -> Analysis:
         verdicts=build_verdicts(analysis),
         manifest=pd.DataFrame(analysis.manifest, columns=_MANIFEST_FIELDS, dtype=object),
         report=Report(
-            report_title(analysis.facts), build_report(analysis), build_figures(analysis, root), FIGURES_BEFORE, DRAWERS
+            report_title(analysis.facts),
+            build_page(analysis),
+            build_report(analysis),
+            build_figures(analysis, root),
+            FIGURES_BEFORE,
+            DRAWERS,
         ),
         more={
             layout.tax_json: build_taxes(analysis),

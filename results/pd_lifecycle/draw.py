@@ -13,7 +13,8 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.report.ink import bar_lengths, legend_beside, pens, plain_ticks, sheet, title_sheet
+from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
+from results.report.marks import draw_grid, error_lengths, label_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,8 +90,8 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     single = table[table["kind"] == figures.POINT]
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
     rows = table[table["kind"] == figures.MEDIAN]
-    value, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("gbps", "low", "high"))
-    axes.errorbar(rows["bytes"] / 1e6, value, yerr=bar_lengths(value, low, high), fmt="o", color="black",
+    value = rows["gbps"].to_numpy(dtype=np.float64)
+    axes.errorbar(rows["bytes"] / 1e6, value, yerr=error_lengths(value, rows), fmt="o", color="black",
                   markerfacecolor="white", capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
     model = table[table["kind"] == figures.MODEL]
     if len(model):
@@ -144,24 +145,19 @@ def draw_overhead(figure: Figure) -> Drawing:
     """Figure 4: a field per (C, N), and the contour of no overhead."""
     table = figure.table
     contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
-    grid = np.full((len(contexts), len(sizes)), np.nan)
     drawing = sheet(2.6 + 1.0 * len(sizes), 1.5 + 0.55 * len(contexts))
     axes = drawing.subplots()
-    reach = float(table["overhead_ms"].abs().max()) or 1.0
+    cells = table.pivot_table(index="prior_context", columns="new_tokens", values="overhead_ms", dropna=False)
+    grid = cells.reindex(index=contexts, columns=sizes).to_numpy(dtype=np.float64)
+    words = {}
     for row in table.to_dict("records"):
-        index = contexts.index(row["prior_context"]), sizes.index(row["new_tokens"])
-        value = float(row["overhead_ms"])
-        grid[index] = value
-        shown = f"{value:+.3g}" if row[SIGN_FIELD] else f"({value:+.3g})"
-        color = "white" if abs(value) > 0.7 * reach else "black"
-        axes.text(index[1], index[0], shown, ha="center", va="center", fontsize=7.5, color=color)
-    image = axes.imshow(grid, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto", origin="lower")
+        shown = f"{float(row['overhead_ms']):+.3g}"
+        cell = contexts.index(row["prior_context"]), sizes.index(row["new_tokens"])
+        words[cell] = shown if row[SIGN_FIELD] else f"({shown})"
+    labels = ([f"{context:g}" for context in contexts], [f"{size:g}" for size in sizes])
+    image = draw_grid(axes, grid, words, labels, reach=float(table["overhead_ms"].abs().max()) or 1.0)
     if figures.has_contour(table):
         axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
-    axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
-    axes.set_yticks(range(len(contexts)), [f"{context:g}" for context in contexts])
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
     axes.set_xlabel("new tokens N")
     axes.set_ylabel("prior context C (tokens)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
@@ -175,14 +171,17 @@ def draw_volume(figure: Figure) -> Drawing:
     drawing = sheet(7.5, 4.2)
     axes = drawing.subplots()
     sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
+    ends = []
     for name, pen in pens(f"N = {size}" for size in sizes).items():
         rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
-        axes.plot(rows["prior_context"], rows["bytes"] / 1e6, label=name, **pen.line())
+        at, moved = rows["prior_context"].to_numpy(), rows["bytes"].to_numpy(dtype=np.float64) / 1e6
+        axes.plot(at, moved, **pen.line())
+        ends.append((float(at[-1]), float(moved[-1]), name, pen.color))
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
     axes.set_xlabel("prior context C (tokens)")
     axes.set_ylabel("10^6 bytes of the transfer")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    legend_beside(axes)
+    label_lines(axes, ends)
     return drawing
 
 

@@ -11,6 +11,8 @@ from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.pd_lifecycle.analyse import LifecycleAnalysis
+    from results.report.comparison import Comparable
+    from results.report.page import Page
 
 
 def _analyse(root: Path) -> LifecycleAnalysis:
@@ -31,6 +33,18 @@ def _report(analysis: LifecycleAnalysis) -> ReportText:
     return build_report(analysis)
 
 
+def _build_page(analysis: LifecycleAnalysis) -> Page:
+    from results.pd_lifecycle.page import build_page
+
+    return build_page(analysis)
+
+
+def _list_comparable(analysis: LifecycleAnalysis, _root: Path) -> Comparable:
+    from results.pd_lifecycle.compare import build_comparable
+
+    return build_comparable(analysis)
+
+
 RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
@@ -39,5 +53,6 @@ RESULTS = ExperimentResults(
     write=_write,
     report=_report,
     upgrades={"aggregate": upgrade_aggregate},
-    why_no_compare="its configurations are compared within it, with the same requests on a combined instance",
+    page=_build_page,
+    comparable=_list_comparable,
 )

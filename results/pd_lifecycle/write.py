@@ -12,6 +12,7 @@ import pandas as pd
 from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import build_figures
+from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import build_report
 from results.pd_lifecycle.summary import build_summary_rows
 from results.pd_lifecycle.tables import FIGURES_BEFORE
@@ -44,7 +45,12 @@ def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            report_title(analysis.facts), build_report(analysis), build_figures(analysis), FIGURES_BEFORE, DRAWERS
+            report_title(analysis.facts),
+            build_page(analysis),
+            build_report(analysis),
+            build_figures(analysis),
+            FIGURES_BEFORE,
+            DRAWERS,
         ),
         more={LifecycleLayout(root).summary_csv: summary},
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from results.report.figure import Figure
     from results.report.figure_files import Drawers
+    from results.report.page import Page
     from results.report.table import Table
 
 
@@ -27,6 +28,7 @@ class Report:
     """The parts of a run's report."""
 
     title: str
+    page: Page
     text: ReportText
     figures: Sequence[Figure]
     """Those that cannot be drawn included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -14,7 +14,11 @@ from rich.text import Text
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.figure import Figure
+from results.report.page import Answer, OpenQuestion, Page, describe_sentence, group_by_figure, group_remedies
 from results.report.table import Table
+
+APPENDIX = "Appendix"
+"""Heads what follows the page."""
 
 
 def report_title(facts: RunFacts) -> str:
@@ -26,15 +30,46 @@ def describe_engine(facts: RunFacts) -> str:
     return {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
 
 
-def render_markdown(name: str, text: ReportText, figures: Iterable[Figure] = ()) -> str:
-    lines = [f"# {name}", "", text.opening, ""]
+def render_markdown(name: str, text: ReportText, figures: Sequence[Figure] = (), page: Page | None = None) -> str:
+    """The page, then everything else as its appendix; without a page the whole is the appendix."""
+    lines = [f"# {name}", ""]
+    if page is not None:
+        lines += [*_markdown_page(page, figures), f"## {APPENDIX}", ""]
+    level = "###" if page is not None else "##"
+    lines += [text.opening, ""]
     for table in text.tables:
-        lines += [f"## {table.title}", "", *([table.note, ""] if table.note else []), *_markdown_table(table), ""]
+        lines += [f"{level} {table.title}", "", *([table.note, ""] if table.note else []), *_markdown_table(table), ""]
     drawn = [line for figure in figures for line in _markdown_figure(figure)]
     if drawn:
-        lines += ["## Figures", "", *drawn]
-    lines += ["## What this does not say", "", *(f"- {line}" for line in text.limits)]
+        lines += [f"{level} Figures", "", *drawn]
+    lines += [f"{level} What this does not say", "", *(f"- {line}" for line in text.limits)]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
+    trouble = [f"**{page.trouble}.**", ""] if page.trouble else []
+    lines = [f"**{page.question}**", "", " ".join(page.setting), "", page.noise, "", *trouble]
+    images = {figure.number: figure for figure in figures if not figure.missing}
+    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
+        if not sentences:
+            continue
+        lines += [f"## {title}", ""]
+        for number, own in group_by_figure(sentences):
+            lines += map(_markdown_sentence, own)
+            if number in images:  # each at its first sentences
+                lines += ["", _markdown_image(images.pop(number)), ""]
+        lines += [""] if lines[-1] else []
+    remedies = [f"- {names}: {decides}." for names, decides in group_remedies(page.undecided)]
+    return [*lines, *(["What would decide these:", "", *remedies, ""] if remedies else [])]
+
+
+def _markdown_sentence(one: Answer | OpenQuestion) -> str:
+    described = describe_sentence(one)
+    return f"- **{one.name}**{' ' if described.startswith('(') else ''}{described}"
+
+
+def _markdown_image(figure: Figure) -> str:
+    return f"![Figure {figure.label}. {figure.title}](figures/{figure.stem}.svg)"
 
 
 def rich_tables(text: ReportText) -> RenderableType:
@@ -65,7 +100,7 @@ def _markdown_figure(figure: Figure) -> list[str]:
         return [f"**{name}**: not drawn: {figure.missing}", ""]
     path = f"figures/{figure.stem}"
     return [
-        f"![{name}]({path}.svg)",
+        _markdown_image(figure),
         "",
         f"**{name}.** {figure.caption} ([numbers]({path}.csv), [PNG]({path}.png))",
         "",

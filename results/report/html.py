@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from string import Template
 
 from results.report.content import Report
 from results.report.figure import Figure
+from results.report.page import Answer, OpenQuestion, Page, group_by_figure, group_remedies
 from results.report.table import Table
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --quiet: #777; --tint: #8881; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1a1a1a; --line: #8884; --quiet: #666; --tint: #8881; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
+  background: var(--paper); color: var(--ink); }
 h1 { font-size: 1.5rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+h3 { font-size: 1rem; margin: 2rem 0 .5rem; }
+.question { font-size: 1.1rem; font-weight: 600; margin: .3rem 0 .6rem; }
+.trouble { border-left: 3px solid #d55e00; padding-left: .6rem; }
+.beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 0 1.5rem; align-items: start; }
+.beside ul { margin: .3rem 0; padding-left: 1.1rem; }
+.beside figure { margin: .3rem 0 1rem; }
+.outcome { font-variant: small-caps; }
 nav ul { columns: 18rem; list-style: none; padding: 0; font-size: .9rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
@@ -26,10 +35,25 @@ tbody tr:hover { background: var(--tint); }
 .note, figcaption { color: var(--quiet); font-size: .88rem; max-width: 50rem; }
 figure { margin: 1.5rem 0 2.5rem; }
 figure img { max-width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 4px; }
-figcaption b { color: CanvasText; }
+figcaption b { color: var(--ink); }
 details { margin: .3rem 0; font-size: .88rem; }
-@media print { nav, details { display: none; } figure { break-inside: avoid; } }
+@media (max-width: 50rem) { .beside { display: block; } }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #16181b; --ink: #e6e6e6; --quiet: #a0a4a8; }
+  figure img { filter: invert(0.9) hue-rotate(180deg); }
+}
+@page { size: A4; margin: 12mm; }
+@media print {
+  :root { --paper: #fff; --ink: #000; --quiet: #444; }
+  body { font-size: 7.6pt; line-height: 1.24; max-width: none; padding: 0; }
+  h1 { font-size: 12pt; } h2 { font-size: 9.5pt; margin: .6rem 0 .2rem; } .question { font-size: 9.5pt; }
+  #appendix { display: none; }
+  .beside { display: grid; grid-template-columns: 11fr 9fr; break-inside: avoid; }
+  .beside figure { margin: 0; } .beside img { max-height: 48mm; } .beside figcaption { display: none; }
+  figure img { filter: none; border: 0; }
+}
 """
+"""In print the page alone, on one sheet; the appendix is for the screen."""
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -40,12 +64,18 @@ _PAGE = Template("""<!DOCTYPE html>
 <style>$style</style>
 </head>
 <body>
+<main>
 <h1>$title</h1>
+$page
+</main>
+<div id="appendix">
+<h2>Appendix</h2>
 <p>$opening</p>
 <nav><ul>
 $contents
 </ul></nav>
 $sections
+</div>
 </body>
 </html>
 """)
@@ -60,29 +90,67 @@ def build_page(report: Report, drawn: Mapping[int, str]) -> str:
     limits = _render_list(report.text.limits)
     parts = [*tables[:first], ("Figures", figures), *tables[first:], ("What this does not say", limits)]
     sections = [
-        f'<section id="s{number}"><h2>{escape(title)}</h2>\n{body}\n</section>'
+        f'<section id="s{number}"><h3>{escape(title)}</h3>\n{body}\n</section>'
         for number, (title, body) in enumerate(parts, 1)
     ]
     contents = [f'<li><a href="#s{number}">{escape(title)}</a></li>' for number, (title, _) in enumerate(parts, 1)]
     return _PAGE.substitute(
         title=escape(report.title),
         style=_STYLE,
+        page=_render_answers(report.page, report.figures, drawn),
         opening=escape(report.text.opening),
         contents="\n".join(contents),
         sections="\n".join(sections),
     )
 
 
+def _render_answers(page: Page, figures: Sequence[Figure], drawn: Mapping[int, str]) -> str:
+    """The page itself: each figure beside the first sentences that it supports."""
+    parts = [f'<p class="question">{escape(page.question)}</p>', f"<p>{escape(' '.join(page.setting))}</p>"]
+    parts += [f"<p>{escape(page.noise)}</p>"]
+    if page.trouble:
+        parts.append(f'<p class="trouble">{escape(page.trouble)}.</p>')
+    images = {figure.number: figure for figure in figures if figure.number in drawn}
+    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
+        if not sentences:
+            continue
+        parts.append(f"<h2>{title}</h2>")
+        for number, own in group_by_figure(sentences):
+            said = "<ul>\n" + "\n".join(map(_render_sentence, own)) + "\n</ul>"
+            figure = images.pop(number, None)
+            beside = said if figure is None else f"{said}\n{_render_image(figure, drawn[number])}"
+            parts.append(f'<div class="beside">{beside}</div>' if figure is not None else said)
+    remedies = [f"{names}: {decides}." for names, decides in group_remedies(page.undecided)]
+    if remedies:
+        parts.append(f"<p>What would decide these:</p>\n{_render_list(remedies)}")
+    return "\n".join(parts)
+
+
+def _render_sentence(one: Answer | OpenQuestion) -> str:
+    outcome = one.outcome if isinstance(one, Answer) else ""
+    shown = f' (<span class="outcome">{escape(outcome)}</span>)' if outcome else ""
+    return f"<li><b>{escape(one.name)}</b>{shown}: {escape(one.text)}</li>"
+
+
+def _render_image(figure: Figure, svg: str) -> str:
+    name = f"Figure {figure.label}. {escape(figure.title)}."
+    return f"<figure>{_embed(figure, svg)}\n<figcaption>{name}</figcaption></figure>"
+
+
+def _embed(figure: Figure, svg: str) -> str:
+    """As an image, so that the ids of several drawings cannot meet."""
+    image = b64encode(svg.encode()).decode()
+    return f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
+
+
 def _render_figure(figure: Figure, svg: str | None) -> str:
     name = f"<b>Figure {figure.label}. {escape(figure.title)}.</b>"
     if svg is None:
         return f'<p class="note">{name} Not drawn: {escape(figure.missing)}</p>'
-    image = b64encode(svg.encode()).decode()  # as an image, so that the ids of several drawings cannot meet
     rows = (tuple(map(_format_value, row)) for row in figure.table.itertuples(index=False, name=None))
     numbers = Table("", tuple(map(str, figure.table.columns)), tuple(rows))
-    shown = f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
     return (
-        f'<figure id="figure-{figure.label}">{shown}\n'
+        f'<figure id="figure-{figure.label}">{_embed(figure, svg)}\n'
         f"<figcaption>{name} {escape(figure.caption)}</figcaption>\n"
         f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_render_table(numbers)}</details></figure>"
     )

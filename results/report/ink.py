@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from results.records.baseline import REPEAT
 from results.report.figure import CONFIGS
-from results.statistics.estimates import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,19 +69,37 @@ _DASHES: Sequence[Any] = (
 )
 
 
-def pens(configs: Iterable[str]) -> dict[str, Pen]:
-    """One per config: a known name has the same pen in every figure, others take what is left over.
+_REPEAT_PEN = Pen("#000000", "x", (0, (1, 2)))
+_LETTERED = "#303030"
+"""Of lines beyond the palette, which letters tell apart."""
 
-    Where more names are left than pens, a colour comes again with another marker and line.
+
+def pens(names: Iterable[str]) -> dict[str, Pen]:
+    """One per name: a known config has the same pen in every figure, others take what is left over.
+
+    More names than colours are told apart by a letter each, all in one ink: no colour stands for two things. The
+    baseline's second name has its colour, as it is the same thing.
     """
-    names = list(dict.fromkeys(configs))
-    spare = [place for place, known in enumerate(CONFIGS) if known not in names] or list(range(len(CONFIGS)))
-    unknown = [name for name in names if name not in CONFIGS]
-    places = {name: (CONFIGS.index(name), CONFIGS.index(name)) for name in names if name in CONFIGS}
-    for number, name in enumerate(unknown):
-        again, place = divmod(number, len(spare))
-        places[name] = (spare[place], (spare[place] + 3 * again) % len(_MARKERS))
-    return {name: Pen(_COLORS[color], _MARKERS[shape], _DASHES[shape]) for name, (color, shape) in places.items()}
+    own = list(dict.fromkeys(names))
+    made = {name: _pen_at(CONFIGS.index(name)) for name in own if name in CONFIGS}
+    made |= {name: _REPEAT_PEN for name in own if name == REPEAT}
+    unknown = [name for name in own if name not in made]
+    spare = [place for place, known in enumerate(CONFIGS) if known not in made]
+    if len(unknown) <= len(spare):
+        return made | {name: _pen_at(place) for name, place in zip(unknown, spare, strict=False)}
+    letters = zip(unknown, _list_letters(), strict=False)
+    return made | {name: Pen(_LETTERED, rf"$\mathrm{{{letter}}}$", "-") for name, letter in letters}
+
+
+def _pen_at(place: int) -> Pen:
+    return Pen(_COLORS[place], _MARKERS[place], _DASHES[place])
+
+
+def _list_letters() -> Iterator[str]:
+    """A to Z, then AA, AB, ..."""
+    yield from ascii_uppercase
+    for first in ascii_uppercase:
+        yield from (first + second for second in ascii_uppercase)
 
 
 def sheet(width: float, height: float) -> Drawing:
@@ -97,15 +114,9 @@ def title_sheet(drawing: Drawing, title: str) -> None:
     drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9)
 
 
-def legend_beside(axes: Axes) -> None:
+def legend_beside(axes: Axes, **options: Any) -> None:
     """The legend to the right of the panel, level with its top."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
-
-
-def bar_lengths(value: Samples, low: Samples, high: Samples) -> tuple[Samples, Samples]:
-    """From each value down and up to its bounds; 0 where there is no bound."""
-    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
-    return below, above
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, **options)
 
 
 def to_bytes(drawing: Drawing, form: str) -> bytes:

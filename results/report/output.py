@@ -79,5 +79,5 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
 def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
-    write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures).encode())
+    write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures, report.page).encode())
     write_atomic(layout.report_html, build_page(report, drawn).encode())

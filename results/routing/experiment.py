@@ -9,6 +9,8 @@ from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
+    from results.report.comparison import Comparable
+    from results.report.page import Page
     from results.routing.analyse import RoutingAnalysis
 
 
@@ -30,6 +32,18 @@ def _report(analysis: RoutingAnalysis) -> ReportText:
     return build_report(analysis)
 
 
+def _build_page(analysis: RoutingAnalysis) -> Page:
+    from results.routing.page import build_page
+
+    return build_page(analysis)
+
+
+def _list_comparable(analysis: RoutingAnalysis, _root: Path) -> Comparable:
+    from results.routing.compare import build_comparable
+
+    return build_comparable(analysis)
+
+
 RESULTS = ExperimentResults(
     name="routing",
     measured_kinds=frozenset({"replay"}),
@@ -41,5 +55,6 @@ RESULTS = ExperimentResults(
     analyse=_analyse,
     write=_write,
     report=_report,
-    why_no_compare="its policies are compared within it, paired by trial",
+    page=_build_page,
+    comparable=_list_comparable,
 )

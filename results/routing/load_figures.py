@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from results.report import marks
 from results.report.figure import Figure
-from results.report.ink import Pen, pens, plain_ticks, shares, sheet
-from results.routing import marks
+from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
 from results.routing.analyse import RoutingAnalysis
+from results.routing.figure_kinds import FigureData, FigureKind, why_missing
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL
 
@@ -27,7 +28,7 @@ CELL, FIT, LITTLE, KINEMATIC, SPECIFIED = "cell", "fit", "little", "kinematic", 
 """What a row of figure 8 is."""
 
 
-def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
     """f4b."""
     footprints = analysis.footprints
     if not analysis.occupancies:
@@ -58,7 +59,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
         f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
         "from measured concurrency."
     )
-    return marks.FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
+    return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
 
 
 def _describe_deployments(analysis: RoutingAnalysis) -> str:
@@ -94,6 +95,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
     table = figure.table
     drawing = sheet(7.5, 4.2)
     axes = drawing.subplots()
+    ends = []
     lines = table[table["point"] != MEASURED]
     for deployment, pen in pens(dict.fromkeys(lines["deployment"])).items():
         rows = lines[lines["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
@@ -102,14 +104,16 @@ def draw_occupancy(figure: Figure) -> Drawing:
         size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
         low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
         axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
-        axes.plot(size, high, linestyle=dashes, color=color, label=deployment)
+        axes.plot(size, high, linestyle=dashes, color=color)
+        ends += [(float(size[-1]), float(high[-1]), str(deployment), color)] if size.size else []
     measured = table[table["point"] == MEASURED]
     for name, pen in pens(measured["deployment"]).items():
         rows = measured[measured["deployment"] == name]
         high = rows["occupancy_p90"].to_numpy(dtype=np.float64)
         down = np.maximum(high - rows["occupancy_mean"].to_numpy(dtype=np.float64), 0)
         axes.errorbar(rows["footprint_tokens"], high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color,
-                      markerfacecolor="white", capsize=2, label=name)  # fmt: skip
+                      markerfacecolor="white", capsize=2)  # fmt: skip
+        ends += [(float(rows["footprint_tokens"].iloc[-1]), float(high[-1]), str(name), pen.color)]
     _mark_footprints(axes, table)
     axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
     plain_ticks(axes, "x", table["footprint_tokens"])
@@ -121,7 +125,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
-    marks.add_legend_beside(axes)
+    marks.label_lines(axes, ends)
     return drawing
 
 
@@ -139,7 +143,7 @@ def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
                       textcoords="offset points", ha="center", color=marks.QUIET)  # fmt: skip
 
 
-def collect_interference(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
     """f4d."""
     rows = [
         {
@@ -164,7 +168,7 @@ def collect_interference(analysis: RoutingAnalysis) -> marks.FigureData | str:
         "(gaps that overlap its time from send to first token), means over repeats. Right: their ratio, with "
         f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
     )
-    return marks.FigureData(pd.DataFrame(rows), caption)
+    return FigureData(pd.DataFrame(rows), caption)
 
 
 def draw_interference(figure: Figure) -> Drawing:
@@ -190,29 +194,28 @@ def draw_interference(figure: Figure) -> Drawing:
         plain_ticks(axes, "y", [float(value) for value in values if np.isfinite(value)])
         axes.set_xlabel("tokens of the joining prefill")
     ratio.axhline(1, color="#808080", linestyle="--", linewidth=1)
-    ratio.set_ylim(bottom=0)
     times.set_ylabel("ITL of the decodes (ms)")
     ratio.set_ylabel("during / before")
     times.legend(loc="upper left")
-    marks.title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
-def collect_coupling(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     """f8."""
     rows = [*_cell_points(analysis), *_fit_rows(analysis), *_curve_rows(analysis)]
     table = pd.DataFrame(
         rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
     )
     if table.empty or not (table["kind"] == CELL).any():
-        return marks.why_missing(analysis, "e2e_mean_s")
+        return why_missing(analysis, "e2e_mean_s")
     caption = (
         "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
         "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
         "held), over the middle 80 % of its L, shaded for the fastest one: its slope's interval; dotted: Little's law "
         f"with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
     )
-    return marks.FigureData(table, caption, {"the trace's own time": 1.0})
+    return FigureData(table, caption, {"the trace's own time": 1.0})
 
 
 def _describe_predictions(analysis: RoutingAnalysis) -> str:
@@ -306,13 +309,15 @@ def draw_coupling(figure: Figure) -> Drawing:
     left.set_ylabel("W_turn (s)")
     right.set_xlabel("W_turn (s)")
     right.set_ylabel("wall clock / trace span")
-    marks.add_legend_beside(right)
-    marks.title_sheet(drawing, figure)
+    legend_beside(right)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label: str) -> None:
-    axes.plot(rows[x], rows[y], pen.marker, color=pen.color, markerfacecolor="white", markeredgewidth=1.4, label=label)
+    letter = pen.marker.startswith("$")  # drawn filled: a hollow letter cannot be read
+    look = {"markersize": 8, "markeredgewidth": 0.3} if letter else {"markerfacecolor": "white", "markeredgewidth": 1.4}
+    axes.plot(rows[x], rows[y], marker=pen.marker, linestyle="", color=pen.color, label=label, zorder=4, **look)
 
 
 def _plot_prediction(axes: Axes, table: pd.DataFrame, kind: str, x: str, y: str, dashes: Dashes) -> None:
@@ -332,12 +337,8 @@ def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) 
             setter(max(low - room, 0), high + room)
 
 
-OCCUPANCY = marks.FigureKind(
-    3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy
-)
-INTERFERENCE = marks.FigureKind(
+OCCUPANCY = FigureKind(3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy)
+INTERFERENCE = FigureKind(
     5, "4d", "ITL of running decodes while a prefill joins", collect_interference, draw_interference
 )
-COUPLING = marks.FigureKind(
-    9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling
-)
+COUPLING = FigureKind(9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling)

@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from results.report.figure import Figure
-from results.report.ink import sheet
+from results.report.ink import sheet, title_sheet
+from results.report.marks import QUIET, draw_grid, draw_panel, name_rows
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
+from results.routing.figure_kinds import FigureData, FigureKind, has_values
 from results.routing.load import number_or_none
 from results.routing.logs import PendingSeries
-from results.routing.marks import QUIET, FigureData, FigureKind, draw_panel, has_values, name_rows, title_sheet
 from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
 from results.routing.shown import describe_bars, estimate_columns
@@ -86,7 +87,7 @@ def draw_ablation(figure: Figure) -> Drawing:
         rows = table[table["metric"] == name].set_index("variant")
         draw_panel(axes, rows, variants, metric.title, metric.shown_unit, metric.scale)
     name_rows(line[0], variants)
-    title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -128,15 +129,15 @@ def draw_sensitivity(figure: Figure) -> Drawing:
         rows = table[table["metric"] == name]
         scale = 100.0 if name in _RATES else metric_named(name).scale
         values, low, high = (_grid_values(rows, column, hot, cool) * scale for column in ("value", "low", "high"))
-        _draw_map(axes, values, (low, high), _grid_values(rows, "n", hot, cool) if name in _COUNTED else None)
+        counts = _grid_values(rows, "n", hot, cool) if name in _COUNTED else None
+        labels = ([f"{value:g}" for value in hot], [f"{value:g}" for value in cool])
+        draw_grid(axes, values, _describe_cells(values, (low, high), counts), labels)
         by_gate = ", 0 by construction" if name == "thrash_rate" and not (values > 0).any() else ""
         title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
         axes.set_title(f"{title}{by_gate}", loc="left")
-        axes.set_xticks(range(len(cool)), [f"{value:g}" for value in cool])
-        axes.set_yticks(range(len(hot)), [f"{value:g}" for value in hot])
         axes.set_xlabel("cooldown (s)")
     drawing.axes[0].set_ylabel("hot above (pending tokens)")
-    title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -146,12 +147,11 @@ def _grid_values(rows: pd.DataFrame, column: str, hot: Sequence[float], cool: Se
     return grid.reindex(index=list(hot), columns=list(cool)).to_numpy(dtype=np.float64)
 
 
-def _draw_map(axes: Axes, values: Samples, bounds: tuple[Samples, Samples], counts: Samples | None) -> None:
-    """Each cell with its value, its interval, and what it was counted of."""
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    axes.imshow(values, cmap="Greys", vmin=low, vmax=high + 0.6 * max(high - low, 1e-12), aspect="auto", origin="lower")
-    axes.grid(visible=False)
+def _describe_cells(
+    values: Samples, bounds: tuple[Samples, Samples], counts: Samples | None
+) -> dict[tuple[int, int], str]:
+    """Each cell's value, its interval, and what it was counted of."""
+    words = {}
     for place, value in np.ndenumerate(values):
         lines = [digits(float(value), 3) if np.isfinite(value) else "-"]
         span = [float(side[place]) for side in bounds]
@@ -159,7 +159,8 @@ def _draw_map(axes: Axes, values: Samples, bounds: tuple[Samples, Samples], coun
             lines.append(f"[{digits(span[0], 3)}, {digits(span[1], 3)}]")
         if np.isfinite(value) and counts is not None:
             lines.append(f"n = {counts[place]:.0f}")
-        axes.annotate("\n".join(lines), (place[1], place[0]), ha="center", va="center", fontsize=7)
+        words[place[0], place[1]] = "\n".join(lines)
+    return words
 
 
 def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
@@ -240,7 +241,7 @@ def draw_timeline(figure: Figure) -> Drawing:
     panels[-1, 0].set_xlabel("time since the first pick (s)")
     keys = _legend_keys(table)
     drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
-    title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -11,10 +11,11 @@ import pandas as pd
 
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
+from results.report import marks
 from results.report.figure import Figure
-from results.report.ink import plain_ticks, shares, sheet
-from results.routing import marks
+from results.report.ink import legend_beside, plain_ticks, shares, sheet, title_sheet
 from results.routing.analyse import RoutingAnalysis, mean_of_known
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
 from results.routing.shown import describe_bars, estimate_columns
 
 if TYPE_CHECKING:
@@ -26,17 +27,17 @@ _ROW = 0.3
 """Inches of a policy's row."""
 
 
-def collect_amplification(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_amplification(analysis: RoutingAnalysis) -> FigureData | str:
     """f1."""
     rows = [{"label": label} | estimate_columns(analysis.value(label, "amplification")) for label in analysis.labels]
     table = pd.DataFrame(rows)
-    if not marks.has_values(table):
-        return marks.why_missing(analysis, "amplification")
+    if not has_values(table):
+        return why_missing(analysis, "amplification")
     caption = (
         "How much longer the replay took than its trace spans: at 1 the system keeps up with what was recorded. "
-        f"{describe_bars(table)}{marks.describe_trials(analysis)}"
+        f"{describe_bars(table)}{describe_trials(analysis)}"
     )
-    return marks.FigureData(table, caption, {"the trace's own time": 1.0})
+    return FigureData(table, caption, {"the trace's own time": 1.0})
 
 
 def draw_amplification(figure: Figure) -> Drawing:
@@ -50,7 +51,7 @@ def draw_amplification(figure: Figure) -> Drawing:
     return drawing
 
 
-def collect_apc(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_apc(analysis: RoutingAnalysis) -> FigureData | str:
     """f4a."""
     rows = [
         {"label": label}
@@ -63,14 +64,14 @@ def collect_apc(analysis: RoutingAnalysis) -> marks.FigureData | str:
         for label in analysis.labels
     ]
     table = pd.DataFrame(rows)
-    if not marks.has_values(table):
-        return marks.why_missing(analysis, "apc")
+    if not has_values(table):
+        return why_missing(analysis, "apc")
     caption = (
         "Cached over all prompt tokens by the engines' own counters (APC), with the bounds of the turns that were "
         "completed: what an endless cache in one place would give, counting prefixes seen before in any session, or in "
-        f"the turn's own. {describe_bars(table)}{marks.describe_trials(analysis)}"
+        f"the turn's own. {describe_bars(table)}{describe_trials(analysis)}"
     )
-    return marks.FigureData(table, caption)
+    return FigureData(table, caption)
 
 
 def draw_apc(figure: Figure) -> Drawing:
@@ -85,25 +86,25 @@ def draw_apc(figure: Figure) -> Drawing:
         ("bound_intra", "bound, own session", "#56b4e9", 9),
     ):
         bound = table[name].to_numpy(dtype=np.float64)
-        axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, label=label)
+        axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, label=label, clip_on=False)
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("share of prompt tokens")
     shares(axes.xaxis)
-    marks.add_legend_beside(axes, handlelength=1.5)
+    legend_beside(axes, handlelength=1.5)
     return drawing
 
 
-def collect_instances(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_instances(analysis: RoutingAnalysis) -> FigureData | str:
     """f4c."""
     table = pd.DataFrame(_instance_rows(analysis))
-    if not marks.has_values(table):
-        return marks.why_missing(analysis, "worker_ttft_p90_max_s")
+    if not has_values(table):
+        return why_missing(analysis, "worker_ttft_p90_max_s")
     caption = (
         "Circles: each instance's p90, mean over the trials. Bar and triangle: the median and the maximum over the "
         "instances of a cell, mean over the trials. Read as absolute times: a policy that slows every instance alike "
-        f"would look even in a ratio. {describe_bars(table)}{marks.describe_trials(analysis)}"
+        f"would look even in a ratio. {describe_bars(table)}{describe_trials(analysis)}"
     )
-    return marks.FigureData(table, caption)
+    return FigureData(table, caption)
 
 
 def _instance_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
@@ -129,16 +130,16 @@ def draw_instances(figure: Figure) -> Drawing:
         rows = table[table["kind"] == kind]
         at = rows["label"].map(row_of).to_numpy(dtype=np.float64)
         value = rows["value"].to_numpy(dtype=np.float64) * 1e3
-        axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, label=kind)
+        axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, label=kind, clip_on=False)
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)
     plain_ticks(axes, "x", table["value"].dropna().to_numpy(dtype=np.float64) * 1e3)
     axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
-    marks.add_legend_beside(axes, handlelength=1.5)
+    legend_beside(axes, handlelength=1.5)
     return drawing
 
 
-def collect_latencies(analysis: RoutingAnalysis, points: Sequence[str]) -> marks.FigureData | str:
+def collect_latencies(analysis: RoutingAnalysis, points: Sequence[str]) -> FigureData | str:
     """f6, f6_full."""
     rows = [
         {"label": label, "series": series, "statistic": point}
@@ -148,14 +149,14 @@ def collect_latencies(analysis: RoutingAnalysis, points: Sequence[str]) -> marks
         for label in analysis.labels
     ]
     table = pd.DataFrame(rows)
-    if not marks.has_values(table):
-        return marks.why_missing(analysis, "ttft_p90_s")
+    if not has_values(table):
+        return why_missing(analysis, "ttft_p90_s")
     cut = "A bar that reaches the left edge was cut at 0. " if (table["low"] == 0).any() else ""
     caption = (
         "Over the turns that completed; each column has its own scale, logarithmic (and said so) where policies "
-        f"differ by more than {marks.WIDE:g} times. {describe_bars(table)}{cut}{marks.describe_trials(analysis)}"
+        f"differ by more than {marks.WIDE:g} times. {describe_bars(table)}{cut}{describe_trials(analysis)}"
     )
-    return marks.FigureData(table, caption)
+    return FigureData(table, caption)
 
 
 def draw_latencies(figure: Figure) -> Drawing:
@@ -177,7 +178,7 @@ def draw_latencies(figure: Figure) -> Drawing:
         marks.draw_panel(axes, rows, labels, f"{of.title} {statistic}", of.shown_unit, scale)
     for line in grid:
         marks.name_rows(line[0], labels)
-    marks.title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -187,20 +188,17 @@ def _rows_of_policies(figure: Figure) -> tuple[Drawing, Axes]:
     drawing = sheet(8, 1.3 + _ROW * len(labels))
     axes = drawing.subplots()
     marks.name_rows(axes, labels)
-    axes.grid(visible=False, axis="y")
     axes.set_title(figure.title, loc="left", fontweight="bold")
     return drawing, axes
 
 
-AMPLIFICATION = marks.FigureKind(
-    1, "1", "Wall clock over trace span, by policy", collect_amplification, draw_amplification
-)
-APC = marks.FigureKind(2, "4a", "Prefix cache hits against the trace's bound", collect_apc, draw_apc)
-INSTANCES = marks.FigureKind(4, "4c", "TTFT p90 of each instance, by policy", collect_instances, draw_instances)
-HEADLINE = marks.FigureKind(
+AMPLIFICATION = FigureKind(1, "1", "Wall clock over trace span, by policy", collect_amplification, draw_amplification)
+APC = FigureKind(2, "4a", "Prefix cache hits against the trace's bound", collect_apc, draw_apc)
+INSTANCES = FigureKind(4, "4c", "TTFT p90 of each instance, by policy", collect_instances, draw_instances)
+HEADLINE = FigureKind(
     6, "6", "TTFT, TPOT and E2E of a turn: p90, by policy", partial(collect_latencies, points=("p90",)), draw_latencies
 )
-LATENCIES = marks.FigureKind(
+LATENCIES = FigureKind(
     7,
     "6_full",
     "TTFT, TPOT and E2E of a turn, by policy",

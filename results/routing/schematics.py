@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from results.report.figure import Figure
-from results.report.ink import sheet
-from results.routing import marks
+from results.report.ink import sheet, title_sheet
+from results.report.marks import QUIET
 from results.routing.analyse import RoutingAnalysis
+from results.routing.figure_kinds import FigureData, FigureKind
 from results.routing.specification import EAR, FULL
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ SYSTEM, PAUSE, INSTANCE, ROUTER = "system", "pause", "instance", "router"
 _BUSY, _IDLE = "#4d4d4d", "#e3e3e3"
 
 
-def collect_coupling_schematic(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_coupling_schematic(analysis: RoutingAnalysis) -> FigureData | str:
     """f3: the service and think time of the policy with the fastest turns."""
     known = [row for row in analysis.couplings if row.service_s.value is not None and row.think_s.value is not None]
     if not known:
@@ -43,7 +44,7 @@ def collect_coupling_schematic(analysis: RoutingAnalysis) -> marks.FigureData | 
         "when turns arrive; with an agent the system's own speed does: slower turns keep sessions longer, more "
         "sessions make turns slower. Not to scale."
     )
-    return marks.FigureData(pd.DataFrame(rows), caption)
+    return FigureData(pd.DataFrame(rows), caption)
 
 
 def draw_coupling_schematic(figure: Figure) -> Drawing:
@@ -72,7 +73,7 @@ def draw_coupling_schematic(figure: Figure) -> Drawing:
     loop.annotate("", (0.86, 0.85), (0.86, 0.15), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=0.5"})
     loop.set_xlim(0, 1.2)
     loop.set_ylim(0, 1)
-    marks.title_sheet(drawing, figure)
+    title_sheet(drawing, figure)
     return drawing
 
 
@@ -84,7 +85,7 @@ def _draw_timeline(axes: Axes, height: float, pause_length: float) -> None:
         left += 1.0 + pause_length
 
 
-def collect_architecture(analysis: RoutingAnalysis) -> marks.FigureData | str:
+def collect_architecture(analysis: RoutingAnalysis) -> FigureData | str:
     """f5: the thresholds and instances of EAR as this run had it."""
     label = next((row.label for row in analysis.ablation if row.name == FULL and row.label), "")
     label = label or next((one for one in analysis.labels if analysis.policies[one] == EAR), "")
@@ -106,7 +107,7 @@ def collect_architecture(analysis: RoutingAnalysis) -> marks.FigureData | str:
         "goes to the instance with the fewest pending among those with fewer and with room for its context, and its KV "
         "moves there."
     )
-    return marks.FigureData(pd.DataFrame(rows), caption)
+    return FigureData(pd.DataFrame(rows), caption)
 
 
 def draw_architecture(figure: Figure) -> Drawing:
@@ -128,7 +129,7 @@ def draw_architecture(figure: Figure) -> Drawing:
         _draw_arrow(axes, (places[0], 0.03), (places[-1], 0.03), "the session's KV", dashed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.05, 1)
-    marks.title_sheet(drawing, figure)
+    title_sheet(drawing, figure)
     return drawing
 
 
@@ -149,10 +150,10 @@ def _draw_arrow(
     style = {"arrowstyle": "->", "linestyle": "--" if dashed else "-"}
     axes.annotate("", end, start, arrowprops=style)
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    axes.annotate(text, middle, xytext=(0, 4), textcoords="offset points", ha=side, fontsize=7.5, color=marks.QUIET)
+    axes.annotate(text, middle, xytext=(0, 4), textcoords="offset points", ha=side, fontsize=7.5, color=QUIET)
 
 
-COUPLING = marks.FigureKind(
+COUPLING = FigureKind(
     12, "3", "Dispatch coupling, a schematic", collect_coupling_schematic, draw_coupling_schematic
 )
-ARCHITECTURE = marks.FigureKind(13, "5", "EAR and the way of a request", collect_architecture, draw_architecture)
+ARCHITECTURE = FigureKind(13, "5", "EAR and the way of a request", collect_architecture, draw_architecture)

@@ -21,6 +21,7 @@ from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.migrations import MIGRATION_FIELDS
 from results.routing.moves import CellMigrations
+from results.routing.page import build_page
 from results.routing.pairs import Pair
 from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
@@ -48,7 +49,12 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            report_title(analysis.facts), build_report(analysis), build_figures(analysis), FIGURES_BEFORE, DRAWERS
+            report_title(analysis.facts),
+            build_page(analysis),
+            build_report(analysis),
+            build_figures(analysis),
+            FIGURES_BEFORE,
+            DRAWERS,
         ),
         more=more,
     )

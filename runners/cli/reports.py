@@ -10,13 +10,11 @@ import typer
 import runners.cli.output as output
 from runners.cli.folders import artifacts_of
 from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
-from runners.errors import RunnerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.report.content import ReportText
-
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,7 +29,7 @@ def report(
     again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again before printing.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print a run's tables: verdicts, and taxes, policies or phases with intervals; on a terminal the curves too.
+    """Print a run's page and tables: verdicts, taxes, policies or phases with intervals; on a terminal curves too.
 
     The whole report with its figures is the run's `report.html`; `--again` writes it again.
     """
@@ -44,25 +42,27 @@ def report(
         screen.print(report_tables(folder, again=again, curves_width=curves_width))
 
 
-def compare(first: RunsArg, second: RunsArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Print two runs of one experiment side by side: latencies, taxes, reference rates, and what differed."""
-    from results.registry import results_of
+def compare(
+    first: RunsArg,
+    second: RunsArg,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Print two runs of one experiment side by side: numbers, verdicts, and what differed."""
+    from results.registry import compare_runs
+    from results.report.comparison import describe_comparison, to_json
+    from results.report.document import render_markdown
 
-    folders = [artifacts_of(run, workspace) for run in (first, second)]
-    each = [results_of(folder) for folder in folders]
-    for folder, results in zip(folders, each, strict=True):
-        if results.compare is None:
-            raise RunnerError(
-                f"{folder.name} is a {results.name} run: {results.why_no_compare}",
-                remedy=f"see `tracon report {folder.name}`",
-            )
-    compare_runs = each[0].compare
-    assert compare_runs is not None
-    compared = compare_runs(*folders)
+    compared = compare_runs(*(artifacts_of(run, workspace) for run in (first, second)))
+    text = describe_comparison(compared)
     if json:
-        output.print_json(compared.data)
+        output.print_json(to_json(compared))
+    elif markdown:
+        title = f"{compared.first.experiment}: {compared.first.run} and {compared.second.run}"
+        typer.echo(render_markdown(title, text), nl=False)
     else:
-        output.out().print(render_text(compared.text))
+        output.out().print(render_text(text))
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
@@ -87,12 +87,14 @@ def render_ending(folder: Path) -> RenderableType:
     experiment = results_of(folder)
     analysis = experiment.analyse(folder)
     if experiment.page is not None:
-        return experiment.page(analysis, folder, output.out().width)
+        from results.report.page import render_terminal
+
+        return render_terminal(experiment.page(analysis), folder, output.out().width)
     return render_text(experiment.report(analysis))
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
-    """The report's tables, from the artifacts as they are; `again` also rewrites the files made from them.
+    """The run's page and the report's tables, from the artifacts as they are; `again` also rewrites the report's files.
 
     `curves_width`: columns of the main curves below the tables; None = no curves.
     """
@@ -100,12 +102,17 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.text import Text
 
     from results.registry import results_of
+    from results.report.document import APPENDIX
+    from results.report.page import render_terminal
 
     results = results_of(folder)
     analysis = results.write(folder) if again else results.analyse(folder)
-    text = render_text(results.report(analysis))
+    parts: list[RenderableType] = [render_text(results.report(analysis))]
+    if results.page is not None:
+        page = render_terminal(results.page(analysis), folder, output.out().width)
+        parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]
     curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
-    return text if curves is None else Group(text, Text(), curves)
+    return Group(*parts) if curves is None else Group(*parts, Text(), curves)
 
 
 def render_text(text: ReportText) -> RenderableType:

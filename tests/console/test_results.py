@@ -141,7 +141,7 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ("page", ["cpu-tiny (demo)", "mooncake_both", "none", "H1", "undecided", "tracon report"]),
+        ("page", ["Noise floor", "mooncake_both", "no verdict", "Undecided", "H1"]),
         ("hypotheses", ["H1", "no verdict, one launch per config", "The substrate tax persists"]),
         ("reference-rates", ["ref_safe 4 req/s", "ref_load 4 req/s", "saturated at 8 req/s"]),
         ("ttft", ["TTFT p90, ms, over the send rate", "┤", "mooncake_both", "x"]),
@@ -159,6 +159,14 @@ async def test_each_kind_of_section_is_readable(
         for part in parts:
             await sees(pilot, part)
         assert len(shown(pilot.app)) == size[1]
+
+
+async def test_the_page_ends_with_its_setting_and_what_to_do_next(measured_run: Path) -> None:
+    async with watching(measured_run, NARROW) as pilot:
+        await opened(pilot, "page")
+        await pilot.press("end")
+        for part in ("cpu-tiny (demo)", "tracon report"):
+            await sees(pilot, part)
 
 
 async def test_enter_opens_a_verdict_with_its_rule_and_a_cell_with_all_its_numbers(measured_run: Path) -> None:

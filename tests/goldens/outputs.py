@@ -28,16 +28,18 @@ from tests.goldens.fixture import ARCHIVE, HERE, unpack
 EXPERIMENTS = ("connector-tax", "routing", "pd-lifecycle")
 ROUTED_CELL = "EAR/trial_0"
 """Where `why`, `session` and `whatif` look in the routing fixture: its sessions migrate."""
+COMPARE = ["compare", "RUN", "RUN", "--json"]
 COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "connector-tax": {"compare": ["compare", "RUN", "RUN", "--json"]},
+    "connector-tax": {"compare": COMPARE},
     "routing": {
+        "compare": COMPARE,
         "why": ["why", "RUN", "#12", "--cell", ROUTED_CELL, "--json"],
         "why_text": ["why", "RUN", "#12", "--cell", ROUTED_CELL],
         "session": ["session", "RUN", "s0", "--cell", ROUTED_CELL, "--json"],
         "session_text": ["session", "RUN", "s0", "--cell", ROUTED_CELL],
         "whatif": ["whatif", "RUN", "--policy", "lmetric", "--cell", ROUTED_CELL, "--json"],
     },
-    "pd-lifecycle": {},
+    "pd-lifecycle": {"compare": COMPARE},
 }
 """Beside report and status; RUN stands for the run's folder."""
 LONG_ROWS, LONG_BYTES = 10, 12_000

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.compare import Comparison, compare_ratio, compare_runs, subtract_estimates, to_json
-from results.connector_tax.compare_tables import describe_comparison
-from results.connector_tax.tax import Metric
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
+from results.registry import compare_runs
+from results.report.comparison import Change, Comparison, describe_comparison, to_json
 from results.statistics.estimates import Estimate, bootstrap_quantiles
+from results.statistics.independent import compare_ratio, subtract_estimates
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
 from tests.results.statistics.in_memory import covers
@@ -47,9 +47,15 @@ def comparison(roots: tuple[Path, Path]) -> Comparison:
     return compare_runs(*roots)
 
 
+def rows_of(comparison: Comparison, table: str, **key: str) -> list[Change]:
+    """The changes of a table whose key has these parts."""
+    own = [one for one in comparison.changes if one.table == table]
+    return [one for one in own if all(one.key[name] == value for name, value in key.items())]
+
+
 def test_a_known_change_is_found_and_nothing_else_is_called_a_change(comparison: Comparison) -> None:
-    ttft = {(row.config, row.load.rate_per_s): row for row in comparison.latencies if row.value == "ttft_p90_s"}
-    assert set(ttft) == {(config, rate) for config in ("plain", "mooncake_both") for rate in (1.0, 2.0)}
+    ttft = {(row.key["config"], row.key["req/s"]): row for row in rows_of(comparison, "Latencies", latency="TTFT p90")}
+    assert set(ttft) == {(config, rate) for config in ("plain", "mooncake_both") for rate in ("1", "2")}
     for (config, _), row in ttft.items():
         truth = 0.35 / 0.25 - 1 if config == "mooncake_both" else 0.0
         assert row.change.low is not None
@@ -64,8 +70,9 @@ def test_fewer_than_three_launches_on_one_side_call_nothing_higher_or_lower(
 ) -> None:
     write_run(tmp_path / "few", replace(SECOND, trials=trials))
     few = compare_runs(roots[0], tmp_path / "few")
-    assert {row.verdict for row in few.latencies} | {row.verdict for row in few.taxes} == {None}
-    assert all("runs made with `--trials 3` give a verdict" in row.withheld for row in few.latencies)
+    assert {row.verdict for row in few.changes} == {None}
+    assert few.disjoint == ()
+    assert all("runs made with `--trials 3` give a verdict" in row.withheld for row in rows_of(few, "Latencies"))
     report = describe_comparison(few)
     assert "no verdict" in report.opening
     assert any("spread within the launch" in line for line in report.limits)
@@ -76,12 +83,11 @@ def test_fewer_than_three_launches_on_one_side_call_nothing_higher_or_lower(
 
 
 def test_taxes_stand_side_by_side_with_their_difference(comparison: Comparison) -> None:
-    (row,) = [row for row in comparison.taxes if row.metric == Metric.TTFT_P90 and row.reference == "ref_safe"]
-    assert (row.first_rate_per_s, row.second_rate_per_s) == (2.0, 2.0)
+    (row,) = rows_of(comparison, "Taxes", tax="TTFT p90", reference="ref_safe")
     assert row.first.value is not None
     assert row.second.value is not None
-    assert row.difference.value == pytest.approx(row.second.value - row.first.value)
-    assert row.difference.value == pytest.approx(0.5, abs=0.2)
+    assert row.change.value == pytest.approx(row.second.value - row.first.value)
+    assert row.change.value == pytest.approx(0.5, abs=0.2)
     assert row.verdict == Verdict.HIGHER
 
 
@@ -89,18 +95,18 @@ def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, 
     other = replace(SECOND, configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.35, knee_per_s=2)})
     write_run(tmp_path / "knee", other)
     comparison = compare_runs(roots[0], tmp_path / "knee")
-    rows = [row for row in comparison.taxes if row.reference == "ref_safe" and row.metric == Metric.TTFT_P90]
-    assert [row.difference.reason for row in rows] == ["measured at 2 and at 1 req/s"]
-    (safe, _) = comparison.rates
-    assert (safe.first_per_s, safe.second_per_s) == (2.0, 1.0)
-    assert "mooncake_both" in safe.second_reason
+    rows = rows_of(comparison, "Taxes", reference="ref_safe", tax="TTFT p90")
+    assert [row.change.reason for row in rows] == ["measured at 2 req/s and at 1 req/s"]
+    safe = next(row for row in comparison.stated if row[0] == "ref_safe")
+    assert (safe[1][:7], safe[2][:7]) == ("2 req/s", "1 req/s")
+    assert "mooncake_both" in safe[2]
 
 
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:
     write_run(tmp_path / "more", replace(SECOND, rates_per_s=(1, 2, 4)))
     comparison = compare_runs(roots[0], tmp_path / "more")
-    assert comparison.only_first == ()
-    assert "plain at 4 req/s, 4096x256 (A)" in comparison.only_second
+    assert not any(line.startswith("Latencies") for line in comparison.only_first)
+    assert "Latencies: A, 4, 4096x256, plain, TTFT p90" in comparison.only_second
 
 
 def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
@@ -136,8 +142,9 @@ def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
 def test_the_same_run_twice_has_no_difference(roots: tuple[Path, Path]) -> None:
     comparison = compare_runs(roots[0], roots[0])
     assert comparison.differences == ()
-    assert {row.verdict for row in comparison.latencies} == {Verdict.NOT_DISTINGUISHABLE}
-    assert {row.change.value for row in comparison.latencies} == {0.0}
+    latencies = rows_of(comparison, "Latencies")
+    assert {row.verdict for row in latencies} == {Verdict.NOT_DISTINGUISHABLE}
+    assert {row.change.value for row in latencies} == {0.0}
 
 
 def test_other_experiments_and_runs_without_a_plan_are_refused(roots: tuple[Path, Path], tmp_path: Path) -> None:
@@ -162,15 +169,15 @@ def test_runs_that_share_no_cell_are_refused(roots: tuple[Path, Path], tmp_path:
 def test_the_tables_and_the_json_say_the_same(comparison: Comparison) -> None:
     report = describe_comparison(comparison)
     tables = {table.title: table for table in report.tables}
-    assert set(tables) == {"Reference rates", "Taxes", "Latencies", "What differed"}
-    assert len(tables["Latencies"].rows) == len(comparison.latencies)
+    assert set(tables) >= {"Verdicts", "Stated by the runs", "Taxes", "Latencies", "What differed"}
+    assert len(tables["Latencies"].rows) == len(rows_of(comparison, "Latencies"))
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert "first = monday" in report.opening
     assert not any("spread within the launch" in line for line in report.limits)
     data = json.loads(msgspec.json.encode(to_json(comparison)))
     assert (data["first"]["run"], data["second"]["run"]) == ("monday", "tuesday")
-    assert [row["change"]["value"] for row in data["latencies"]] == [row.change.value for row in comparison.latencies]
+    assert [row["change"]["value"] for row in data["changes"]] == [row.change.value for row in comparison.changes]
 
 
 positive = st.floats(0.01, 100)

@@ -13,7 +13,7 @@ import pytest
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
-from results.connector_tax.page import page_of
+from results.connector_tax.page import build_page
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import analyse_run
 from results.measures.saturation import REF_SAFE
@@ -104,10 +104,10 @@ def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_oth
 
 def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, root: Path) -> None:
     report = (root / "report.md").read_text()
-    tables = [line for line in report.splitlines() if line.startswith("## ")]
-    assert tables.index("## Noise between launches") < tables.index("## Hypotheses")
-    page = page_of(analysis, root)
-    assert page.noise.startswith("Noise of a launch (sigma): TTFT p90 ")
+    tables = [line for line in report.splitlines() if line.startswith("### ")]
+    assert tables.index("### Noise between launches") < tables.index("### Hypotheses")
+    page = build_page(analysis)
+    assert "by a sigma of TTFT p90 " in page.noise
     assert " 8 launches detect taxes from TTFT " in page.noise
     assert f"10% takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
@@ -129,8 +129,8 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
     write_run(tmp_path, replace(RUN, trials=2))
     analysis = analyse_run(tmp_path)
     assert noise(analysis).detectable is None
-    assert "detect taxes" not in page_of(analysis, tmp_path).noise
-    assert "100% takes" not in page_of(analysis, tmp_path).noise
+    assert "detect taxes" not in build_page(analysis).noise
+    assert "100% takes" not in build_page(analysis).noise
     assert {(row.verdict, row.p) for row in analysis.noise_floor} == {(None, None)}
 
 
@@ -138,5 +138,5 @@ def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=1))
     analysis = analyse_run(tmp_path)
     assert analysis.launch_noise == ()
-    assert page_of(analysis, tmp_path).noise == ""
+    assert "is not known (one launch per config" in build_page(analysis).noise
     assert rows(analysis, "mooncake_both").p is None

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from results.report.figure import Figure
-from results.routing.marks import WIDE
+from results.report.marks import WIDE
 from results.routing.migration_figures import ARROW, HEAT, draw_sensitivity, draw_timeline
 from results.routing.policy_figures import draw_latencies
 from results.routing.schematics import draw_architecture, draw_coupling_schematic

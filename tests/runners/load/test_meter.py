@@ -110,14 +110,14 @@ def test_the_first_token_is_stamped_though_no_other_follows(measure: Measure) ->
 def test_a_client_that_stamps_the_first_token_one_chunk_late_is_found(
     measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count: Callable[..., None] = stream.Exchange._count
+    count: Callable[..., None] = stream.Exchange._count_tokens
 
     def stamp_late(exchange: stream.Exchange, chunk: object, t_ns: int) -> None:
         count(exchange, chunk, t_ns)
         if exchange.chunks == 1:
             exchange.t_first_ns = 0
 
-    monkeypatch.setattr(stream.Exchange, "_count", stamp_late)
+    monkeypatch.setattr(stream.Exchange, "_count_tokens", stamp_late)
     with pytest.raises(AssertionError):
         _check_first_stamps(measure)
 

@@ -1,0 +1,45 @@
+"""What another run of pd-lifecycle can be held against: durations by load cell, overheads, the cost of a transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.report.comparison import Comparable, Measure
+
+DURATIONS = ("e2e", "p_prefill", "rdma_transfer", "transfer_total", "d_decode")
+"""Compared by load cell: the specification's columns of summary.csv."""
+
+
+def build_comparable(analysis: LifecycleAnalysis) -> Comparable:
+    return Comparable(
+        facts=analysis.facts,
+        measures=(*_list_overheads(analysis), *_list_costs(analysis), *_list_durations(analysis)),
+        judgements=analysis.criteria,
+        stated={
+            "transport": ", ".join(analysis.transports),
+            "link": ", ".join(link.text for link in analysis.links) or analysis.no_link,
+            "hosts": "two" if analysis.two_hosts else "one",
+        },
+    )
+
+
+def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
+    for row in analysis.configs:
+        config = row.config
+        load = {"C": str(config.prior_context), "N": str(config.current_new_tokens), "O": str(config.output_length)}
+        for name in DURATIONS:
+            yield Measure("Durations", {**load, "duration": name}, row.value(name), "ms")
+
+
+def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:
+    for cell in analysis.overheads:
+        key = {"C": str(cell.prior_context), "N": str(cell.new_tokens)}
+        yield Measure("TTFT over that of a combined instance", key, cell.overhead_ms, "ms", ratio=False)
+
+
+def _list_costs(analysis: LifecycleAnalysis) -> Iterator[Measure]:
+    model = analysis.costs.relative
+    numbers = (("alpha", model.alpha_ms, "ms"), ("beta", model.beta_ms_per_mb, "ms per 10^6 bytes"))
+    for name, estimate, unit in numbers:
+        yield Measure("Cost of a transfer", {"": name}, estimate, unit, ratio=False)

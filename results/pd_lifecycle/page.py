@@ -1,0 +1,133 @@
+"""A pd-lifecycle run on one page: where a request's time goes, what a transfer costs, when disaggregation pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from results.pd_lifecycle import figures
+from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.overheads import OverheadCell
+from results.report.document import describe_engine
+from results.report.page import Answer, Page, split_judgements
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Judgement, Outcome, few_launches
+from results.statistics.trials import MIN_PAIRED
+
+QUESTION = (
+    "Where does a request's time go when one instance prefills and another decodes, and when is that faster than one "
+    "combined instance?"
+)
+SHOWN = {"p_prefill": "prefill", "transfer_total": "move", "rdma_transfer": "of it the write", "client_ttft": "TTFT"}
+_ABOUT_OVERHEAD = ("4", "5")
+"""Criteria beside the figure of the overhead; the others stand beside that of the phases."""
+
+
+def build_page(analysis: LifecycleAnalysis) -> Page:
+    """A number that is missing is shown as missing."""
+    beside = {
+        number: [
+            replace(one, name=f"Criterion {one.name}")
+            for one in analysis.criteria
+            if (one.name in _ABOUT_OVERHEAD) == (number == figures.OVERHEAD)
+        ]
+        for number in (figures.BREAKDOWN, figures.OVERHEAD)
+    }
+    split = {number: split_judgements(own, _find_remedy, number) for number, own in beside.items()}
+    return Page(
+        question=QUESTION,
+        setting=_describe_setting(analysis),
+        noise=_describe_noise(analysis),
+        answers=(
+            *_answer_phases(analysis),
+            *_answer_cost(analysis),
+            *split[figures.BREAKDOWN][0],
+            *_answer_overhead(analysis.overheads),
+            *split[figures.OVERHEAD][0],
+        ),
+        undecided=(*split[figures.BREAKDOWN][1], *split[figures.OVERHEAD][1]),
+        trouble=_list_trouble(analysis),
+    )
+
+
+def _find_remedy(judgement: Judgement) -> str:
+    if judgement.outcome == Outcome.OPEN:
+        return "a run that measures what each sentence names as missing"
+    return f"at least {MIN_PAIRED} launches of each engine"
+
+
+def _count_launches(analysis: LifecycleAnalysis) -> int:
+    return max((cell.overhead_ms.launches for cell in analysis.overheads), default=1)
+
+
+def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
+    facts = analysis.facts
+    transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
+    scope = " The durations do not apply to a GPU." if facts.engine_kind == "cpu" else ""
+    few = _count_launches(analysis) < MIN_PAIRED
+    brackets = "the 95 % spread within the launch" if few else "95 % intervals over launches"
+    return (
+        f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
+        f"{len(analysis.counted)} requests of {len(analysis.configs)} configurations (C tokens of prior context, N new "
+        f"ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
+        f"{figures.link_text(analysis)}",
+    )
+
+
+def _describe_noise(analysis: LifecycleAnalysis) -> str:
+    few = few_launches(_count_launches(analysis), "engine", "repetitions follow one another on the same engines")
+    if few:
+        return f"Noise floor: what two launches differ by is not known ({few})."
+    return "Noise floor: the intervals hold what launches differ by."
+
+
+def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[Answer]:
+    """Of the largest request, for which the move is longest."""
+    if not analysis.configs:
+        return
+    row = max(analysis.configs, key=lambda one: (one.config.current_new_tokens, one.config.prior_context))
+    known = [(title, row.value(name)) for name, title in SHOWN.items() if row.value(name).value is not None]
+    if known:
+        at = f"C = {row.config.prior_context}, N = {row.config.current_new_tokens}, O = {row.config.output_length}"
+        parts = ", ".join(f"{title} {_format_ms(value)}" for title, value in known)
+        yield Answer("Largest request", "", f"at {at}: {parts}.", figures.BREAKDOWN)
+
+
+def _answer_cost(analysis: LifecycleAnalysis) -> Iterator[Answer]:
+    alpha, beta = analysis.costs.relative.alpha_ms, analysis.costs.relative.beta_ms_per_mb
+    if alpha.value is not None and beta.value is not None:
+        text = f"a write takes {_format_ms(alpha)} plus {_format_ms(beta)} per 10^6 bytes."
+        yield Answer("Cost of a transfer", "", text, figures.BREAKDOWN)
+
+
+def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[Answer]:
+    """The ends of the range, each with its interval."""
+    known = [cell for cell in cells if cell.overhead_ms.value is not None]
+    if not known:
+        return
+    least, most = (choose(known, key=lambda cell: cell.overhead_ms.value or 0.0) for choose in (min, max))
+    ends = " to ".join(_describe_end(cell) for cell in (least, most))
+    slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
+    within = "" if most.overhead_ms.launches >= MIN_PAIRED else " within this launch"
+    text = f"from {ends}; slower at {slower} and faster at {faster} of {len(known)} (C, N){within}."
+    yield Answer("TTFT over that of a combined instance", "", text, figures.OVERHEAD)
+
+
+def _describe_end(cell: OverheadCell) -> str:
+    return f"{_format_ms(cell.overhead_ms)} at C = {cell.prior_context}, N = {cell.new_tokens}"
+
+
+def _format_ms(estimate: Estimate) -> str:
+    why = "" if estimate.low is not None else f" (no interval: {estimate.reason or 'one repetition'})"
+    return f"{estimate.text(3)} ms{why}"
+
+
+def _list_trouble(analysis: LifecycleAnalysis) -> str:
+    parts = []
+    if analysis.discards:
+        parts.append(f"{len(analysis.discards)} requests discarded")
+    if analysis.gaps:
+        parts.append(f"{len(analysis.gaps)} gaps: {analysis.gaps[0].artifact} {analysis.gaps[0].reason}")
+    if not analysis.counted:
+        parts.append("no request counts")
+    return "; ".join(parts)

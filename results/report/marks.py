@@ -1,0 +1,275 @@
+"""The marks that all figures are made of: rows, bars and lines with intervals, grids of numbers, direct labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from results.records.baseline import BASELINE
+from results.report.ink import Pen, plain_ticks
+from results.statistics.estimates import Samples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+QUIET = "#555555"
+"""Of notes inside a panel."""
+EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
+WIDE = 10.0
+"""Times that differ by more than this factor are drawn on a logarithmic axis: one slow policy would squeeze all others
+into a corner of a linear one."""
+FAR = 6.0
+"""A bar that is this many times as long as the median one is cut, so that it does not flatten the others."""
+SATURATED = "////"
+"""Hatch of bars and cells whose load was more than the engine sustained."""
+GAP = 1.035
+"""Neighbouring lines at one x of a logarithmic axis are set apart by this factor."""
+DIVERGING = "PuOr_r"
+"""From less (purple) through none (white) to more (orange)."""
+
+
+def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
+    """A column as numbers; NaN where there is none."""
+    return rows[name].to_numpy(dtype=np.float64) * scale
+
+
+def error_lengths(
+    value: Samples, rows: pd.DataFrame, sides: tuple[str, str] = ("low", "high"), scale: float = 1.0
+) -> tuple[Samples, Samples]:
+    """From each value down and up to its bounds, the columns `sides`; 0 where it has none."""
+    low, high = (column(rows, side, scale) for side in sides)
+    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
+    return below, above
+
+
+def set_apart(names: Sequence[str]) -> dict[str, float]:
+    """A factor per name, for lines at the same x: the baseline, or else the first, stays where it was measured."""
+    first = BASELINE if BASELINE in names else names[0]
+    others = [name for name in names if name != first]
+    steps = [(place // 2 + 1) * (-1) ** place for place in range(len(others))]
+    return {first: 1.0} | {name: GAP**step for name, step in zip(others, steps, strict=True)}
+
+
+def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pen: Pen, scale: float = 1.0) -> None:
+    """A line with the interval of each point, from the columns `value`, `value`_low and `value`_high."""
+    at, height = np.asarray(x, dtype=np.float64), column(rows, value, scale)
+    spans = error_lengths(height, rows, (f"{value}_low", f"{value}_high"), scale)
+    axes.errorbar(at, height, yerr=spans, fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2)
+    axes.plot(at, height, **pen.line())
+
+
+def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 8) -> None:
+    """Names to the right of the panel at the ends of their lines (x, y, name, colour), moved apart where they meet.
+
+    To be called when the limits of the axes are final.
+    """
+    if not ends:
+        return
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(x, y) for x, y, _, _ in ends]))
+    inches = axes.get_position().height * (axes.figure.get_figheight() if axes.figure is not None else 4)  # type: ignore[union-attr]
+    height = 1.35 * size / 72 / max(inches, 0.5)
+    order = np.argsort(places[:, 1], kind="stable")
+    ups = _move_apart(np.clip(places[order, 1], 0, 1), height)
+    for place, up in zip(order, ups, strict=True):
+        x, y, name, color = ends[place]
+        arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        axes.annotate(name, (x, y), xytext=(1.02, float(up)), textcoords="axes fraction", va="center", fontsize=size,
+                      color=color, arrowprops=arrow, annotation_clip=False)  # fmt: skip
+
+
+def _move_apart(wanted: Samples, height: float) -> list[float]:
+    """Rising places at least `height` apart, near those that are wanted."""
+    ups: list[float] = []
+    for place in wanted:
+        ups.append(float(place) if not ups else max(float(place), ups[-1] + height))
+    over = max(ups[-1] - 1.0, 0.0)
+    for index in range(len(ups) - 1, -1, -1):
+        roof = 1.0 if index == len(ups) - 1 else ups[index + 1] - height
+        ups[index] = min(ups[index], roof) if over else ups[index]
+    return ups
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """The first one on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+
+
+def draw_panel(axes: Axes, rows: pd.DataFrame, names: Sequence[str], title: str, unit: str, scale: float) -> None:
+    """One metric as dots; `rows` by name."""
+    draw_dots(axes, rows.reindex(list(names)), scale)
+    scaled = scale_time_axis(axes, rows, scale)
+    axes.set_title(f"{title} ({unit}{scaled})", loc="left", fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
+
+
+def draw_dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
+    """A dot with its interval on each row; a note where nothing was measured."""
+    at = np.arange(len(rows), dtype=np.float64)
+    value = column(rows, "value", scale)
+    draw_spans(axes, value, at, rows, scale)
+    axes.plot(value, at, "o", color="black", markersize=4.5, zorder=4, clip_on=False)
+    for row in np.flatnonzero(~np.isfinite(value)):
+        axes.annotate("not measured", (0, float(row)), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                      textcoords="offset points", va="center", fontsize=7, color=QUIET)  # fmt: skip
+
+
+def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float = 1.0) -> None:
+    """The interval of each value along x, where it has one."""
+    below, above = error_lengths(value, rows, scale=scale)
+    known = np.isfinite(value)
+    axes.errorbar(value[known], at[known], xerr=(below[known], above[known]), fmt="none", ecolor="#404040",
+                  elinewidth=1, capsize=2.5, zorder=3)  # fmt: skip
+
+
+def scale_time_axis(axes: Axes, rows: pd.DataFrame, scale: float) -> str:
+    """Logarithmic where the values and bounds above zero span more than WIDE, else from 0; what the title is to say.
+
+    A bound of 0 then lies beyond the left edge.
+    """
+    drawn = rows[["value", "low", "high"]].to_numpy(dtype=np.float64).ravel() * scale
+    known = drawn[np.isfinite(drawn) & (drawn > 0)]
+    if not known.size or known.max() <= WIDE * known.min():
+        axes.set_xlim(left=0, right=1.06 * float(known.max()) if known.size else None)
+        return ""
+    from matplotlib.ticker import LogLocator
+
+    plain_ticks(axes, "x", known.tolist(), spread=WIDE)
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=12))
+    axes.set_xlim(left=float(known.min()) / 1.3, right=float(known.max()) * 1.3)
+    return ", log scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One bar per row, around zero."""
+
+    rows: pd.DataFrame
+    """In order: `value`, `low`, `high`; also `note` (written at its end) and `saturated` where there are such."""
+    colors: Sequence[str]
+    label: str = ""
+    fade: float = 1.0
+
+
+def draw_bars(axes: Axes, groups: Sequence[Bars], show: Mapping[str, Any] | None = None) -> None:
+    """Horizontal bars with their intervals, one of each group beside the other on every row.
+
+    A saturated one is hatched. One far longer than the rest is cut at the edge, with its numbers written there; `show`:
+    how numbers are written (`scale`, `unit`), per cent unless given.
+    """
+    thick = 0.8 / len(groups)
+    low, high = _find_reach(pd.concat([group.rows for group in groups]))
+    axes.set_xlim(low, high)
+    for number, group in enumerate(groups):
+        at = np.arange(len(group.rows)) + (number - (len(groups) - 1) / 2) * thick
+        for place, row in zip(at, zip(group.rows.to_dict("records"), group.colors, strict=True), strict=True):
+            _draw_bar(axes, float(place), thick * 0.9, row[0], row[1], group, show or {})
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.locator_params(axis="x", nbins=5)
+
+
+def name_bars(axes: Axes, labels: Sequence[str]) -> None:
+    """The bars of the first row, named to the right of the panel."""
+    thick = 0.8 / len(labels)
+    for number, label in enumerate(labels):
+        up = (number - (len(labels) - 1) / 2) * thick
+        axes.annotate(label, (1, up), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+                      va="center", fontsize=7, color=QUIET)  # fmt: skip
+
+
+def _find_reach(rows: pd.DataFrame) -> tuple[float, float]:
+    """Limits that show zero and every bar with its interval, but those far longer than the median one."""
+    known = rows[rows["value"].notna()]
+    if known.empty:
+        return -1.0, 1.0
+    sound = known[known["saturated"] != True] if "saturated" in known else known  # noqa: E712 - None is "not known"
+    sound = sound if len(sound) else known
+    most = FAR * float(sound["value"].abs().median())
+    ends = sound[["value", "low", "high"]].to_numpy(dtype=np.float64).ravel()
+    ends = np.append(ends[np.isfinite(ends)], 0.0)
+    if np.abs(sound["value"]).max() > most > 0:
+        ends = ends.clip(-most, most)
+    room = 0.18 * (ends.max() - ends.min() or 1.0)
+    return float(ends.min() - room), float(ends.max() + room)
+
+
+def _draw_bar(
+    axes: Axes, at: float, thick: float, row: Mapping[Any, Any], color: str, group: Bars, show: Mapping[str, Any]
+) -> None:
+    value, low, high = (float("nan") if row[name] is None else float(row[name]) for name in ("value", "low", "high"))
+    left, right = axes.get_xlim()
+    if not np.isfinite(value):
+        axes.annotate("not measured", (0, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
+                      color=QUIET)  # fmt: skip
+        return
+    hatch = SATURATED if row.get("saturated") is True else ""
+    axes.barh(at, value, thick, color=color, alpha=group.fade)
+    axes.barh(at, value, thick, facecolor="none", hatch=hatch, **EDGE)
+    cut = not left < value < right
+    if np.isfinite(low) and np.isfinite(high) and not cut:
+        for ink, width in (("white", 3.0), ("black", 1.2)):
+            span = np.clip([low, high], left, right)
+            axes.plot(span, [at, at], color=ink, linewidth=width, solid_capstyle="butt", zorder=4)
+    note = str(row.get("note") or "")
+    if cut or (np.isfinite(high) and not (left <= low and high <= right)):
+        scale, unit = show.get("scale", 100.0), show.get("unit", " %")
+        bounds = f" [{low * scale:+.0f}, {high * scale:+.0f}]" if np.isfinite(low) else ""
+        note = f"{value * scale:+.0f}{unit}{bounds}{' ' if note else ''}{note}{' ▸' if value > 0 else ' ◂'}"
+    end = max(value, high if np.isfinite(high) else value, 0.0)
+    inside = cut or end >= right  # the note then stands in the panel, at its edge
+    where = (right if value >= 0 else left) if inside else end
+    leftward = inside and value >= 0
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if inside and note else None
+    axes.annotate(note, (where, at), xytext=(-3 if leftward else 3, 0), textcoords="offset points", va="center",
+                  ha="right" if leftward else "left", fontsize=6.5, zorder=6, bbox=box)  # fmt: skip
+
+
+def draw_grid(
+    axes: Axes,
+    values: Samples,
+    words: Mapping[tuple[int, int], str],
+    labels: tuple[Sequence[str], Sequence[str]],
+    *,
+    reach: float | None = None,
+    hatched: Samples | None = None,
+) -> AxesImage:
+    """Numbers as shaded cells, rows by columns, each with its words.
+
+    `reach`: diverging around zero, full colour there; None = from the least to the most in greys. `hatched`: 1 where
+    the cell is saturated.
+    """
+    known = values[np.isfinite(values)]
+    if reach is None:
+        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+        high += 0.6 * max(high - low, 1e-12)  # no cell is so dark that its words cannot be read
+    else:
+        low, high = -reach, reach
+    image = axes.imshow(values, cmap="Greys" if reach is None else DIVERGING, vmin=low, vmax=high, aspect="auto",
+                        origin="lower")  # fmt: skip
+    if hatched is not None:
+        for row, place in np.argwhere(hatched == 1):
+            axes.add_patch(_hatch_cell(int(place), int(row)))
+    for (row, place), text in words.items():
+        dark = reach is not None and abs(values[row, place]) > 0.75 * reach
+        light = hatched is not None and hatched[row, place] == 1
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85} if light else None
+        color = "white" if dark and not light else "black"
+        axes.text(place, row, text, ha="center", va="center", fontsize=7, color=color, bbox=box)
+    down, across = labels
+    axes.set_xticks(range(len(across)), list(across))
+    axes.set_yticks(range(len(down)), list(down))
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    return image
+
+
+def _hatch_cell(place: int, row: int) -> Any:  # noqa: ANN401  # a patch of matplotlib, which is imported late
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((place - 0.5, row - 0.5), 1, 1, fill=False, hatch=SATURATED, edgecolor="#606060", linewidth=0)

@@ -1,0 +1,192 @@
+"""A run's result on one page: what was asked, the answers with their intervals, what stays undecided, two figures.
+
+The same page begins report.md and report.html, is the first section of the console's Results, and ends a run.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from rich.text import Text
+
+from results.records.layout import RunLayout
+from results.report.judgements import outcome_text
+from results.statistics.judgement import SEVERAL, Judgement, Outcome
+
+MOST_BYTES = 8000
+"""Of the page as Markdown."""
+MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON = 16, 14, 200
+"""Sentences, and characters of the reason of a judgement; the tables of the appendix have the rest."""
+TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One sentence. Every measured number in it has its interval, or the sentence says why it has none."""
+
+    name: str
+    """What it is about: a config, a metric, a hypothesis."""
+    outcome: str
+    """`higher`, `holds: linear`, `no verdict`; empty where nothing is judged."""
+    text: str
+    figure: int = 0
+    """Number of the figure that supports it; 0 = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """What the run leaves undecided or open, in one sentence as an answer is."""
+
+    name: str
+    text: str
+    decides: str
+    """What would decide it, empty where that is not one thing; questions with the same remedy share it."""
+    figure: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    question: str
+    setting: tuple[str, ...]
+    """Where it ran, under which load, and what brackets hold: sentences."""
+    noise: str
+    """What two launches of the same thing differ by, or why that is not known."""
+    answers: tuple[Answer, ...]
+    undecided: tuple[OpenQuestion, ...]
+    trouble: str = ""
+    """What keeps the page from being whole; empty = nothing."""
+    again: tuple[str, str] | None = None
+    """A command, and what it gives that this run does not."""
+
+    def __post_init__(self) -> None:
+        """One page has room for so much; what is left out is counted."""
+        answers, questions = self.answers, self.undecided
+        if len(answers) > MOST_ANSWERS:
+            rest = Answer("More", "", f"{len(answers) - MOST_ANSWERS} further answers, in the appendix.")
+            object.__setattr__(self, "answers", (*answers[:MOST_ANSWERS], rest))
+        if len(questions) > MOST_QUESTIONS:
+            names = ", ".join(one.name for one in questions[MOST_QUESTIONS:])
+            more = OpenQuestion("More", f"{cut_text(names)} (in the appendix).", "")
+            object.__setattr__(self, "undecided", (*questions[:MOST_QUESTIONS], more))
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """The numbers of the figures that support its sentences, in their order."""
+        return tuple(dict.fromkeys(one.figure for one in self.sentences if one.figure))
+
+    @property
+    def sentences(self) -> tuple[Answer | OpenQuestion, ...]:
+        return (*self.answers, *self.undecided)
+
+
+def split_judgements(
+    judgements: Iterable[Judgement], decides: Callable[[Judgement], str], figure: int
+) -> tuple[list[Answer], list[OpenQuestion]]:
+    """The decided ones as answers, the others with what would decide them."""
+    answers, questions = list[Answer](), list[OpenQuestion]()
+    for one in judgements:
+        claim = one.claim.removesuffix(".")
+        why = explain_interval(cut_text(one.reason), one)
+        text = f"{claim[:1].upper()}{claim[1:]}: {why}{'' if why.endswith('...') else '.'}"
+        if one.outcome in (Outcome.HOLDS, Outcome.FAILS):
+            answers.append(Answer(one.name, outcome_text(one), text, figure))
+        else:
+            questions.append(OpenQuestion(one.name, text, decides(one), figure))
+    return answers, questions
+
+
+def explain_interval(text: str, judgement: Judgement) -> str:
+    """The text, and where it has no interval, that of what decided, or why there is none."""
+    measured = judgement.measured
+    if "[" in text:
+        return text
+    if measured.value is not None and measured.low is not None and measured.high is not None:
+        of = next((name for name, one in judgement.numbers.items() if one == measured), "measured")
+        return f"{text}; {judgement.quantity or of}: {measured.text(3)}"
+    if not re.search(r"\d", text) or (measured.reason and measured.reason in text):
+        return text
+    counted = measured.reason is None or measured == SEVERAL
+    return f"{text} (no interval: {'counted, not sampled' if counted else measured.reason})"
+
+
+def cut_text(text: str, most: int = MOST_REASON) -> str:
+    """At most this many characters: cut between two clauses, else between two words, never inside brackets."""
+    if len(text) <= most:
+        return text
+    for between in ("; ", " "):
+        places = [match.start() for match in re.finditer(re.escape(between), text[:most])]
+        whole = [place for place in places if text.count("[", 0, place) == text.count("]", 0, place)]
+        if whole:
+            return f"{text[: whole[-1]]} ..."
+    return f"{text[:most]} ..."
+
+
+def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
+    """Each remedy once: the questions it decides, and the remedy."""
+    names: dict[str, list[str]] = {}
+    for one in questions:
+        if one.decides:
+            names.setdefault(one.decides, []).append(one.name)
+    return [(", ".join(own), decides) for decides, own in names.items()]
+
+
+def group_by_figure(sentences: Sequence[Answer | OpenQuestion]) -> list[tuple[int, list[Answer | OpenQuestion]]]:
+    """Neighbours that one figure supports."""
+    return [(figure, list(own)) for figure, own in groupby(sentences, key=lambda one: one.figure)]
+
+
+def describe_sentence(one: Answer | OpenQuestion) -> str:
+    """Its outcome and its text, to follow its name."""
+    outcome = one.outcome if isinstance(one, Answer) else ""
+    return f"({outcome}): {one.text}" if outcome else f": {one.text}"
+
+
+def render_terminal(page: Page, folder: Path, width: int) -> Text:
+    """Folded at `width`, but for paths and commands, which stay whole to be copied.
+
+    The answers come before the setting: a small terminal shows them without scrolling.
+    """
+    text = Text(no_wrap=False)
+    _append_folded(text, page.question, width, bold=len(page.question))
+    _append_folded(text, page.noise, width)
+    if page.trouble:
+        _append_folded(text, page.trouble, width, tone="yellow")
+    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
+        if not sentences:
+            continue
+        text.append(f"{title}\n", "bold underline")
+        for one in sentences:
+            tone = TONES.get(one.outcome.partition(":")[0], "") if isinstance(one, Answer) else ""
+            joined = " " if describe_sentence(one).startswith("(") else ""
+            _append_folded(text, f"{one.name}{joined}{describe_sentence(one)}", width, bold=len(one.name), tone=tone)
+    for names, decides in group_remedies(page.undecided):
+        _append_folded(text, f"Decides {names}: {decides}.", width, bold=len("Decides"))
+    text.append("\n")
+    for part in page.setting:
+        _append_folded(text, part, width)
+    for target, what in _list_next_steps(page, folder):
+        text.append(target, "bold").append(f"  {what}\n" if len(target) + len(what) + 2 <= width else "\n", "dim")
+    text.rstrip()
+    return text
+
+
+def _list_next_steps(page: Page, folder: Path) -> list[tuple[str, str]]:
+    steps = [
+        (str(RunLayout(folder).report_html), "every number, with figures"),
+        (f"tracon report {folder.name}", "the tables here"),
+    ]
+    return [*steps, page.again] if page.again is not None else steps
+
+
+def _append_folded(text: Text, line: str, width: int, *, bold: int = 0, tone: str = "") -> None:
+    """`bold`: how many characters at the beginning are."""
+    if not line:
+        return
+    folded = Text("\n".join(textwrap.wrap(line, max(width, 20), subsequent_indent="  ")) + "\n", tone)
+    folded.stylize("bold", 0, bold)
+    text.append_text(folded)

@@ -1,0 +1,59 @@
+"""How a figure of a `routing` run is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from results.report.figure import Figure
+from results.routing.analyse import RoutingAnalysis
+from results.routing.metrics import metric_named
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+
+@dataclass(frozen=True, slots=True)
+class FigureData:
+    """What a figure draws, as numbers."""
+
+    table: pd.DataFrame
+    caption: str
+    lines: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """One figure of the report."""
+
+    number: int
+    name: str
+    """What its specification calls it, e.g. `4a`."""
+    title: str
+    collect: Callable[[RoutingAnalysis], FigureData | str]
+    """Its numbers, or why it cannot be drawn."""
+    draw: Callable[[Figure], Drawing]
+
+    def build(self, analysis: RoutingAnalysis) -> Figure:
+        data = self.collect(analysis)
+        if isinstance(data, str):
+            return Figure(self.number, self.title, missing=data, name=self.name)
+        return Figure(self.number, self.title, data.caption, data.table, data.lines, name=self.name)
+
+
+def has_values(table: pd.DataFrame) -> bool:
+    return not table.empty and not table["value"].isna().all()
+
+
+def why_missing(analysis: RoutingAnalysis, name: str) -> str:
+    """Why no policy has a value of this metric."""
+    reasons = dict.fromkeys(analysis.value(label, name).reason or "" for label in analysis.labels)
+    return "; ".join(reason for reason in reasons if reason) or f"no cell has a {metric_named(name).title}"
+
+
+def describe_trials(analysis: RoutingAnalysis) -> str:
+    numbers = sorted({sum(cell.label == label for cell in analysis.cells) for label in analysis.labels})
+    return f"Trials per policy: {' to '.join(str(number) for number in (numbers[:1] + numbers[1:][-1:]))}."

@@ -1,0 +1,171 @@
+"""A routing run on one page: who is best on each headline metric, and what the claims and decision points come to."""
+
+from __future__ import annotations
+
+import math
+
+from results.report.document import describe_engine
+from results.report.page import Answer, OpenQuestion, Page, split_judgements
+from results.routing.analyse import RoutingAnalysis
+from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.metrics import metric_named
+from results.routing.pairs import Standing
+from results.statistics.blocks import BlockFit, fit_blocks, launches_for
+from results.statistics.estimates import figure
+from results.statistics.judgement import Judgement, Outcome, few_launches
+from results.statistics.trials import MIN_PAIRED
+
+NAMED_EFFECT = 0.10
+"""The difference of two policies that trials are planned for, never the one that was observed."""
+NOISE_OF = "ttft_p90_s"
+HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE = 6, 2, 8
+
+
+def build_page(analysis: RoutingAnalysis) -> Page:
+    """A number that is missing is shown as missing."""
+    fit = _fit_noise(analysis)
+    remedy = _describe_remedy(analysis, fit)
+    ranked, unranked = _rank_metrics(analysis, remedy)
+    judged, open_claims = _judge_claims(analysis, remedy)
+    return Page(
+        question=_ask(analysis),
+        setting=_describe_setting(analysis),
+        noise=_describe_noise(analysis, fit),
+        answers=(*ranked, *judged),
+        undecided=(*open_claims, *unranked),
+        trouble=_list_trouble(analysis),
+    )
+
+
+def _ask(analysis: RoutingAnalysis) -> str:
+    parts = ["Which policy serves these sessions best"]
+    if analysis.claims:
+        parts.append("what does EAR gain by affinity and by migration")
+    if analysis.floor is not None:
+        parts.append("does a load floor spread new sessions without giving up cached prefixes")
+    return f"{', and '.join(parts)}?"
+
+
+def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
+    facts, trace = analysis.facts, analysis.trace
+    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
+    few = why_no_verdict(analysis.trials)
+    brackets = "the 95 % spread of resampled sessions, on which no verdict rests" if few else "95 % intervals"
+    scope = " Instances, router and client share its cores: the sizes say nothing about a GPU."
+    return (
+        f"{facts.label}{describe_engine(facts)}.{scope if facts.engine_kind == 'cpu' else ''}",
+        f"{len(analysis.labels)} policies, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
+        f"{trace.get('file') or 'generated'}: {sizes or 'sizes not stated'}. Brackets hold {brackets}.",
+    )
+
+
+def _fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
+    """log TTFT p90 = trial + policy + residual, over the cells that count."""
+    launches: dict[str, dict[int, float]] = {}
+    for label in analysis.labels:
+        values = {cell.trial: cell.estimate(NOISE_OF).value for cell in analysis.counted(label)}
+        launches[label] = {trial: math.log(value) for trial, value in values.items() if value}
+    if analysis.trials < MIN_PAIRED:
+        return few_launches(analysis.trials, "policy") if analysis.trials else "nothing was measured"
+    return fit_blocks(launches, (analysis.baseline,))
+
+
+def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
+    if isinstance(fit, str):
+        return f"Noise floor: what two launches of one policy differ by is not known ({fit})."
+    return (
+        f"Noise floor: a launch differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
+        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. Every trial "
+        f"replays the same sessions. {_describe_planned(analysis, fit)}"
+    )
+
+
+def _describe_planned(analysis: RoutingAnalysis, fit: BlockFit) -> str:
+    count = _plan_trials(analysis, fit)
+    needed = "more trials than can be planned" if count is None else f"{count} trials"
+    return f"{needed[:1].upper()}{needed[1:]} detect a difference of {NAMED_EFFECT:.0%} to {analysis.baseline}."
+
+
+def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
+    return launches_for(math.log1p(NAMED_EFFECT), fit.sigma, max(len(analysis.labels) - 1, 1), references=1)
+
+
+def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+    """An answer where one policy is better than every other, or where the run ranks none."""
+    answers, questions = list[Answer](), list[OpenQuestion]()
+    unranked = bool(why_no_verdict(analysis.trials)) or len(analysis.labels) < 2
+    for row in analysis.standings:
+        title, text = metric_named(row.metric).title, _describe_best(row)
+        others = len(row.behind) + len(row.level) + len(row.unjudged)
+        if unranked:
+            answers.append(Answer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
+            continue
+        named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
+        text += f"; distinguishably better than {len(row.corrected)} of {others} others after Holm's correction{named}."
+        if len(row.corrected) == others:
+            answers.append(Answer(title, "decided", text, HEADLINE_FIGURE))
+        else:
+            questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
+    if not unranked and analysis.standings:
+        answers.insert(0, _answer_overall(analysis, len(answers)))
+    elif analysis.standings:
+        why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
+        questions.append(OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE))
+    return answers, questions
+
+
+def _answer_overall(analysis: RoutingAnalysis, decided: int) -> Answer:
+    rows = analysis.standings
+    comparisons = sum(len(row.behind) + len(row.level) for row in rows)
+    stand = sum(len(row.corrected) for row in rows)
+    which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
+    text = (
+        f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
+        f"{stand} are distinguishable after Holm's correction."
+    )
+    return Answer("Best policy", "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+
+
+def _describe_best(row: Standing) -> str:
+    metric = metric_named(row.metric)
+    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
+    if row.value.low is None:
+        value += f" (no interval: {row.value.reason or 'one number per trial'})"
+    return f"{'highest' if metric.higher_is_better else 'lowest'} under {row.best}, {value}"
+
+
+def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
+    """What would tell policies apart that this run does not."""
+    if len(analysis.labels) < 2:
+        return "a run with several policies"
+    count = None if isinstance(fit, str) else _plan_trials(analysis, fit)
+    if isinstance(fit, str):
+        return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
+    if count is None:
+        return "more trials on a host with less noise: no number that can be planned detects "
+        f"{NAMED_EFFECT:.0%}"
+    if count <= analysis.trials:
+        return "a load or trace under which the policies differ by more; further trials of this one narrow little"
+    return f"{count} trials per policy (`--trials {count}`), which detect a difference of {NAMED_EFFECT:.0%}"
+
+
+def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+    ablation = sum(bool(row.label) for row in analysis.ablation) > 1
+
+    def find_remedy(judgement: Judgement) -> str:
+        lacking = "a run that measures what each sentence names as missing"
+        return lacking if judgement.outcome == Outcome.OPEN else remedy
+
+    judgements = (*analysis.claims, *analysis.decision_points)
+    return split_judgements(judgements, find_remedy, ABLATION_FIGURE if ablation else APC_FIGURE)
+
+
+def _list_trouble(analysis: RoutingAnalysis) -> str:
+    parts = [f"stalled: {stall.label} in trial {stall.trial}" for stall in find_stalls(analysis.cells)]
+    if analysis.degraded:
+        parts.append(f"{len(analysis.degraded)} degraded cells take no part")
+    if analysis.gaps:
+        parts.append(f"{len(analysis.gaps)} gaps: {analysis.gaps[0].artifact} {analysis.gaps[0].reason}")
+    if not analysis.cells:
+        parts.append("no cell was measured")
+    return "; ".join(parts)

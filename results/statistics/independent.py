@@ -1,0 +1,55 @@
+"""Differences and ratios of estimates from two independent runs.
+
+Their interval follows from the two intervals alone (MOVER; Zou and Donner, Statistics in Medicine 27 (2008) 1693): for
+d = b - a with a in [l_a, u_a] and b in [l_b, u_b]
+    low = d - sqrt((b - l_b)^2 + (u_a - a)^2),  high = d + sqrt((u_b - b)^2 + (a - l_a)^2).
+A ratio is the same on logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from results.statistics.estimates import Estimate, unknown
+
+
+def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
+    """second - first of two independent estimates, with bounds where both have theirs; as few launches as the fewer."""
+    if first.value is None or second.value is None:
+        return unknown("; ".join(_list_reasons(first, second)) or "not measured in both runs")
+    value, n = second.value - first.value, min(first.n, second.n)
+    launches = min(first.launches, second.launches)
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        why = "; ".join(_list_reasons(first, second)) or "a run gives no interval"
+        return Estimate(value, n=n, reason=why, launches=launches)
+    low = value - math.hypot(second.value - second.low, first.high - first.value)
+    high = value + math.hypot(second.high - second.value, first.value - first.low)
+    return Estimate(value, low, high, n, launches=launches)
+
+
+def compare_ratio(first: Estimate, second: Estimate) -> Estimate:
+    """second / first - 1 of two independent positive estimates, with its interval where both have theirs."""
+    ours, theirs = _take_logarithm(first), _take_logarithm(second)
+    logs = subtract_estimates(ours, theirs)
+    value, low, high = (None if part is None else math.expm1(part) for part in (logs.value, logs.low, logs.high))
+    return replace(logs, value=value, low=low, high=high)
+
+
+def are_disjoint(first: Estimate, second: Estimate) -> bool:
+    """Whether both have an interval and the two share no value."""
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return False
+    return first.high < second.low or second.high < first.low
+
+
+def _take_logarithm(of: Estimate) -> Estimate:
+    if of.value is None or of.value <= 0:
+        return unknown(of.reason or "the value is not positive", of.n)
+    low, high = (math.log(bound) if bound is not None and bound > 0 else None for bound in (of.low, of.high))
+    return replace(of, value=math.log(of.value), low=low, high=high)
+
+
+def _list_reasons(first: Estimate, second: Estimate) -> list[str]:
+    named = (("first", first), ("second", second))
+    return [f"{which}: {one.reason}" for which, one in named if one.reason and None in (one.value, one.low, one.high)]

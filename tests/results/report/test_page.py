@@ -1,0 +1,142 @@
+"""The one page of every experiment: its size, an interval or a reason behind every number, the same in every form."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from results.registry import results_named
+from results.report.document import APPENDIX
+from results.report.page import (
+    MOST_ANSWERS,
+    MOST_BYTES,
+    MOST_QUESTIONS,
+    Answer,
+    OpenQuestion,
+    Page,
+    cut_text,
+    explain_interval,
+    group_remedies,
+    render_terminal,
+    split_judgements,
+)
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Judgement, Outcome
+from tests.results.test_reports import EXPERIMENTS
+
+MEASURED = re.compile(r"\d ?(%|pp|ms|us|s\b|req/s|times|bytes)")
+EXPLAINED = re.compile(r"\[[^]]*, [^]]*\]|no interval|not measured|no verdict|is judged")
+
+
+def is_explained(sentence: str) -> bool:
+    """Whether a number with a unit has its interval beside it, or the sentence says why it has none."""
+    return not MEASURED.search(sentence) or EXPLAINED.search(sentence) is not None
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Page]:
+    root = tmp_path_factory.mktemp("runs") / f"20260131-120000-{request.param}-cpu-tiny"
+    root.mkdir()
+    EXPERIMENTS[request.param].write_raw(root)
+    results = results_named(request.param)
+    assert results.page is not None
+    return root, results.page(results.write(root))
+
+
+def test_the_page_comes_first_is_short_and_the_appendix_has_the_tables(written: tuple[Path, Page]) -> None:
+    root, page = written
+    first, _, appendix = (root / "report.md").read_text().partition(f"## {APPENDIX}\n")
+    assert len(first.encode()) <= MOST_BYTES
+    assert first.splitlines()[2] == f"**{page.question}**"
+    assert "\n|" not in first
+    assert "\n### " in appendix
+    assert 1 <= first.count("![Figure") <= 2
+
+
+def test_every_number_has_its_interval_or_the_reason_why_it_has_none(written: tuple[Path, Page]) -> None:
+    _, page = written
+    assert page.answers
+    for one in page.sentences:
+        assert is_explained(one.text), one.text
+    assert "sigma" not in page.noise or "no interval" in page.noise
+    assert page.noise.startswith("Noise floor: ")
+
+
+def test_what_is_undecided_names_what_would_decide_it(written: tuple[Path, Page]) -> None:
+    _, page = written
+    assert page.undecided
+    assert all(one.decides for one in page.undecided)
+
+
+def test_every_form_has_every_sentence(written: tuple[Path, Page]) -> None:
+    root, page = written
+    first = (root / "report.md").read_text().partition(f"## {APPENDIX}")[0]
+    html = (root / "report.html").read_text().partition('<div id="appendix">')[0]
+    terminal = " ".join(render_terminal(page, root, 80).plain.split())
+    for one in page.sentences:
+        assert one.text in first
+        assert escape(one.text) in html
+        assert " ".join(one.text.split()) in terminal
+    assert html.count("<figure>") == len(page.figures)
+    for part in ("prefers-color-scheme: dark", "@page { size: A4", "#appendix { display: none; }"):
+        assert part in html
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_folds_all_but_paths_and_commands(written: tuple[Path, Page], width: int) -> None:
+    root, page = written
+    lines = render_terminal(page, root, width).plain.splitlines()
+    kept_whole = (str(root), "tracon ")
+    assert all(len(line) <= width for line in lines if not line.startswith(kept_whole))
+    assert any(line.startswith(f"tracon report {root.name}") for line in lines)
+
+
+def test_a_number_without_an_interval_is_caught() -> None:
+    assert not is_explained("TTFT p90 is 12 ms.")
+    assert not is_explained("+12 % at ref_safe")
+    assert is_explained("TTFT p90 is 12 [10, 14] ms.")
+    assert is_explained("16 req/s (steps of the grid: no interval)")
+    assert is_explained("H1 at C = 4096")
+
+
+def judgement(outcome: Outcome, reason: str, measured: Estimate) -> Judgement:
+    return Judgement("H1", "it persists.", "a rule", outcome, reason, measured)
+
+
+def test_judgements_become_answers_and_questions() -> None:
+    holds = judgement(Outcome.HOLDS, "+45% [+40%, +50%] lies at or above 10%", Estimate(0.45, 0.4, 0.5))
+    other = judgement(Outcome.UNDECIDED, "+5% [-4%, +14%] straddles 10%", Estimate(0.05, -0.04, 0.14))
+    answers, questions = split_judgements([holds, other], lambda _: "more launches", 4)
+    assert answers == [Answer("H1", "holds", "It persists: +45% [+40%, +50%] lies at or above 10%.", 4)]
+    assert questions == [OpenQuestion("H1", "It persists: +5% [-4%, +14%] straddles 10%.", "more launches", 4)]
+    assert group_remedies([*questions, *questions]) == [("H1, H1", "more launches")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "measured", "text"),
+    [
+        ("distinguishably lower", Estimate(0.76, 0.67, 0.87), "distinguishably lower; measured: 0.760 [0.670, 0.870]"),
+        ("none of 20 did", Estimate(0.0, reason="a count"), "none of 20 did (no interval: a count)"),
+        ("none of 20 did", Estimate(0.0), "none of 20 did (no interval: counted, not sampled)"),
+        ("one of the two was not run", Estimate(None, reason="x"), "one of the two was not run"),
+    ],
+)
+def test_a_reason_gets_the_interval_that_it_lacks(reason: str, measured: Estimate, text: str) -> None:
+    assert explain_interval(reason, judgement(Outcome.HOLDS, reason, measured)) == text
+
+
+def test_a_long_text_is_cut_between_clauses_and_never_inside_brackets() -> None:
+    assert cut_text("short") == "short"
+    assert cut_text("one clause; another clause", 15) == "one clause ..."
+    assert cut_text("at first 12 [10, 14] ms and more", 14) == "at first 12 ..."
+
+
+def test_what_has_no_room_is_counted() -> None:
+    answers = tuple(Answer(f"a{number}", "", "said.") for number in range(MOST_ANSWERS + 3))
+    questions = tuple(OpenQuestion(f"q{number}", "asked.", "a run") for number in range(MOST_QUESTIONS + 2))
+    page = Page("?", (), "", answers, questions)
+    assert page.answers[-1].text == "3 further answers, in the appendix."
+    assert page.undecided[-1].text == f"q{MOST_QUESTIONS}, q{MOST_QUESTIONS + 1} (in the appendix)."
