@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from results.experiment import ExperimentResults
-from results.records.lifecycle import upgrade_aggregate
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
@@ -45,6 +44,12 @@ def _list_comparable(analysis: LifecycleAnalysis, _root: Path) -> Comparable:
     return build_comparable(analysis)
 
 
+def _upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
+    from results.records.lifecycle import upgrade_aggregate
+
+    return upgrade_aggregate(document)
+
+
 RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
@@ -52,7 +57,7 @@ RESULTS = ExperimentResults(
     analyse=_analyse,
     write=_write,
     report=_report,
-    upgrades={"aggregate": upgrade_aggregate},
+    upgrades={"aggregate": _upgrade_aggregate},
     page=_build_page,
     comparable=_list_comparable,
 )

@@ -142,8 +142,7 @@ def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
     if count is None:
-        return "more trials on a host with less noise: no number that can be planned detects "
-        f"{NAMED_EFFECT:.0%}"
+        return f"more trials on a host with less noise: {NAMED_EFFECT:.0%} cannot be planned"
     if count <= analysis.trials:
         return "a load or trace under which the policies differ by more; further trials of this one narrow little"
     return f"{count} trials per policy (`--trials {count}`), which detect a difference of {NAMED_EFFECT:.0%}"

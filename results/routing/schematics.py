@@ -73,7 +73,7 @@ def draw_coupling_schematic(figure: Figure) -> Drawing:
     loop.annotate("", (0.86, 0.85), (0.86, 0.15), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=0.5"})
     loop.set_xlim(0, 1.2)
     loop.set_ylim(0, 1)
-    title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -129,7 +129,7 @@ def draw_architecture(figure: Figure) -> Drawing:
         _draw_arrow(axes, (places[0], 0.03), (places[-1], 0.03), "the session's KV", dashed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.05, 1)
-    title_sheet(drawing, figure)
+    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -60,7 +60,7 @@ def compare(
         output.print_json(to_json(compared))
     elif markdown:
         title = f"{compared.first.experiment}: {compared.first.run} and {compared.second.run}"
-        typer.echo(render_markdown(title, text), nl=False)
+        output.out().print(render_markdown(title, text), markup=False, soft_wrap=True, end="")
     else:
         output.out().print(render_text(text))
 
