@@ -214,7 +214,7 @@ PANEL = PanelKind(
     StagesPanel,
     Place.LEFT,
     entries=(
-        Entry("served", term("effective throughput"), "load client", "below 95 % of the rate: the cell is saturated"),
+        Entry("served", term("effective throughput"), "load client", "below 95 % of the rate: perhaps saturated"),
         Entry("APC", term("APC"), "engine counters of the cell"),
         Entry("wall/span", term("replay amplification"), "replay client, trace"),
     ),

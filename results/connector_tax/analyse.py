@@ -110,6 +110,7 @@ def analyse(root: Path) -> Analysis:
         cells,
         _sample_reader(collected.paths, {cell.path for cell in cells if cell.phase == "A"}),
         {path: judgement.saturated for path, judgement in saturation.items()},
+        rates.ref_safe_per_s,
     )
     decomposition, additivity = decompose_taxes(measurements, rates), add_up_taxes(measurements, rates)
     lines = follow_trends(measurements)
@@ -137,7 +138,7 @@ def analyse(root: Path) -> Analysis:
         drift=measure_drifts(cell for cell in kept_up if not saturation[cell.path].saturated),
         verdicts=verdicts,
         engine_changes=changes,
-        attribution=attribute_taxes(taxes, collected.summaries, changes),
+        attribution=attribute_taxes(taxes, cells, changes),
         capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )

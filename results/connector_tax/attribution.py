@@ -1,9 +1,10 @@
 """The causal anchor of a tax: what of it the connector's own callbacks can account for, and what vLLM changed.
 
 A tax is measured from outside. What a connector does inside a step is measured too: the sum of its callbacks, whose
-share of plain's step bounds what they can add to a latency that is made of steps. The mean stands beside the median,
-because work that comes with a few prefill steps does not move a median. A tax that lies beyond that share, of a config
-for which vLLM changed nothing, has no known cause: it may be noise, a queue, or something that nothing here measures.
+share of plain's step bounds what they can add to TPOT, which is made of steps. The mean stands beside the median,
+because work that comes with a few steps does not move a median. A tax that lies beyond that share, of a config for
+which vLLM changed nothing, has no known cause: it may be noise, a queue, or something that nothing here measures. TTFT
+is made of a few prefill steps, whose share neither shows: a tax above the share stays undecided there.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     callbacks = {point: _mean_over_launches(own, CALLBACKS, point) for point in ("p50", "mean")}
     steps = {point: _mean_over_launches(plain, step, point) for point in ("p50", "mean")}
     shares = {point: _divide(callbacks[point], steps[point]) for point in ("p50", "mean")}
-    cause, reason = _find_cause(row.estimate, shares, changed, _why_untimed(own, plain, step))
+    cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
     return Attribution(
         reference=row.reference,
         phase=row.phase,
@@ -128,8 +129,9 @@ def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step:
 
 
 def _find_cause(
-    tax: Estimate, shares: Mapping[str, float | None], changed: tuple[str, ...], untimed: str
+    row: TaxRow, shares: Mapping[str, float | None], changed: tuple[str, ...], untimed: str
 ) -> tuple[Cause, str]:
+    tax = row.estimate
     if tax.value is None:
         return Cause.OPEN, tax.reason or "there is no tax"
     if untimed:
@@ -141,6 +143,9 @@ def _find_cause(
         return Cause.CALLBACKS, f"callbacks are up to {reach:.2%} of a step of {BASELINE}"
     if changed:
         return Cause.CHANGES, "; ".join(changed)
+    if tax.low > reach and row.metric == Metric.TTFT_P90:
+        why = f"above the {reach:.2%} of a step on average, but the share of the prefill steps alone is not known"
+        return Cause.UNDECIDED, why
     beyond = "above" if tax.low > reach else "below zero, and so outside"
     return Cause.NOT_ATTRIBUTABLE, f"the interval is {beyond} the {reach:.2%} of a step that its callbacks take"
 

@@ -143,7 +143,7 @@ def _relate(rates: Mapping[str, Measured], config: str) -> Relative:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
     else:
         change = estimate(combine(_divide, rates[config], rates[BASELINE]))
-    return Relative(change, judged(change), withheld(change))
+    return Relative(change, judged(change), withheld(change, remedy=DESCRIPTIVE))
 
 
 def _divide(ours: Samples, base: Samples) -> Samples:
@@ -155,12 +155,14 @@ def capacity_table(rows: Sequence[Capacity], slo: Slo) -> Table:
     objective = f"Goodput: requests with {slo}, per second, at the best rate." if str(slo) else NO_SLO
     note = (
         "Sustained: the highest rate of the grid below the first saturated one (by launch); the limit is between the "
-        f"two. Highest throughput: of launches that were saturated. {objective}"
+        f"two. Highest throughput: of launches that were saturated. From the sweep: descriptive where each config is "
+        f"launched once in it. {objective}"
     )
     columns = CAPACITY_COLUMNS if str(slo) else CAPACITY_COLUMNS[:4]
     return make_table("Capacity", columns, rows, note)
 
 
+DESCRIPTIVE = "the sweep before a confirm stage is descriptive, whatever `--trials` says"
 NO_SLO = "Goodput needs an SLO: `--set slo.ttft_s=0.5 --set slo.tpot_s=0.05`."
 
 

@@ -270,7 +270,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
 def _cell_text(row: Mapping[Any, Any]) -> str:
     """The tax; in parentheses where nothing says that it is one."""
     if pd.isna(row["tax"]):
-        return "not\nmeasured"
+        return "saturated" if row["saturated"] else "not\nmeasured"
     shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
     return shown if is_distinguishable(row["verdict"]) else f"({shown})"
 

@@ -61,12 +61,12 @@ def _few_text(rows: Iterable[TaxRow]) -> str:
 
 
 def tax_bars(analysis: Analysis) -> Figure:
-    title = "Substrate tax at both reference rates, Phase A"
+    title = "Substrate tax at both reference rates"
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(4, title, missing=_why_no_tax(analysis, rows))
-    table["saturated"] = _find_saturated(analysis, rows)
+    table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
     bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
@@ -81,12 +81,12 @@ def tax_bars(analysis: Analysis) -> Figure:
 
 
 def shape_heatmaps(analysis: Analysis) -> Figure:
-    title = "TTFT p90 tax by shape at ref_safe, Phase B"
+    title = "TTFT p90 tax by shape at ref_safe"
     rows = [row for row in analysis.taxes if row.phase == "B" and row.metric == Metric.TTFT_P90]
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
-    table["saturated"] = _find_saturated(analysis, rows)
+    table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
     rates = " and ".join(f"{rate:g}" for rate in sorted(set(table["rate_per_s"])))
     caption = (
         f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Orange is more than plain, "
@@ -200,19 +200,6 @@ def _why_unsummed(analysis: Analysis) -> str:
     measured = {row.config for row in analysis.taxes if row.estimate.value is not None and row.reference == REF_SAFE}
     lacking = (config for config in (*PARTS, WHOLE) if config not in measured)
     return "; ".join(f"{config}: {_why_without(analysis, config)}" for config in lacking)
-
-
-def _find_saturated(analysis: Analysis, rows: Iterable[TaxRow]) -> list[bool]:
-    """Of each row in the order of `_tax_table`: whether the config or plain is saturated in one of its cells."""
-    saturated = {
-        (cell.phase, cell.rate_per_s, cell.shape, cell.config)
-        for cell in analysis.cells
-        if analysis.saturation[cell.path].saturated
-    }
-    return [
-        any((row.phase, row.rate_per_s, row.shape, config) in saturated for config in (row.config, BASELINE))
-        for row in _in_table_order(rows)
-    ]
 
 
 def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:

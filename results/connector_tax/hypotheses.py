@@ -117,7 +117,7 @@ def judge_gap(
 
 def judge_framework(split: Decomposition | None) -> Judgement:
     """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
-    none = unknown(f"{MOONCAKE} was not measured in Phase A")
+    none = unknown(f"{MOONCAKE} was not measured at ref_safe")
     share, framework, total = (
         (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
     )
@@ -179,7 +179,7 @@ def label_value(share: float) -> str:
 
 def judge_additivity(stacked: Additivity | None) -> Judgement:
     """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
-    none = unknown("neither the stacked connectors nor their parts were measured in Phase A")
+    none = unknown("neither the stacked connectors nor their parts were measured at ref_safe")
     excess = stacked.relative_excess if stacked is not None else none
     kind, why = judge_sum(excess)
     outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
@@ -250,7 +250,8 @@ def _p_of_trend(trend: Trend, fell: bool) -> float | None:
     """Of the nearest decision: a step that falls, growth, or no growth."""
     if trend.slope.value is None or fell:
         return _of_launches(trend.slope, trend.p_fall)
-    return _of_launches(trend.slope, trend.p_zero if trend.slope.value > FLAT_BELOW else trend.p_flat)
+    grows = trend.slope.value > FLAT_BELOW or (trend.slope.low or 0.0) > 0
+    return _of_launches(trend.slope, trend.p_zero if grows else trend.p_flat)
 
 
 def _name_taxes(trend: Trend) -> dict[str, Estimate]:
@@ -260,7 +261,7 @@ def _name_taxes(trend: Trend) -> dict[str, Estimate]:
     }
 
 
-_NO_TREND = f"Phase B did not measure {MOONCAKE} at two lengths"
+_NO_TREND = f"{MOONCAKE} was not measured at two lengths without saturation"
 
 
 def _judge_growth(trend: Trend | None) -> tuple[Outcome, str]:

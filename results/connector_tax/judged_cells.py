@@ -1,4 +1,4 @@
-"""Which cells verdicts rest on: those of the confirm stage where a run has it, else the sweep's own.
+"""Which cells verdicts rest on: those of the confirm stage at every load that it has measured, else the sweep's own.
 
 The confirm stage measures loads of the sweep again. A confirmed cell stands for each of them: for Phase A at a
 reference rate, for Phase B at ref_safe, for B' at ref_load.
@@ -20,7 +20,7 @@ CONFIRM = "C"
 def choose_cells(
     cells: Sequence[CellSummary], rates: ReferenceRates, planned: Collection[str]
 ) -> tuple[CellSummary, ...]:
-    """The cells of one stage under the phases whose loads they measured; without a confirmed one, all of them.
+    """Confirmed cells under the phases whose loads they measured, and the sweep's at loads that none has measured.
 
     `planned`: the shapes of Phase B in the plan, as `512x32`.
     """
@@ -29,7 +29,10 @@ def choose_cells(
         return tuple(cells)
     swept = next((cell.shape for cell in cells if cell.phase == "A"), None)
     shapes = {*planned, *(str(cell.shape) for cell in cells if cell.phase == "B")}
-    return tuple(replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes))
+    chosen = [replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes)]
+    loads = {(cell.phase, cell.rate_per_s, cell.shape) for cell in chosen}
+    swept_only = (cell for cell in cells if cell.phase != CONFIRM)
+    return (*chosen, *(cell for cell in swept_only if (cell.phase, cell.rate_per_s, cell.shape) not in loads))
 
 
 def _list_phases(

@@ -59,6 +59,7 @@ class Measurements:
         summaries: Sequence[CellSummary],
         samples_of: SamplesOf,
         saturated: Mapping[str, bool | None] | None = None,
+        ref_safe_per_s: float | None = None,
     ) -> None:
         """saturated: by `CellSummary.path`; None = not known."""
         self._cells: dict[Load, dict[str, list[CellSummary]]] = defaultdict(lambda: defaultdict(list))
@@ -69,7 +70,10 @@ class Measurements:
         """The series that stands for a whole step in this run."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
+        self._ref_safe_per_s = ref_safe_per_s
         self._points: dict[str, Mapping[str, Trial]] = {}
+        self._cut: dict[str, frozenset[str]] = {}
+        """Series whose percentile lies among requests that were cut, by `CellSummary.path`."""
         self._fits: dict[tuple[Load, str], BlockFit | str] = {}
         self._draws: dict[str, Mapping[Load, Mapping[str, Samples]]] = {}
 
@@ -82,10 +86,21 @@ class Measurements:
         return tuple(sorted(names))
 
     def get(self, load: Load, config: str, series: str) -> Measured:
-        """The series' percentile in every trial of the config at this load whose client kept its schedule."""
+        """The series' percentile in every trial of the config at this load whose client kept its schedule.
+
+        Nothing where it lies among requests that were cut in one of several trials: the others alone, the faster ones,
+        would say too little.
+        """
         cells = self._cells[load][config] if load in self._cells and config in self._cells[load] else []
         if not cells:
             return unmeasured(f"{config} was not measured at this load")
+        judged = [cell for cell in cells if not cell.degraded]
+        cut = sum(self._is_cut(cell, series) for cell in judged)
+        if cut and len(judged) > 1:
+            return unmeasured(
+                f"{config}: in {cut} of {len(judged)} launches the percentile lies among requests that were cut, and "
+                "the other launches are the faster ones"
+            )
         trials: dict[int, Trial] = {}
         why: dict[str, None] = {}
         for cell in cells:
@@ -99,12 +114,14 @@ class Measurements:
     def why_left_out(self, load: Load, config: str) -> str:
         """Why no tax of the config is quoted at this load: it, or plain, is saturated there; empty where one is.
 
-        In Phase B a tax is a cost without queueing, so both sides must be clear. B' asks what queueing adds to the
-        config, against a plain that is clear. Phase A's rates are chosen by the configs' saturation itself.
+        At ref_safe, in Phase A and B, a tax is a cost without queueing, so both sides must be clear: the sweep that
+        chose the rate is one launch of each config. B' asks what queueing adds to the config, against a plain that is
+        clear; at the other rates of Phase A the queue is part of the tax.
         """
-        if load.phase == "A":
+        at_safe = load.phase == "B" or (load.phase == "A" and load.rate_per_s == self._ref_safe_per_s)
+        if load.phase == "A" and not at_safe:
             return ""
-        sides = (BASELINE, REPEAT, config) if load.phase == "B" else (BASELINE, REPEAT)
+        sides = (BASELINE, REPEAT, config) if at_safe else (BASELINE, REPEAT)
         return next((f"{side} is saturated at this load" for side in sides if self.is_saturated(load, side)), "")
 
     def is_saturated(self, load: Load, config: str) -> bool:
@@ -142,6 +159,10 @@ class Measurements:
             self._draws[series] = draw_differences(fitted)
         return self._draws[series].get(load, {})
 
+    def _is_cut(self, cell: CellSummary, series: str) -> bool:
+        self._of(cell)
+        return series in self._cut[cell.path]
+
     def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
         if cell.path not in self._points:
             samples = self._samples_of(cell)
@@ -153,6 +174,7 @@ class Measurements:
             }
             # a percentile among requests that were cut is infinite: it was not measured
             self._points[cell.path] = {name: trial for name, trial in trials.items() if 0 < trial.value < math.inf}
+            self._cut[cell.path] = frozenset(name for name, trial in trials.items() if math.isinf(trial.value))
         return self._points[cell.path]
 
 

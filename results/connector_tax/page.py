@@ -177,6 +177,10 @@ def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
     if not needed or None in needed:
         return f"more launches per config (`--trials N`), on a host with less noise: {NAMED_TAX:.0%} cannot be planned"
     count = max(one or 0 for one in needed)
+    if count <= _count_launches(analysis):
+        return "a host with less noise, or longer cells: further launches of these narrow little"
+    if judgement.name != "H1":
+        return f"more launches per config; {count} (`--trials {count}`) detect a tax of {NAMED_TAX:.0%} by itself"
     return f"{count} launches per config (`--trials {count}`), which detect a tax of {NAMED_TAX:.0%}"
 
 

@@ -83,7 +83,7 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
         loads.append(Column("shape", lambda cell: str(cell.shape)))
     columns = (*loads, *CELL_COLUMNS, Column("marks", lambda cell: _list_marks(analysis, cell)))
     swept = any(cell.phase == CONFIRM for cell in analysis.cells)
-    note = "Descriptive: one launch per config; no verdict rests on these cells, and their brackets are spreads."
+    note = "Descriptive: one launch per config and phase. No verdict rests on these cells; brackets are spreads."
     full_title = f"{title} ({', '.join(shared)})" if shared else title
     table = make_table(full_title, columns, cells, note if swept else "")
     return replace(table, facts=tuple(_cell_facts(cell) for cell in cells))

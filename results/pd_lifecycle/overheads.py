@@ -34,6 +34,7 @@ from results.pd_lifecycle.pairs import (
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
 from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
+from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"
 """Name of the sign in aggregate.json and in the numbers of figure 4."""
@@ -256,7 +257,8 @@ def _find_break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
         return BreakEven(context, unknown(text), None, signs, text)
     (before, after), *_ = turns
     between = [cell for cell in row if before.new_tokens <= cell.new_tokens <= after.new_tokens]
-    crossing = next(_interpolate_crossing(*pair) for pair in pairwise(between) if _changes_sign(*pair))
+    crossings = (_interpolate_crossing(*pair) for pair in pairwise(between) if _changes_sign(*pair))
+    crossing = next(crossings, math.sqrt(before.new_tokens * after.new_tokens))
     low, high = before.new_tokens, after.new_tokens
     estimate = Estimate(crossing, float(low), float(high), len(between), basis="significant signs")
     slower_above = after.sign == 1
@@ -265,12 +267,19 @@ def _find_break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
     return BreakEven(context, estimate, slower_above, signs, text)
 
 
+def _side(cell: OverheadCell) -> float:
+    """The number whose sign is judged: over launches the logarithm of the ratio of medians, within one milliseconds."""
+    if cell.change.value is not None and cell.change.launches >= MIN_PAIRED:
+        return math.log1p(cell.change.value)
+    return cell.overhead_ms.value or 0.0
+
+
 def _changes_sign(left: OverheadCell, right: OverheadCell) -> bool:
-    return (left.overhead_ms.value or 0.0) * (right.overhead_ms.value or 0.0) <= 0
+    return _side(left) * _side(right) <= 0
 
 
 def _interpolate_crossing(left: OverheadCell, right: OverheadCell) -> float:
-    first, last = left.overhead_ms.value or 0.0, right.overhead_ms.value or 0.0
+    first, last = _side(left), _side(right)
     share = first / (first - last) if first != last else 0.5
     low, high = math.log2(left.new_tokens), math.log2(right.new_tokens)
     return float(2 ** (low + share * (high - low)))

@@ -315,9 +315,9 @@ def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell
     if not decided:
         return f"no sign is significant at any of {len(cells)} (C, N)"
     word = "slower" if decided[0].sign == 1 else "faster"
-    values = [cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
+    values = [(cell.sign or 0) * cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
     return (
         f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), by "
-        f"{min(map(abs, values)):.3g} to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no "
+        f"{min(values):.3g} to {max(values):.3g} ms, and nowhere significantly the opposite: no "
         "threshold in the measured range"
     )

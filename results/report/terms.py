@@ -54,8 +54,8 @@ _ENGINE = (
 _RUN = (
     Term("cell", "", "one measurement: one config (or policy) under one load in one trial"),
     Term("stage", "", "a group of cells that run one after the other"),
-    Term("trial", "", "one pass over all configs (or policies) on fresh engines, in a new random order"),
-    Term("sweep", "", "Phase A and B of connector-tax: one launch per config, descriptive; finds the reference rates"),
+    Term("trial", "", "one pass over all configs (or policies) on fresh engines, in an order of its own"),
+    Term("sweep", "", "Phase A and B of connector-tax: one launch per config and phase; finds the reference rates"),
     Term("confirm stage", "", "several launches of every config at the loads that verdicts rest on"),
     Term("launch", "", "one start of an engine; what two launches of one config differ by is noise"),
     Term("progress", "%", "estimated time of the finished cells over that of all cells"),
@@ -112,8 +112,8 @@ _ROUTING = (
     ),
     Term("trace span", "s", "the time between a trace's first and last turn"),
     Term("replay amplification", "", "wall-clock time of a replay over the span of its trace"),
-    Term("hot", "", "an instance with far more pending prefill tokens than the others (under EAR: at least T_hot)"),
-    Term("T_hot", "tokens", "pending prefill tokens from which an instance is hot (the policy's `hot_tokens`)"),
+    Term("hot", "", "an instance with far more pending prefill tokens than the others (under EAR: more than T_hot)"),
+    Term("T_hot", "tokens", "pending prefill tokens above which an instance is hot (the policy's `hot_tokens`)"),
     Term(
         "migration", "sessions",
         "the router moves a session from a hot instance to a colder one, with its KV, and binds it there",

@@ -213,7 +213,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> _Claim
     full = labels[FULL]
     missing = [name for name in BASELINES if not labels.get(name)]
     better, worse, level = list[str](), list[str](), list[str]()
-    p_values = list[float]()
+    p_values, p_worse = list[float](), list[float]()
     for name in BASELINES:
         if not labels.get(name):
             continue
@@ -226,13 +226,14 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> _Claim
             else:
                 (better if verdict == good else worse).append(text)
             p_values += [] if p is None else [p]
+            p_worse += [] if p is None or text not in worse else [p]
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
     reason += f"; worse: {', '.join(worse)}" if worse else ""
     outcome, tested = Outcome.UNDECIDED, max(p_values, default=None)
     if missing:
         outcome, reason, tested = Outcome.OPEN, f"not in this run: {', '.join(missing)}; {reason}", None
     elif worse:
-        outcome, tested = Outcome.FAILS, min(1.0, min(p_values) * len(p_values))
+        outcome, tested = Outcome.FAILS, min(1.0, min(p_worse) * len(p_values))
     elif better and not level:
         outcome = Outcome.HOLDS
     return _Claim(

@@ -191,13 +191,14 @@ class Engine:
     def _admit(self, job: Job, budget: int) -> int:
         """Give a waiting request its cached prefix and blocks for as much of the rest as the budget allows.
 
-        Returns the tokens to compute; 0 = there are not enough free blocks.
+        Returns the tokens to compute; 0 = there is not room for all that it has to compute, as vLLM asks of one that it
+        admits.
         """
         size = self.blocks.block_tokens
         most = (job.tokens - 1) // size  # the last token is computed in any case: it gives the next one
         cached = job.keys[: min(self.blocks.match(job.keys), most)]
         new = min(job.tokens - len(cached) * size, budget)
-        lacking = self._count_blocks(len(cached) * size + new) - len(cached)
+        lacking = self._count_blocks(job.tokens) - len(cached)
         if lacking + self.blocks.idle_among(cached) > self.blocks.free:
             return 0
         self.blocks.use(cached)

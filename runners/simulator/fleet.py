@@ -25,6 +25,8 @@ from runners.simulator.engine import Engine, EngineModel, Job
 from runners.simulator.engine_file import Link
 from runners.simulator.transfers import SimulatedTransfers
 
+NO_BREAKER = HealthRules(failures_to_open=1 << 62)
+"""An engine that lets requests wait for too long answers its probes: a live router has it back within a second."""
 SWEEP_S = 1.0
 """Between two looks for requests that have waited too long; a live router looks four times as often."""
 
@@ -74,7 +76,7 @@ class Fleet:
         ]  # fmt: skip
         bindings = Bindings()
         self.cluster = Cluster(members, clock.now_s, bindings)
-        health = Health(self.cluster, HealthRules(), clock, _lose, _ignore, _ignore)
+        health = Health(self.cluster, NO_BREAKER, clock, _lose, _ignore, _ignore)
         for name in specs:
             health.add_instance(name, "")
         self.transfers = SimulatedTransfers(

@@ -18,7 +18,7 @@ from runners.experiments.settings import (
 EXPERIMENT = "connector-tax"
 EXAMPLE = "min_completed=100"
 """Of a setting, for the error that one needs."""
-REMEDY = "correct that key in the profile or in --set; docs/profiles.md lists them all"
+REMEDY = "correct that key in the profile or in --set; docs/connector-tax.md lists them all"
 
 
 class PhaseA(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

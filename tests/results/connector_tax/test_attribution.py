@@ -23,9 +23,10 @@ def attribute(
     *,
     own: CellSummary | None = None,
     plain: CellSummary = PLAIN,
+    metric: Metric = Metric.TPOT_P90,
 ) -> Attribution:
     cells = [plain, own or make_cell("noop_connector", **NOOP)]
-    row = TaxRow("ref_safe", "A", 4.0, SHAPE, "noop_connector", Metric.TTFT_P90, tax, None, "")
+    row = TaxRow("ref_safe", "A", 4.0, SHAPE, "noop_connector", metric, tax, None, "")
     (found,) = attribute_taxes([row], cells, list_engine_changes(cells))
     return found
 
@@ -57,6 +58,13 @@ def test_seven_microseconds_of_a_step_are_not_ten_percent() -> None:
 )
 def test_the_interval_decides(tax: Estimate, cause: Cause) -> None:
     assert attribute(tax).cause == cause
+
+
+def test_a_ttft_above_the_share_is_undecided_for_the_mean_thins_out_what_comes_with_prefill_steps() -> None:
+    found = attribute(interval(0.06, 0.136), metric=Metric.TTFT_P90)
+    assert found.cause == Cause.UNDECIDED
+    assert "prefill steps alone is not known" in found.reason
+    assert attribute(interval(-0.2, -0.1), metric=Metric.TTFT_P90).cause == Cause.NOT_ATTRIBUTABLE
 
 
 def test_bursts_in_prefill_steps_count_by_their_mean() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import analyse_run
 from results.measures.saturation import ReferenceRates
@@ -88,6 +89,17 @@ def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Ana
     less = analyse(root)
     assert [row.estimate for row in less.taxes] == [row.estimate for row in analysis.taxes]
     assert [one.outcome for one in less.verdicts] == [one.outcome for one in analysis.verdicts]
+    assert less.attribution == analysis.attribution
+
+
+def test_a_load_that_is_not_confirmed_yet_shows_the_sweep_without_a_verdict(original: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    for path in root.glob("results/*/cell_C_512x64-ref_safe*.json"):
+        path.unlink()
+    found = analyse(root)
+    row = tax_of(found, "mooncake_both", "B", "512x64")
+    assert (row.estimate.launches, row.verdict) == (1, None)
+    assert tax_of(found, "mooncake_both", "B", "512x256").estimate.launches == 3
 
 
 def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_pa
 def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None:
     text = report_text(analysis)
     assert "## Confirm stage\n\nVerdicts rest on these launches." in text
-    assert text.count("Descriptive: one launch per config; no verdict rests on these cells") == 3
+    assert text.count("Descriptive: one launch per config and phase. No verdict rests on these cells") == 3
     assert "undecided; effects above" in text
 
 
@@ -149,6 +161,26 @@ def test_saturated_shapes_are_marked_and_have_no_tax(queued: Analysis) -> None:
         row = tax_of(queued, config, "B", "4096x64")
         assert (row.estimate.reason, row.saturated) == ("plain is saturated at this load", "plain")
     assert tax_of(queued, "nixl_both", "B", "512x256").saturated == "", "one launch of three is noise"
+
+
+def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(
+    original: Path, tmp_path: Path
+) -> None:
+    """The sweep that chose the rate is one launch."""
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    saturate(root, "mooncake_both", "4096x256-ref_safe")
+    found = analyse(root)
+    row = tax_of(found, "mooncake_both", "A", "4096x256")
+    assert (row.estimate.reason, row.saturated) == ("mooncake_both is saturated at this load", "mooncake_both")
+    assert hypothesis(found, "H1").outcome == Outcome.OPEN
+    assert tax_of(found, "nixl_both", "A", "4096x256").estimate.value is not None
+
+
+def test_figure_5_hatches_what_the_confirm_stage_saturated(queued: Analysis) -> None:
+    table = shape_heatmaps(queued).table
+    shape = (table["input_tokens"] == 512) & (table["output_tokens"] == 64)
+    assert dict(zip(table[shape]["config"], table[shape]["saturated"], strict=True))["mooncake_both"]
+    assert not table[shape & (table["config"] == "nixl_both")]["saturated"].any()
 
 
 def test_b_prime_against_a_saturated_plain_prints_no_tax(queued: Analysis) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from results.pd_lifecycle import verdicts
@@ -173,6 +174,17 @@ def test_break_even_is_interpolated_and_bounded_by_what_is_told() -> None:
     assert (row.new_tokens.low, row.new_tokens.high) == (512.0, 4096.0)
     assert row.slower_above is True
     assert _judged("++++").reason.startswith("slower than the combined engine with the connector at 4 of")
+
+
+def test_break_even_goes_by_the_ratios_that_decide_where_a_slow_repetition_moved_the_mean() -> None:
+    slow, fast = (
+        msgspec.structs.replace(cell, overhead_ms=Estimate(5.0, launches=3), change=Estimate(change, launches=3))
+        for cell, change in zip(_cells("+-"), (0.1, -0.1), strict=True)
+    )
+    (row,) = find_break_evens([slow, fast])
+    assert row.new_tokens.value is not None
+    assert 512 < row.new_tokens.value < 1024
+    assert row.slower_above is False
 
 
 def test_the_overhead_of_a_grid_is_what_it_was_made_of() -> None:

@@ -259,6 +259,19 @@ def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, flo
     assert paper(*pairs)["C3: EAR dominates"] == outcome
 
 
+def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
+    """The p of the wins says nothing for the loss."""
+    pairs = [
+        compare_two(metric, "ear", name, *((0.01, 2.0) if (name, metric) == ("sticky", "tpot_p90_s") else good))
+        for name in ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
+        for metric, good in (
+            ("ttft_p90_s", (-0.501, -0.5)), ("tpot_p90_s", (-0.501, -0.5)), ("apc", (0.1, 0.101)),
+            ("worker_ttft_p90_max_s", (-0.501, -0.5)), ("amplification", (-0.501, -0.5)),
+        )
+    ]  # fmt: skip
+    assert paper(*pairs)["C3: EAR dominates"] == Outcome.UNDECIDED
+
+
 def test_the_scale_is_counted_from_the_turns() -> None:
     cells = [loaded(World(sessions=10, turns=4, instances=2), Truth("a"))]
     scale = measure_scale(cells, "cpu")

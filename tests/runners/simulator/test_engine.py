@@ -100,6 +100,14 @@ def test_where_no_block_is_free_the_last_one_is_preempted_and_computed_again() -
     assert (engine.blocks.used, engine.running, engine.waiting) == (0, 0, 0)
 
 
+def test_a_prompt_waits_until_all_of_it_has_room() -> None:
+    """As vLLM reserves it: not only the first chunk of what is computed."""
+    model = a_model(kv_capacity_tokens=10 * BLOCK, max_batched_tokens=2 * BLOCK)
+    _, (first, last) = serve(model, [(0.0, (), 6 * BLOCK, BLOCK), (0.0, (), 6 * BLOCK, 1)])
+    assert (first.job.preemptions, last.job.preemptions) == (0, 0)
+    assert last.first_s > first.end_s
+
+
 def test_a_request_that_can_never_fit_is_refused() -> None:
     engine = Engine(a_model(kv_capacity_tokens=4 * BLOCK), BLOCK, SimulatedClock())
     with pytest.raises(ValueError, match="do not fit"):
