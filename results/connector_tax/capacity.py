@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from results.connector_tax.judged_cells import CONFIRM
 from results.measures.goodput import Slo
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import Estimate, Samples
-from results.statistics.judgement import Verdict, judged, withheld
+from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
@@ -63,7 +64,10 @@ def measure_capacity(
     goodputs = {
         config: _measure_goodputs(_group_launches(swept, config), goodput_of) for config in configs if goodput_of
     }
-    return tuple(_describe(config, _group_launches(swept, config), saturation, peaks, goodputs) for config in configs)
+    remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else TRIALS_REMEDY
+    return tuple(
+        _describe(config, _group_launches(swept, config), saturation, peaks, goodputs, remedy) for config in configs
+    )
 
 
 def _group_launches(cells: Sequence[CellSummary], config: str) -> dict[int, list[CellSummary]]:
@@ -81,7 +85,9 @@ def _describe(
     saturation: Mapping[str, CellSaturation],
     peaks: Mapping[str, Measured],
     goodputs: Mapping[str, Measured],
+    remedy: str,
 ) -> Capacity:
+    """`remedy`: what gives a verdict where there are too few launches."""
     limits = [_find_limits(cells, saturation) for cells in launches.values()]
     is_plain = config in (BASELINE, REPEAT)
     goodput = goodputs.get(config)
@@ -90,9 +96,9 @@ def _describe(
         sustained_per_s=tuple(sustained for sustained, _ in limits),
         next_per_s=tuple(saturated for _, saturated in limits),
         peak_per_s=estimate(peaks[config]),
-        peak_change=None if is_plain else _relate(peaks, config),
+        peak_change=None if is_plain else _relate(peaks, config, remedy),
         goodput_per_s=None if goodput is None else estimate(goodput),
-        goodput_change=None if is_plain or goodput is None else _relate(goodputs, config),
+        goodput_change=None if is_plain or goodput is None else _relate(goodputs, config, remedy),
     )
 
 
@@ -138,12 +144,12 @@ def _make_trial(value: float, n: int) -> Trial:
     return Trial(value, n, lambda: NO_SPREAD)
 
 
-def _relate(rates: Mapping[str, Measured], config: str) -> Relative:
+def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative:
     if BASELINE not in rates:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
     else:
         change = estimate(combine(_divide, rates[config], rates[BASELINE]))
-    return Relative(change, judged(change), withheld(change, remedy=DESCRIPTIVE))
+    return Relative(change, judged(change), withheld(change, remedy=remedy))
 
 
 def _divide(ours: Samples, base: Samples) -> Samples:
@@ -170,7 +176,10 @@ def _sustained_text(row: Capacity) -> str:
     texts = []
     for sustained, saturated in dict.fromkeys(zip(row.sustained_per_s, row.next_per_s, strict=True)):
         low = "below the lowest rate" if sustained is None else f"{sustained:g}"
-        texts.append(f"{low} (saturated at {saturated:g})" if saturated is not None else f"at least {low}")
+        if saturated is not None:
+            texts.append(f"{low} (saturated at {saturated:g})")
+        else:
+            texts.append(NOT_MEASURED if sustained is None else f"at least {low}")
     return "; ".join(texts)
 
 

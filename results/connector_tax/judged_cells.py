@@ -31,8 +31,13 @@ def choose_cells(
     shapes = {*planned, *(str(cell.shape) for cell in cells if cell.phase == "B")}
     chosen = [replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes)]
     loads = {(cell.phase, cell.rate_per_s, cell.shape) for cell in chosen}
-    swept_only = (cell for cell in cells if cell.phase != CONFIRM)
-    return (*chosen, *(cell for cell in swept_only if (cell.phase, cell.rate_per_s, cell.shape) not in loads))
+    judged = (rates.ref_safe_per_s, rates.ref_load_per_s)
+    waiting = (
+        cell
+        for cell in cells
+        if cell.phase in ("B", "Bp") or (cell.phase == "A" and any(_is_at(cell, rate) for rate in judged))
+    )
+    return (*chosen, *(cell for cell in waiting if (cell.phase, cell.rate_per_s, cell.shape) not in loads))
 
 
 def _list_phases(

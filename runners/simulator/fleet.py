@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from results.records.decisions import DecisionRecord, Role
@@ -45,15 +45,13 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """Instances of one kind, and how the router before them works."""
+    """Instances of one kind. The router before them has the defaults of its spec."""
 
     instances: Mapping[str, Role]
     """Name -> role."""
     model: EngineModel
     block_tokens: int
     link: Link | None = None
-    transfer: TransferRules = field(default_factory=TransferRules)
-    limits: Limits = field(default_factory=Limits)
 
 
 class Fleet:
@@ -80,16 +78,16 @@ class Fleet:
         for name in specs:
             health.add_instance(name, "")
         self.transfers = SimulatedTransfers(
-            specs, shape.transfer, self.engines, shape.link, clock, self.keys.__getitem__
+            specs, TransferRules(), self.engines, shape.link, clock, self.keys.__getitem__
         )
         blocks = max(1, capacity // shape.block_tokens)
         indexes = {name: PrefixIndex(shape.block_tokens, blocks) for name in specs}
         self.ledger = Ledger(log, self.counts, clock)
         dispatcher = Dispatcher(
             policy, self.cluster, bindings, indexes, self.ledger, self.counts, shape.block_tokens, clock,
-            self.transfers.cut_off if may_migrate(policy) else None, shape.transfer.min_tokens,
+            self.transfers.cut_off if may_migrate(policy) else None, TransferRules().min_tokens,
         )  # fmt: skip
-        self.traffic = Traffic(dispatcher, health, self.counts, shape.limits, self.transfers)
+        self.traffic = Traffic(dispatcher, health, self.counts, Limits(), self.transfers)
         self._sweeping = False
 
     def send(self, name: str, session: str, keys: tuple[int, ...], tokens: tuple[int, int], client: Client) -> None:

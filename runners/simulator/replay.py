@@ -53,10 +53,6 @@ class SimulatedReplay:
     def clock(self) -> SimulatedClock:
         return self.fleet.clock
 
-    @property
-    def sessions(self) -> Sessions:
-        return self._sessions
-
     def run(self) -> None:
         """To the end of the last turn."""
         self._sessions = Sessions(self.plan, max_inflight=self.max_inflight_sessions, end_on_error=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,6 @@ from results.statistics.estimates import Estimate
 from runners.errors import RunnerError
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
 from runners.router.policies import make_policy, may_migrate, parameters_of
-from runners.router.spec import TransferRules
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine_file import EngineFile
 from runners.simulator.fleet import DecisionList, Fleet, FleetShape, describe_engines
@@ -45,7 +44,6 @@ class Choice:
     parameters: Mapping[str, Any]
     instances: Mapping[str, Role]
     engine: EngineFile
-    transfer: TransferRules = field(default_factory=TransferRules)
     max_inflight_sessions: int = 0
     """0 = no limit."""
 
@@ -72,9 +70,9 @@ class SimulationReport:
     simulated: bool = True
 
 
-def read_workload(path: Path, pace: Pace, format: str | None = None) -> Workload:
+def read_workload(path: Path, pace: Pace) -> Workload:
     """Raises TraceError where the trace is malformed, RunnerError where it holds no turn."""
-    trace = read_trace(path, format)
+    trace = read_trace(path)
     if not trace.requests:
         raise RunnerError(f"{path} holds no turn", remedy="give a trace with at least one request")
     block = trace.facts.block_tokens
@@ -103,7 +101,7 @@ def simulate(work: Workload, choice: Choice, folder: Path) -> SimulationReport:
     policy = make_policy(choice.policy, choice.parameters)
     clock, log = SimulatedClock(), DecisionList()
     link = choice.engine.link
-    shape = FleetShape(choice.instances, choice.engine.model, work.block_tokens, link, choice.transfer)
+    shape = FleetShape(choice.instances, choice.engine.model, work.block_tokens, link)
     fleet = Fleet(shape, policy, clock, log)
     replay = SimulatedReplay(fleet, work.plan, work.keys, choice.max_inflight_sessions)
     begin_ns = clock.now_ns()

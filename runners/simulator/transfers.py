@@ -102,6 +102,7 @@ class SimulatedTransfers:
 
     def _carry(self, movement: Movement, keys: tuple[int, ...], then: Callable[[], None]) -> None:
         """Move what the target lacks of these blocks, when both ends of the link are free."""
+        self._jobs.pop(movement, None)
         assert self._link is not None
         source, target = movement.transfer.source, movement.transfer.target
         blocks = self._engines[target].blocks
