@@ -20,7 +20,7 @@ import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
 
@@ -61,6 +61,8 @@ class Variant:
     """The engine on the first half of the cores, the client on the others."""
     touch_first: bool = False
     """The same load with other prompts once before the measured one: its memory is mapped, its caches are warm."""
+    windows: int = 1
+    """The measured window is as many times as long."""
 
 
 BASELINE = Variant("baseline", "as `tracon run` launches and loads it")
@@ -69,6 +71,7 @@ CAUSES = {
     for variant in (
         Variant("cores", "engine and client on separate cores", split_cores=True),
         Variant("first_touch", "a whole load before the measured one", touch_first=True),
+        Variant("window", "three times the requests: what is left of sigma is no sampling", windows=3),
         Variant("spawn", "each engine from scratch, random hash seed", spawn=True),
         Variant(
             "spawn_hash_seed", "each engine from scratch, PYTHONHASHSEED=0", spawn=True, env={"PYTHONHASHSEED": "0"}
@@ -135,7 +138,8 @@ async def measure_launch(
         if variant.touch_first:
             await _load(instance, profile, options, layout.requests("touch", "first"), cell_index=2 * number)
         requests = layout.requests("A", "measured")
-        await _load(instance, profile, options, requests, cell_index=2 * number + 1)
+        measured = replace(options, seconds=variant.windows * options.seconds)
+        await _load(instance, profile, measured, requests, cell_index=2 * number + 1)
         return read_percentiles(requests)
     finally:
         os.sched_setaffinity(0, everywhere)
