@@ -44,19 +44,20 @@ def draw_phases(figure: Figure) -> Drawing:
     """Figure 1: a row per prior context; columns: the handover, the request without its prefill, the whole request."""
     table = figure.table
     contexts = sorted(set(table["prior_context"]))
-    drawing = sheet(15, 0.8 + 2.3 * len(contexts))
-    grid = drawing.subplots(len(contexts), 3, squeeze=False)
+    panels = [panel for panel in (figures.HANDOVER, figures.BESIDE, figures.WHOLE) if panel in set(table["panel"])]
+    drawing = sheet(1.5 + 4.5 * len(panels), 0.8 + 2.3 * len(contexts))
+    grid = drawing.subplots(len(contexts), len(panels), squeeze=False)
     for line, context in zip(grid, contexts, strict=True):
-        for axes, panel in zip(line, (figures.HANDOVER, figures.BESIDE, figures.WHOLE), strict=True):
+        for axes, panel in zip(line, panels, strict=True):
             rows = table[(table["prior_context"] == context) & (table["panel"] == panel)]
             _draw_stacks(axes, rows)
             axes.set_title(f"C = {context}: {panel}", loc="left", fontsize=8)
             axes.set_ylabel("ms")
     for axes in grid[-1]:
         axes.set_xlabel("new tokens N")
-    handles, labels = grid[0][2].get_legend_handles_labels()
+    handles, labels = grid[0][-1].get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
-    grid[0][2].legend([handles[index] for index in order], [labels[index] for index in order],
+    grid[0][-1].legend([handles[index] for index in order], [labels[index] for index in order],
                       loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
     title_sheet(drawing, figure.title)
     return drawing

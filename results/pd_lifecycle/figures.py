@@ -49,7 +49,9 @@ def phases_figure(analysis: LifecycleAnalysis) -> Figure:
         "metadata_wait and zmq_after_metadata together are the specification's zmq_handshake, t5 - t3. "
         f"{half_step_text(analysis)}"
     )
-    return Figure(BREAKDOWN, title, caption.strip(), pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
+    largest = table[(table["panel"] == HANDOVER) & (table["prior_context"] == table["prior_context"].max())]
+    return Figure(BREAKDOWN, title, caption.strip(), table, beside=largest)
 
 
 def half_step_text(analysis: LifecycleAnalysis) -> str:

@@ -36,6 +36,8 @@ class Figure:
     """Why it cannot be drawn; empty where it can."""
     name: str = ""
     """What its specification calls it, e.g. `4a`; empty = by its number."""
+    beside: pd.DataFrame | None = None
+    """The rows that are drawn where the figure stands beside a page's text; None = all."""
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Drawers = Mapping[int, "Callable[[Figure], Drawing]"]
 """By figure number: what draws it."""
+BESIDE_WIDTH, BESIDE_HEIGHT = 6.4, 2.8
+"""Inches of a sheet beside text: its widest, and what a flat one keeps of its height."""
 
 
 def draw(figure: Figure, by: Drawers) -> dict[str, bytes]:
@@ -26,6 +29,18 @@ def draw(figure: Figure, by: Drawers) -> dict[str, bytes]:
     with rc_context(STYLE):
         drawing = by[figure.number](figure)
         return {form: to_bytes(drawing, form) for form in FORMATS}
+
+
+def draw_beside(figure: Figure, by: Drawers) -> str:
+    """The figure, or its rows for this place, as SVG on a sheet at most BESIDE_WIDTH wide: its letters can be read."""
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        drawing = by[figure.number](figure if figure.beside is None else replace(figure, table=figure.beside))
+        width, height = drawing.get_size_inches()
+        shrink = min(1.0, BESIDE_WIDTH / width)
+        drawing.set_size_inches(shrink * width, max(shrink * height, min(height, BESIDE_HEIGHT)))
+        return to_bytes(drawing, "svg").decode()
 
 
 def write_figures(figures: Iterable[Figure], folder: Path, by: Drawers) -> Mapping[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -14,16 +15,17 @@ from results.report.table import Table
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1a1a1a; --line: #8884; --quiet: #666; --tint: #8881; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
   background: var(--paper); color: var(--ink); }
 h1 { font-size: 1.5rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
 h3 { font-size: 1rem; margin: 2rem 0 .5rem; }
 .question { font-size: 1.1rem; font-weight: 600; margin: .3rem 0 .6rem; }
 .trouble { border-left: 3px solid #d55e00; padding-left: .6rem; }
-.beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 0 1.5rem; align-items: start; }
-.beside ul { margin: .3rem 0; padding-left: 1.1rem; }
+.beside { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 6fr); gap: 0 1.5rem; align-items: start; }
+main ul { margin: .3rem 0; padding-left: 1.1rem; }
 .beside figure { margin: .3rem 0 1rem; }
+code { font-size: .9em; }
 .outcome { font-variant: small-caps; }
 nav ul { columns: 18rem; list-style: none; padding: 0; font-size: .9rem; }
 .wide { overflow-x: auto; }
@@ -48,12 +50,14 @@ details { margin: .3rem 0; font-size: .88rem; }
   body { font-size: 7.6pt; line-height: 1.24; max-width: none; padding: 0; }
   h1 { font-size: 12pt; } h2 { font-size: 9.5pt; margin: .6rem 0 .2rem; } .question { font-size: 9.5pt; }
   #appendix { display: none; }
-  .beside { display: grid; grid-template-columns: 11fr 9fr; break-inside: avoid; }
-  .beside figure { margin: 0; } .beside img { max-height: 48mm; } .beside figcaption { display: none; }
+  .beside { display: grid; grid-template-columns: 10fr 11fr; break-inside: avoid; }
+  .beside figure { margin: 0; } .beside img { max-height: 56mm; } .beside figcaption { display: none; }
   figure img { filter: none; border: 0; }
 }
 """
 """In print the page alone, on one sheet; the appendix is for the screen."""
+
+_CODE = re.compile("`([^`]+)`")
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -81,8 +85,11 @@ $sections
 """)
 
 
-def build_page(report: Report, drawn: Mapping[int, str]) -> str:
-    """`drawn`: SVG text by figure number; a figure that is not in it is listed with its reason."""
+def build_page(report: Report, drawn: Mapping[int, str], beside: Mapping[int, str]) -> str:
+    """`drawn`: SVG text by figure number; a figure that is not in it is listed with its reason.
+
+    `beside`: those that stand beside the page's sentences, drawn for that place.
+    """
     tables = [(table.title, _render_table(table)) for table in report.text.tables]
     titles = [title for title, _ in tables]
     first = next((index for index, title in enumerate(titles) if title.startswith(report.figures_before)), len(tables))
@@ -97,20 +104,20 @@ def build_page(report: Report, drawn: Mapping[int, str]) -> str:
     return _PAGE.substitute(
         title=escape(report.title),
         style=_STYLE,
-        page=_render_answers(report.page, report.figures, drawn),
-        opening=escape(report.text.opening),
+        page=_render_answers(report.page, report.figures, beside),
+        opening=_render_prose(report.text.opening),
         contents="\n".join(contents),
         sections="\n".join(sections),
     )
 
 
-def _render_answers(page: Page, figures: Sequence[Figure], drawn: Mapping[int, str]) -> str:
+def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, str]) -> str:
     """The page itself: each figure beside the first sentences that it supports."""
-    parts = [f'<p class="question">{escape(page.question)}</p>', f"<p>{escape(' '.join(page.setting))}</p>"]
-    parts += [f"<p>{escape(page.noise)}</p>"]
+    parts = [f'<p class="question">{escape(page.question)}</p>', f"<p>{_render_prose(' '.join(page.setting))}</p>"]
+    parts += [f"<p>{_render_prose(page.noise)}</p>"]
     if page.trouble:
-        parts.append(f'<p class="trouble">{escape(page.trouble)}.</p>')
-    images = {figure.number: figure for figure in figures if figure.number in drawn}
+        parts.append(f'<p class="trouble">{_render_prose(page.trouble)}.</p>')
+    images = {figure.number: figure for figure in figures if figure.number in beside}
     for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
         if not sentences:
             continue
@@ -118,8 +125,10 @@ def _render_answers(page: Page, figures: Sequence[Figure], drawn: Mapping[int, s
         for number, own in group_by_figure(sentences):
             said = "<ul>\n" + "\n".join(map(_render_sentence, own)) + "\n</ul>"
             figure = images.pop(number, None)
-            beside = said if figure is None else f"{said}\n{_render_image(figure, drawn[number])}"
-            parts.append(f'<div class="beside">{beside}</div>' if figure is not None else said)
+            if figure is None:
+                parts.append(said)
+            else:
+                parts.append(f'<div class="beside">{said}\n{_render_image(figure, beside[number])}</div>')
     remedies = [f"{names}: {decides}." for names, decides in group_remedies(page.undecided)]
     if remedies:
         parts.append(f"<p>What would decide these:</p>\n{_render_list(remedies)}")
@@ -129,12 +138,13 @@ def _render_answers(page: Page, figures: Sequence[Figure], drawn: Mapping[int, s
 def _render_sentence(one: Answer | OpenQuestion) -> str:
     outcome = one.outcome if isinstance(one, Answer) else ""
     shown = f' (<span class="outcome">{escape(outcome)}</span>)' if outcome else ""
-    return f"<li><b>{escape(one.name)}</b>{shown}: {escape(one.text)}</li>"
+    return f"<li><b>{escape(one.name)}</b>{shown}: {_render_prose(one.text)}</li>"
 
 
 def _render_image(figure: Figure, svg: str) -> str:
     name = f"Figure {figure.label}. {escape(figure.title)}."
-    return f"<figure>{_embed(figure, svg)}\n<figcaption>{name}</figcaption></figure>"
+    link = f'<a href="#figure-{figure.label}" title="larger, with its numbers">{_embed(figure, svg)}</a>'
+    return f"<figure>{link}\n<figcaption>{name}</figcaption></figure>"
 
 
 def _embed(figure: Figure, svg: str) -> str:
@@ -151,7 +161,7 @@ def _render_figure(figure: Figure, svg: str | None) -> str:
     numbers = Table("", tuple(map(str, figure.table.columns)), tuple(rows))
     return (
         f'<figure id="figure-{figure.label}">{_embed(figure, svg)}\n'
-        f"<figcaption>{name} {escape(figure.caption)}</figcaption>\n"
+        f"<figcaption>{name} {_render_prose(figure.caption)}</figcaption>\n"
         f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_render_table(numbers)}</details></figure>"
     )
 
@@ -165,10 +175,15 @@ def _format_value(value: object) -> str:
 
 def _render_table(table: Table) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    note = f'<p class="note">{escape(table.note)}</p>\n' if table.note else ""
+    body = "\n".join(f"<tr>{''.join(f'<td>{_render_prose(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    note = f'<p class="note">{_render_prose(table.note)}</p>\n' if table.note else ""
     return f'{note}<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
+def _render_prose(text: str) -> str:
+    """Escaped, with what stands between backticks as code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
 def _render_list(lines: Iterable[str]) -> str:
-    return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
+    return "<ul>\n" + "\n".join(f"<li>{_render_prose(line)}</li>" for line in lines) + "\n</ul>"

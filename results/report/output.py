@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from results.records.layout import RunLayout, write_atomic
 from results.report.content import Report
 from results.report.document import render_markdown
-from results.report.figure_files import write_figures
+from results.report.figure_files import draw_beside, write_figures
 from results.report.html import build_page
 
 
@@ -80,4 +80,10 @@ def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
     write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures, report.page).encode())
-    write_atomic(layout.report_html, build_page(report, drawn).encode())
+    supports = {sentence.figure for sentence in (*report.page.answers, *report.page.undecided)}
+    beside = {
+        figure.number: draw_beside(figure, report.drawers)
+        for figure in report.figures
+        if figure.number in drawn and figure.number in supports
+    }
+    write_atomic(layout.report_html, build_page(report, drawn, beside).encode())

@@ -61,7 +61,10 @@ def collect_documents(experiment: str, into: Path) -> Documents:
 
 def analyse_again(run: Path) -> Documents:
     """What `tracon report --again --json` writes into the run's folder and prints."""
-    with patch("results.report.figure_files.draw", lambda *_: UNDRAWN):
+    with (
+        patch("results.report.figure_files.draw", lambda *_: UNDRAWN),
+        patch("results.report.output.draw_beside", lambda *_: UNDRAWN["svg"].decode()),
+    ):
         reported = call(run, "report", "RUN", "--again", "--json")
     written = [path for path in _files(run) if path.stat().st_mtime > RAW_MTIME]
     documents = dict(named for path in written if (named := _read(path, str(path.relative_to(run)))) is not None)
@@ -122,7 +125,8 @@ def _cell(text: str) -> str | int | float:
 def page_text(page: str) -> str:
     """What a reader of the page reads: no tags, styles, scripts or drawings; one line per block of text."""
     bare = re.sub(r"<(style|script|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    bare = re.sub(r"</?(?:b|i|em|strong|code|span|a|sup|sub)\b[^>]*>", "", bare)
+    bare = re.sub(r"</?code>", "`", bare)
+    bare = re.sub(r"</?(?:b|i|em|strong|span|a|sup|sub)\b[^>]*>", "", bare)
     lines = (" ".join(html.unescape(line).split()) for line in re.sub(r"<[^>]*>", "\n", bare).splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from html import escape
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from results.registry import results_named
 from results.report.document import APPENDIX
+from results.report.figure_files import BESIDE_WIDTH
 from results.report.page import (
     MOST_ANSWERS,
     MOST_BYTES,
@@ -78,11 +80,24 @@ def test_every_form_has_every_sentence(written: tuple[Path, Page]) -> None:
     terminal = " ".join(render_terminal(page, root, 80).plain.split())
     for one in page.sentences:
         assert one.text in first
-        assert escape(one.text) in html
+        assert escape(one.text) in html.replace("<code>", "`").replace("</code>", "`")
         assert " ".join(one.text.split()) in terminal
     assert html.count("<figure>") == len(page.figures)
     for part in ("prefers-color-scheme: dark", "@page { size: A4", "#appendix { display: none; }"):
         assert part in html
+
+
+def test_the_page_s_figures_can_be_read_beside_text_and_lead_to_the_large_ones(written: tuple[Path, Page]) -> None:
+    """Letters have one size on every sheet: a sheet as wide as its place shows them at that size."""
+    root, page = written
+    first, _, appendix = (root / "report.html").read_text().partition('<div id="appendix">')
+    images = re.findall(r'<a href="#(figure-[^"]+)"[^>]*><img [^>]*base64,([^"]+)">', first)
+    assert len(images) == len(page.figures) > 0
+    for place, image in images:
+        assert f'id="{place}"' in appendix
+        width = re.search(r'<svg [^>]*?width="([0-9.]+)pt"', b64decode(image).decode())
+        assert width is not None
+        assert float(width[1]) <= 72 * BESIDE_WIDTH + 1
 
 
 @pytest.mark.parametrize("width", [80, 120])
