@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.driver import Driver
-from runners.router.facts import Usage
 from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
 from runners.router.policies.policy import Policy
 from runners.router.prefix_index import Index, cached_tokens
+from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim
 from runners.router.transfer.movement import Movement
 from runners.router.view import Cluster, CounterReservation
