@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from console.pasts import Past, Pasts
+from results.records.events import InstanceSampled, MigrationChanged, RouterSampled
 from state.errors import StateError
-from state.events import InstanceSampled, MigrationChanged, Recorded, RouterSampled
+from state.events import Recorded
 from state.lease import HEARTBEAT_S, LeaseState, lease_state
+from state.model import EMPTY, RunView
 from state.store import RunStore
-from state.view import EMPTY, HISTORY_SAMPLES, RunView, fold
+from state.view import HISTORY_SAMPLES, fold
 
 TICK_S = 0.5
 LOADING_STEP = 5_000

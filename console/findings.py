@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.records.errors import ResultsError
+from results.records.events import CellState
 from results.registry import is_measured, results_named
 from results.report.chart import Chart
-from state.run import CELL_ENDED, CellState
-from state.view import RunView
+from state.model import RunView
+from state.run import CELL_ENDED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from typing import Literal, Self
 
+from results.records.events import RunTaken
 from state.errors import LeaseHeld, LeaseLost
-from state.events import RunTaken
 from state.file_system import require_local_disk
 from state.process import ProcessIdentity, is_alive, sees, this_process
 from state.store import RunStore

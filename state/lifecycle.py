@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from state.events import LifecycleMeasured
+from results.records.events import LifecycleMeasured
 
 REQUESTS_KEPT = 2_000
 """Requests kept: more than twice the whole sweep of specs/pd_lifecycle.md."""

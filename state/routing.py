@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from results.records.events import MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
+from results.records.live import LiveLatency
 from state.bindings import Lives, lives_after_migration, lives_after_picks
-from state.events import LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""

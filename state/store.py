@@ -14,12 +14,14 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from results.records.events import Event, RunPlanned, RunState
 from results.records.layout import sync_folder
+from results.records.plan import RunPlan
 from state.errors import IllegalTransition, StateError, StoreUnusable
-from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
+from state.events import LIVE_KINDS, Recorded, decode, encode, wire_kind
 from state.file_system import require_local_disk
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
-from state.run import INSTANCE_ENDED, RunPlan, RunState
+from state.run import INSTANCE_ENDED
 from state.sqlite import begin_log, check_schema, explained, open_reader, open_writer, write_empty
 from state.tables import Tables
 from state.view import fold

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from platformdirs import user_state_dir
 
+from results.records.events import RunState
 from state.errors import RunNotFound, StateError, StoreUnusable
 from state.lease import LeaseState, lease_state
-from state.run import CELL_ENDED, RunState
+from state.run import CELL_ENDED
 from state.store import STATE_FILE, RunStore
 from state.view import Progress, progress_fraction
 

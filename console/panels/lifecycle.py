@@ -26,11 +26,11 @@ from console.widgets.lines import Lines
 from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from results.records.events import CellState
 from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import LifecycleView, MeasuredRequest, Overhead, bandwidths, counted, overheads, worst_residual
-from state.run import CellState
-from state.view import RunView
+from state.model import RunView
 
 SECTIONS: Mapping[str, str] = {"requests": "Requests", "bandwidth": "Bandwidth", "overhead": "Overhead"}
 TOGETHER = (100, 26)

@@ -8,8 +8,8 @@ from console.glyphs import Glyphs
 from console.rows.instances import routed_tone
 from console.rows.routing import engine_of, is_current
 from console.widgets.table import Cell, Column, Row, cell
+from results.records.events import RoutedLoad
 from results.report.terms import term
-from state.events import RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
 
 WIDE = 110

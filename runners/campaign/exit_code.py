@@ -6,9 +6,10 @@ name it; the code stays 0.
 
 from __future__ import annotations
 
+from results.records.events import CellState, RunState
+from results.records.plan import CellPlan
 from runners.errors import ExitCode
-from state.run import CellPlan, CellState, RunState
-from state.view import RunView
+from state.model import RunView
 
 GATES = frozenset({"preflight", "probe"})
 """Kinds of cells that decide whether others run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from state.run import CellPlan, RunPlan, StagePlan
+from results.records.plan import CellPlan, RunPlan, StagePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from launch.local import LocalBackend
+from results.records.events import Noted, RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.plan import AcceptedChanges
 from runners.campaign.cell_loop import CellLoop
@@ -24,8 +25,7 @@ from runners.campaign.plan import find_changes
 from runners.campaign.start import Prepared, options_of, prepare
 from runners.errors import ExitCode, RunnerError
 from state import lease as leases
-from state.events import Noted, RunChanged
-from state.run import RUN_TRANSITIONS, RunState
+from state.run import RUN_TRANSITIONS
 from state.store import RunStore
 
 log = logging.getLogger("tracon.work")

@@ -18,13 +18,13 @@ from launch.environment import Engine, find_engine, redact_settings
 from launch.errors import LaunchError
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
+from results.records.events import Noted
 from results.records.layout import RunLayout, write_indented_json
+from results.records.plan import RunPlan
 from runners.campaign.disk import require_disk
 from runners.campaign.experiment import DraftPlan, Experiment, RunOptions
 from runners.campaign.plan import freeze
 from runners.errors import RunnerError
-from state.events import Noted
-from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results.records.events import Event
 from runners.campaign.steering import retry_failed, skip_pending
 from runners.errors import RunnerError
 from state import requests
-from state.events import Event
 from state.lease import lease_state
 from state.model import RequestView
 from state.store import RunStore

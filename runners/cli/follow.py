@@ -18,8 +18,9 @@ from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed import FeedLine
 from state.lease import lease_state
+from state.model import EMPTY, RunView
 from state.store import RunStore
-from state.view import EMPTY, RunView, fold, new_feed_lines
+from state.view import fold, new_feed_lines
 
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0

@@ -33,7 +33,7 @@ from runners.errors import ExitCode, RunnerError
 if TYPE_CHECKING:
     from runners.campaign.start import Prepared
     from state.lease import LeaseState
-    from state.view import RunView
+    from state.model import RunView
 
 
 MOST_SHORTFALLS = 8

@@ -15,12 +15,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from results.records.events import CellState, RunState, StageState
+from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
-from state.run import CellState, RunPlan, RunState, StageState
+from state.model import InstanceView, RunView, StageView
 from state.status import to_json
-from state.view import InstanceView, RunView, StageView, elapsed_s, eta_s, progress
+from state.view import elapsed_s, eta_s, progress
 from state.workspace import RunEntry
 
 if TYPE_CHECKING:

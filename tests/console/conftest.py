@@ -21,11 +21,12 @@ from console.feed import Picture
 from console.host import Options
 from console.pasts import Pasts
 from console.widgets.table import Cell, Row
+from results.records.events import RequestSubmitted, RouterSampled
 from state import lease
-from state.events import RequestSubmitted, RouterSampled
 from state.lease import LeaseState
+from state.model import EMPTY
 from state.store import RunStore
-from state.view import EMPTY, fold
+from state.view import fold
 from tests.console import demo
 
 RUN = "20260302-101112-connector-tax-cpu-tiny"

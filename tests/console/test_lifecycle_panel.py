@@ -17,9 +17,9 @@ from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
+from results.records.events import LifecycleMeasured
 from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
 from results.records.lifecycle import PHASES as RECORDED
-from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
 from state.status import to_json
 from state.store import RunStore

@@ -23,7 +23,7 @@ from console.rows import loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
 from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, draw_scene, lines_for
-from state.events import MigrationChanged, RoutedLoad, RouterSampled
+from results.records.events import MigrationChanged, RoutedLoad, RouterSampled
 from state.lease import LeaseState
 from state.migrations import migrations_after
 from state.status import to_json

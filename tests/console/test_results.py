@@ -21,10 +21,9 @@ from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import analyse_run
+from results.records.events import CellState, RunChanged, RunState
 from results.report.table import Table
 from results.statistics.estimates import Estimate
-from state.events import RunChanged
-from state.run import CellState, RunState
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import (

@@ -11,7 +11,7 @@ import pytest
 from console import format as say
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
-from state.events import Noted
+from results.records.events import Noted
 from state.status import to_json
 from state.store import RunStore
 from tests.console.conftest import NARROW, RUN, WIDE, sees, shown, until, watching

@@ -9,7 +9,8 @@ from functools import reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.events import CellChanged, Event, LifecycleMeasured, Recorded, RunPlanned
+from results.records.events import CellChanged, CellState, Event, LifecycleMeasured, RunPlanned
+from state.events import Recorded
 from state.lifecycle import (
     REQUESTS_KEPT,
     LifecycleCounts,
@@ -21,8 +22,8 @@ from state.lifecycle import (
     overheads,
     worst_residual,
 )
-from state.run import CellState
-from state.view import EMPTY, RunView, fold
+from state.model import EMPTY, RunView
+from state.view import fold
 from tests.state.moves import OTHER, STORY, request
 from tests.state.plans import a_plan
 

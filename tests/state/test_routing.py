@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.events import CellChanged, CellState, Event, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from results.records.live import LiveLatency
 from state.errors import IllegalTransition
-from state.events import CellChanged, Event, LiveLatency, Recorded, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from state.events import Recorded
+from state.model import EMPTY, RunView
 from state.routing import (
     ALARM_GONE_S,
     COLD_S,
@@ -25,8 +28,7 @@ from state.routing import (
     routing_after,
     routing_json,
 )
-from state.run import CellState
-from state.view import EMPTY, RunView, fold
+from state.view import fold
 from tests.state.plans import CELLS, a_plan, a_run
 
 FIRST, SECOND = CELLS[0].cell, CELLS[1].cell

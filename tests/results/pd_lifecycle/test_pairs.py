@@ -21,9 +21,9 @@ from results.pd_lifecycle.pairs import (
 )
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import fit_least_squares
+from results.records.events import LifecycleMeasured
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.statistics.judgement import Outcome
-from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, lifecycle_after, overheads
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 

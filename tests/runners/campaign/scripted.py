@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from results.records.layout import publish
+from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import Outcome
 from runners.campaign.plan import freeze
 from runners.errors import CellFailed, CellSkipped
 from state import lease as leases
-from state.run import CellPlan, RunPlan, StagePlan
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView
 
 CELL_S = 0.02
 

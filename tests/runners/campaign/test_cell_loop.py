@@ -17,6 +17,16 @@ from typing import Any
 import pytest
 
 from launch.instance import CrashedAtStart
+from results.records.events import (
+    CellChanged,
+    CellState,
+    EngineDeath,
+    InstanceChanged,
+    InstanceState,
+    RunState,
+    StageState,
+)
+from results.records.plan import CellPlan
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import Outcome
@@ -25,11 +35,9 @@ from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import requests
 from state.errors import LeaseHeld
-from state.events import CellChanged, EngineDeath, InstanceChanged
+from state.model import RunView
 from state.process import this_process
-from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
-from state.view import RunView
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
 
 

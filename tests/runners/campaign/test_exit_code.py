@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from results.records.events import CellState, RunState
+from results.records.plan import CellPlan, StagePlan
 from runners.campaign.exit_code import exit_code, shortfalls
 from runners.campaign.plan import freeze
 from runners.errors import ExitCode
-from state.run import CellPlan, CellState, RunState, StagePlan
-from state.view import EMPTY, CellView, RunView
+from state.model import EMPTY, CellView, RunView
 
 PLANS = (
     CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0),

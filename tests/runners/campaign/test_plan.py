@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
+from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import differences, duration_text, load_cell_s
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
-from state.run import RunPlan
 from tests.runners.prepared import prepare
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze
 from runners.campaign.start import options_of
@@ -21,7 +22,6 @@ from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
-from state.run import CellPlan, RunPlan
 from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
