@@ -129,7 +129,7 @@ class RunFeed:
                 if isinstance(recorded.event, InstanceSampled):
                     trails.add(recorded.t_unix_s, recorded.event)
                 elif isinstance(recorded.event, RouterSampled | MigrationChanged):
-                    _remember(pasts, view, recorded)
+                    _store_routed(pasts, view, recorded)
                 if shown is None and recorded.seq % LOADING_STEP == 0:
                     self._post(Picture(folded=recorded.seq))
                 if self._ending.is_set():
@@ -146,7 +146,7 @@ class RunFeed:
         self._woken.clear()
 
 
-def _remember(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
+def _store_routed(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
     """Store what the view derives from a router's sample or a migration."""
     event = recorded.event
     if isinstance(event, RouterSampled) and event.cell in view.cells:

@@ -108,7 +108,7 @@ class Analyst:
         """An analysis is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def look(self, view: RunView) -> None:
+    def analyse_if_due(self, view: RunView) -> None:
         """Start an analysis if more cells have ended, none is under way, and the last is at least `EVERY_S` old."""
         ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
         progress = (len(ended), sum(cell.attempt for cell in ended))

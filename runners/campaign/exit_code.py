@@ -24,7 +24,7 @@ def exit_code(view: RunView) -> ExitCode:
     return ExitCode.CELLS_FAILED if any(_is_missing(view, plan) for plan in view.plan.cells) else ExitCode.DONE
 
 
-def shortfalls(view: RunView) -> tuple[str, ...]:
+def list_shortfalls(view: RunView) -> tuple[str, ...]:
     """Cells that failed, were skipped or are degraded, each as `cell: state: why`, in the order of the plan."""
     texts = []
     for plan in view.plan.cells:

@@ -20,7 +20,7 @@ ANSWER_S = 10.0
 POLL_S = 0.1
 
 
-def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     """The answer of the run (`accepted`, `detail`).
 
     A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and

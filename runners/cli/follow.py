@@ -28,7 +28,7 @@ LEASE_GRACE_S = 20.0
 """How long a run process may take from its start until it holds the lease."""
 
 
-def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
+def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
     """Follow until the run process has ended; returns the run's exit code.
 
     `worker_pid` is a child of ours that may not have taken the lease yet. `events` prints the whole journal.

@@ -186,11 +186,15 @@ def _report_tables(report: ReplayReport) -> RenderableType:
         cells = [report.numbers[f"{series}_{point}_s"].text(scale=1e3) for point in ("mean", "p50", "p90", "p99")]
         table.add_row(series.upper(), *cells)
     return Group(
-        *(Text(line) for line in facts(report)), Text(), table, Text(), Text(f"records: {report.spec.requests_path}")
+        *(Text(line) for line in list_facts(report)),
+        Text(),
+        table,
+        Text(),
+        Text(f"records: {report.spec.requests_path}"),
     )
 
 
-def facts(report: ReplayReport) -> list[str]:
+def list_facts(report: ReplayReport) -> list[str]:
     """The outcome of the replay, in lines."""
     outcome, numbers = report.outcome, report.numbers
     lines = [

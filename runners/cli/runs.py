@@ -152,11 +152,11 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
 
     Exits with the run's own exit code. Ctrl-C does not touch the run.
     """
-    from runners.cli.follow import follow
+    from runners.cli.follow import follow_run
 
     folder = workspace_of(workspace).find(run)
     try:
-        code = follow(folder, events=json)
+        code = follow_run(folder, events=json)
     except KeyboardInterrupt:
         output.err().print(f"left [bold]{folder.name}[/] as it is")
         code = ExitCode.DONE
@@ -275,10 +275,10 @@ def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
 
 
 def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
-    from runners.campaign.start import prepare
+    from runners.campaign.start import prepare_run
     from runners.experiments.registry import experiment_named
 
-    return prepare(experiment_named(options.experiment), options, need_engine=need_engine)
+    return prepare_run(experiment_named(options.experiment), options, need_engine=need_engine)
 
 
 def _print_plan(options: RunOptions, json: bool) -> None:
@@ -320,9 +320,9 @@ def _read_run(folder: Path) -> tuple[RunView, LeaseState]:
 
 
 def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
-    from runners.cli.asking import ask
+    from runners.cli.asking import ask_run
 
-    answer = ask(folder, action, target, reason)
+    answer = ask_run(folder, action, target, reason)
     if json:
         output.print_json(answer)
     else:
@@ -346,7 +346,7 @@ def _refuse_changes(view: RunView) -> None:
 
 def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
-    from runners.campaign.exit_code import shortfalls
+    from runners.campaign.exit_code import list_shortfalls
     from runners.cli.follow import await_lease
     from runners.cli.reports import render_ending
     from runners.cli.tables import status_json
@@ -374,7 +374,7 @@ def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool,
         output.print_json(status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
         output.out().print(render_ending(folder))
-    for text in shortfalls(view)[:MOST_SHORTFALLS]:
+    for text in list_shortfalls(view)[:MOST_SHORTFALLS]:
         output.err().print(text, markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
@@ -390,16 +390,16 @@ def _watch_in_console(folder: Path) -> int:
 
 def _follow_to_end(folder: Path, worker_pid: int) -> int:
     """Follow; the first Ctrl-C (or TERM) asks the run to stop now and waits, the second leaves it alone."""
-    from runners.cli.asking import ask
-    from runners.cli.follow import follow
+    from runners.cli.asking import ask_run
+    from runners.cli.follow import follow_run
 
     try:
-        return follow(folder, worker_pid=worker_pid)
+        return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
         output.err().print("stopping the run so that it can be resumed; Ctrl-C again leaves it running")
     try:
-        ask(folder, "stop_now", "", "Ctrl-C at the command that started it")
-        return follow(folder, worker_pid=worker_pid)
+        ask_run(folder, "stop_now", "", "Ctrl-C at the command that started it")
+        return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
         output.err().print(f"left [bold]{folder.name}[/] running: `tracon watch`, `tracon stop`")
         return ExitCode.INTERRUPTED

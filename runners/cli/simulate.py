@@ -147,11 +147,13 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
     for name in ("TTFT p90 (ms)", "TPOT p90 (ms)", "E2E p90 (ms)"):
         table.add_column(name, justify="right")
     for cell in calibration.cells:
-        table.add_row(cell.cell, "yes" if cell.fitted else "no", *(_pair(cell, metric) for metric in cell.measured))
+        table.add_row(
+            cell.cell, "yes" if cell.fitted else "no", *(_format_pair(cell, metric) for metric in cell.measured)
+        )
     return Group(*(Text(line) for line in lines), Text(), table)
 
 
-def _pair(cell: CellComparison, metric: str) -> str:
+def _format_pair(cell: CellComparison, metric: str) -> str:
     measured, simulated, error = cell.measured[metric], cell.simulated[metric], cell.error(metric)
     if measured is None or simulated is None or error is None:
         return "-"

@@ -183,7 +183,7 @@ async def sees(pilot: Pilot[None], text: str) -> None:
 async def settled(pilot: Pilot[None]) -> None:
     """Wait until the first picture is drawn."""
     assert isinstance(pilot.app, TraconApp)
-    await pilot.app.settled()
+    await pilot.app.await_settled()
     await pilot.pause()
 
 

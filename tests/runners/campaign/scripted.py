@@ -15,7 +15,7 @@ from results.records.layout import publish
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import Outcome
-from runners.campaign.plan import freeze
+from runners.campaign.plan import freeze_plan
 from runners.errors import CellFailed, CellSkipped
 from state import lease as leases
 from state.model import RunView
@@ -31,7 +31,7 @@ def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] |
         for s in range(stages)
         for c in range(cells)
     ]
-    return freeze(
+    return freeze_plan(
         experiment="scripted",
         profile="none",
         preset="full",

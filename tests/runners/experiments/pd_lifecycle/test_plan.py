@@ -15,7 +15,7 @@ from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import freeze
+from runners.campaign.plan import freeze_plan
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
@@ -33,7 +33,7 @@ def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
 
 
 def plan_of(of: Grid, seed: int = 1) -> RunPlan:
-    return freeze(
+    return freeze_plan(
         experiment=EXPERIMENT,
         profile=CPU.name,
         preset="full",

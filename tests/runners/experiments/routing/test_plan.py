@@ -18,7 +18,7 @@ from launch.profile import load_profile
 from results.records.events import RunPlanned
 from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import find_changes, freeze
+from runners.campaign.plan import find_changes, freeze_plan
 from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
@@ -53,7 +53,7 @@ def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[
 
 
 def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
-    return freeze(
+    return freeze_plan(
         experiment=EXPERIMENT,
         profile="cpu-tiny",
         preset="full",
