@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runners.cli.tables import format_number, begin_table
+from runners.cli.tables import begin_table, format_number
 from runners.router.decision_log import LoggedPicks
 from runners.router.policies import ParameterInfo, PolicyInfo
 from runners.router.whatif import WhatIf
@@ -116,7 +116,9 @@ def _reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
             key = ", ".join(one.recorded_policies), pair.recorded_reason, pair.instead_reason
             picks[key] += pair.picks
             differ[key] += pair.differ
-    rows = begin_table("recorded policy", "recorded reason", "reason instead", ">picks", ">elsewhere", title="by reason")
+    rows = begin_table(
+        "recorded policy", "recorded reason", "reason instead", ">picks", ">elsewhere", title="by reason"
+    )
     for key, count in picks.most_common():
         rows.add_row(*key, str(count), str(differ[key]))
     return rows

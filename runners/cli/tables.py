@@ -15,12 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from results.records.events import CellState, RunState, StageState
+from results.records.events import CellState, RunState
 from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
-from state.model import InstanceView, RunView, StageView
+from state.model import InstanceView, RunView
 from state.status import to_json
 from state.view import elapsed_s, eta_s, progress
 from state.workspace import RunEntry
@@ -191,7 +191,7 @@ def _stages_table(view: RunView) -> Table:
         counts = stage.counts
         rows.add_row(
             stage.title,
-            color_state(_stage_word(stage)),
+            color_state(stage.state),
             str(len(stage.cells)),
             str(counts[CellState.DONE]),
             str(counts[CellState.FAILED]),
@@ -199,10 +199,6 @@ def _stages_table(view: RunView) -> Table:
             ", ".join(running),
         )
     return rows
-
-
-def _stage_word(stage: StageView) -> str:
-    return str(stage.state if stage.state is not StageState.PENDING else "pending")
 
 
 def _instances_table(instances: Sequence[InstanceView]) -> Table:

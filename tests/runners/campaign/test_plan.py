@@ -12,7 +12,7 @@ import pytest
 from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import duration_text, diff_inputs, load_cell_s
+from runners.campaign.plan import diff_inputs, duration_text, load_cell_s
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
