@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from runners.cli.spec_options import SpecCommand
 
 
-class ExperimentCommand(TyperCommand):
+class ExperimentCommand(SpecCommand):
     """Completes its help when it is printed: experiments can be registered until then."""
+
+    specs_first = True
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # Typer's copy of click is private
         helps = option_helps()

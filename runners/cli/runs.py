@@ -19,15 +19,16 @@ from runners.campaign.experiment import RunOptions
 from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
-    RUN_OPTIONS,
+    RUN,
     DetachOption,
+    ExperimentArg,
     JsonOption,
     ReasonOption,
     RunArg,
     SkipStageOption,
     WorkspaceOption,
 )
-from runners.cli.struct_options import expand_options
+from runners.cli.spec_options import chosen, command_with
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -43,26 +44,25 @@ MOST_SHORTFALLS = 8
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     for command in (plan, run):
-        app.command(cls=ExperimentCommand)(command)
+        app.command(cls=command_with(RUN, base=ExperimentCommand))(command)
     for command in (resume, status, watch, stop, pause, skip, retry, console):
         app.command()(command)
     app.command("list")(list_runs)
     app.command(hidden=True)(work)
 
 
-@expand_options("options", RunOptions, RUN_OPTIONS)
-def plan(options: RunOptions, json: JsonOption = False) -> None:
+def plan(context: typer.Context, experiment: ExperimentArg, json: JsonOption = False) -> None:
     """Print stages, cells and the estimated time without running anything.
 
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    _print_plan(from_root(options), json)
+    _print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), json)
 
 
-@expand_options("options", RunOptions, RUN_OPTIONS)
 def run(
-    options: RunOptions,
+    context: typer.Context,
+    experiment: ExperimentArg,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
     console: Annotated[
@@ -87,7 +87,7 @@ def run(
     from runners.cli.asking import skip_stages
     from runners.samplers.rest import explain_unrest, read_rest
 
-    options = from_root(options)
+    options = from_root(RunOptions(experiment, **chosen(context, RUN)))
     if dry_run:
         _print_plan(options, json)
         return
