@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launch.doctor import DoctorReport
     from launch.environment import Engine
     from launch.profile import ConnectorConfig, Profile
-    from runners.standalone_engine import HandEngine
+    from runners.standalone_engine import StandaloneEngine
 
 STYLES: Mapping[str, str] = {
     "done": "green",
@@ -304,8 +304,8 @@ def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConf
     return Group(rows, also)
 
 
-def engines_tables(environments: Sequence[Engine], engines: Sequence[HandEngine]) -> RenderableType:
-    """Engine environments and hand-started engines."""
+def engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
+    """Engine environments and standalone engines."""
     rows = begin_table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))
