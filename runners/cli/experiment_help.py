@@ -17,7 +17,7 @@ class ExperimentCommand(SpecCommand):
         for parameter in self.params:
             text = getattr(parameter, "help", None)
             if text and parameter.name in helps:
-                parameter.help = f"{text.rstrip('.')}{helps[parameter.name]}."  # type: ignore[attr-defined]
+                parameter.help = f"{text.rstrip('.')}{helps[parameter.name]}."
         super().format_help(ctx, formatter)
 
 

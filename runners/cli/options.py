@@ -22,13 +22,13 @@ RUN = SpecOptions(
     (
         SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
         SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),
-        SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file"),
+        SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file", "CONFIG"),
         SpecOption("seed", "--seed", "Seed of config order, schedules and prompts", default="the preset's"),
         SpecOption(
             "trials", "--trials",
             "Measure each load cell, or those of the confirm stage, N times on fresh engines", None, 1, "the preset's",
         ),
-        SpecOption("policies", "--policy", "Routing policy"),
+        SpecOption("policies", "--policy", "Routing policy", "POLICY"),
         SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
         SpecOption("trace", "--trace", "Trace file", "FILE"),
         SpecOption("engine_python", "--engine-python", _PYTHON, default=_BUILT),

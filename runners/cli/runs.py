@@ -43,8 +43,8 @@ MOST_SHORTFALLS = 8
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (plan, run):
-        app.command(cls=command_with(RUN, base=ExperimentCommand))(command)
+    for planned in (plan, run):
+        app.command(cls=command_with(RUN, base=ExperimentCommand))(planned)
     for command in (resume, status, watch, stop, pause, skip, retry, console):
         app.command()(command)
     app.command("list")(list_runs)

@@ -48,6 +48,7 @@ class SpecCommand(TyperCommand):
     specs_first: ClassVar[bool] = False
     """The help lists them before the command's own options."""
     _complete = False
+    _params: list[Any]
 
     @property
     def params(self) -> list[Any]:

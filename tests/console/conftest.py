@@ -180,6 +180,11 @@ async def sees(pilot: Pilot[None], text: str) -> None:
     await until(pilot, lambda: text in "\n".join(shown(pilot.app)), f"{text!r} never appeared")
 
 
+async def see_footer(pilot: Pilot[None]) -> None:
+    """Wait until the last line of the screen has the keys, the last of them too."""
+    await until(pilot, lambda: "q Quit" in shown(pilot.app)[-1], "the footer does not fit")
+
+
 async def settled(pilot: Pilot[None]) -> None:
     """Wait until the first picture is drawn."""
     assert isinstance(pilot.app, TraconApp)

@@ -23,7 +23,7 @@ from results.records.lifecycle import PHASES as RECORDED
 from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, picture_of, press_and_see, sees, shown, text, until, watching
+from tests.console.conftest import NARROW, picture_of, press_and_see, see_footer, sees, shown, text, until, watching
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path
         await pilot.press("9")
         for part in ("9 Lifecycle", "of 27 cells", "warm-up", "median ms", "prefill", "from arrival on", "TTFT", "E2E"):
             await sees(pilot, part)
-        assert "q Quit" in shown(pilot.app)[-1]
+        await see_footer(pilot)
         await pilot.press("right")
         await sees(pilot, "Gbit/s over MB moved")
         await pilot.press("right")
