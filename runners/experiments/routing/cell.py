@@ -93,7 +93,7 @@ async def _replay_trace(
             outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
             await watch.require_engines()
             ended = await router.end()
-    return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+    return Replayed(outcome, ended, members, shapes, scrapes)
 
 
 def _decode_args(grid: Grid) -> tuple[str, ...]:
