@@ -15,6 +15,7 @@ from results.records.events import (
     CellProgressed,
     EngineDeath,
     Event,
+    GpusSampled,
     InstanceChanged,
     InstanceSampled,
     LifecycleMeasured,
@@ -39,6 +40,7 @@ __all__ = [
     "CellProgressed",
     "EngineDeath",
     "Event",
+    "GpusSampled",
     "InstanceChanged",
     "InstanceSampled",
     "LifecycleMeasured",
@@ -79,7 +81,7 @@ class Recorded:
 
 
 KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in EVENTS}
-LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, CellProgressed)
+LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, GpusSampled, CellProgressed)
 """Numbers that come once a second: they change no state, make no feed line, and are not worth waiting for the disk."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from results.records.gpu import describe_gpu
 from state import events
 from state.routing import Warned
 from state.run import CellState, InstanceState, RunState, StageState
@@ -71,12 +72,8 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return level, f"request {event.request}", _join_reason(word, event.detail)
         case events.Noted():
             return event.level, event.subject, event.text
-        case events.CellProgressed():
-            return "info", event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
-        case events.InstanceSampled():
-            return "info", event.instance, _describe_sample(event)
-        case events.RouterSampled():
-            return "info", event.cell, _describe_router(event)
+        case events.CellProgressed() | events.InstanceSampled() | events.RouterSampled() | events.GpusSampled():
+            return "info", *_describe_second(event)
         case events.MigrationChanged():
             return _describe_migration(event)
         case events.LifecycleMeasured():
@@ -85,6 +82,21 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
             return "info", event.kind, "an event without a text"
+
+
+def _describe_second(
+    event: events.CellProgressed | events.InstanceSampled | events.RouterSampled | events.GpusSampled,
+) -> tuple[str, str]:
+    """What comes once a second: subject and text."""
+    match event:
+        case events.CellProgressed():
+            return event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
+        case events.InstanceSampled():
+            return event.instance, _describe_sample(event)
+        case events.RouterSampled():
+            return event.cell, _describe_router(event)
+        case events.GpusSampled():
+            return "GPU", "; ".join(map(describe_gpu, event.samples))
 
 
 _RUN_LEVELS: Mapping[RunState, str] = {RunState.FAILED: "error", RunState.INTERRUPTED: "warning"}
