@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launch.doctor import WARN, examine
+from launch.doctor import examine
 from launch.dummy_bootstrap import DummyBootstrap
+from launch.findings import WARN
 from launch.ports import LOOPBACK
 from launch.profile import config_names, load_config
 from runners.router.spec import RouterSpec
