@@ -10,53 +10,14 @@ import msgspec
 
 from results.records.events import (
     EVENTS,
-    STEP_BUCKETS_US,
-    CellChanged,
     CellProgressed,
-    EngineDeath,
     Event,
     GpusSampled,
-    InstanceChanged,
     InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Noted,
-    RequestAnswered,
-    RequestSubmitted,
-    RoutedLine,
-    RoutedLoad,
     RouterSampled,
-    RunChanged,
     RunPlanned,
-    RunTaken,
-    StageChanged,
 )
-from results.records.live import LiveLatency
 from results.records.plan import upgrade_plan
-
-__all__ = [
-    "STEP_BUCKETS_US",
-    "CellChanged",
-    "CellProgressed",
-    "EngineDeath",
-    "Event",
-    "GpusSampled",
-    "InstanceChanged",
-    "InstanceSampled",
-    "LifecycleMeasured",
-    "LiveLatency",
-    "MigrationChanged",
-    "Noted",
-    "RequestAnswered",
-    "RequestSubmitted",
-    "RoutedLine",
-    "RoutedLoad",
-    "RouterSampled",
-    "RunChanged",
-    "RunPlanned",
-    "RunTaken",
-    "StageChanged",
-]
 
 
 @dataclass(frozen=True, slots=True)

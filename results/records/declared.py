@@ -74,7 +74,7 @@ def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(f"{folder}{name}" for folder in folders)
 
 
-def _inside(holder: type, *records: type) -> tuple[Declared, ...]:
+def _declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
     return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
 
 
@@ -84,21 +84,20 @@ def _declare_event(kind: type[events.Event]) -> Declared:
 
 DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
-    *_inside(RunPlan, StagePlan, CellPlan),
+    *_declare_inside(RunPlan, StagePlan, CellPlan),
     Declared(AcceptedChanges, ("accepted_changes.jsonl",)),
     *(_declare_event(kind) for kind in events.EVENTS),
-    *_inside(events.InstanceChanged, events.EngineDeath),
-    *_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
+    *_declare_inside(events.InstanceChanged, events.EngineDeath),
+    *_declare_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
     Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
     Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
     Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",)),
-    *_inside(PreflightRecord, PreflightCheck),
+    *_declare_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
     Declared(GpuSample, ("gpu.csv", f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv")),
-    *_inside(events.GpusSampled, GpuSample),
     Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
     Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
@@ -107,22 +106,22 @@ DECLARED: tuple[Declared, ...] = (
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
-    *_inside(RoutingCell, RoutedEngine),
+    *_declare_inside(RoutingCell, RoutedEngine),
     Declared(CounterSpan, (f"{TRIAL}apc.json",)),
-    *_inside(CounterSpan, PromptCounters),
+    *_declare_inside(CounterSpan, PromptCounters),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
-    *_inside(
+    *_declare_inside(
         decisions.DecisionRecord,
         decisions.RoutedRequest,
         decisions.ClusterView,
         decisions.Decision,
         decisions.RoutedOutcome,
     ),
-    *_inside(decisions.ClusterView, decisions.InstanceLoad),
-    *_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
-    *_inside(decisions.RoutedOutcome, decisions.KvTransfer),
-    *_inside(events.MigrationChanged, MigrationStep),
+    *_declare_inside(decisions.ClusterView, decisions.InstanceLoad),
+    *_declare_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
+    *_declare_inside(decisions.RoutedOutcome, decisions.KvTransfer),
+    *_declare_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
     Declared(ProbeStatus, ("in the same files",)),
     Declared(
@@ -133,7 +132,7 @@ DECLARED: tuple[Declared, ...] = (
             f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json",
         ),
     ),
-    *_inside(
+    *_declare_inside(
         lifecycle.LifecycleRecord,
         lifecycle.RequestConfig,
         lifecycle.Stamps,
