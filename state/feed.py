@@ -97,7 +97,7 @@ def _describe_second(
         case events.RouterSampled():
             return event.cell, _describe_router(event)
         case events.GpusSampled():
-            return "GPU", "; ".join(map(describe_gpu, event.samples))
+            return "GPU", "; ".join(map(describe_gpu, event.samples)) or "none answered"
 
 
 _RUN_LEVELS: Mapping[RunState, str] = {RunState.FAILED: "error", RunState.INTERRUPTED: "warning"}

@@ -145,6 +145,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=gpu.utilisation,
         gpu_reason=gpu.reason,
+        kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
 
