@@ -11,8 +11,9 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
     from launch.profile import ConnectorConfig, Profile
     from runners.campaign.context import RunContext
     from runners.campaign.plan import Sum
-    from state.run import CellPlan, StagePlan
+    from state.run import CellPlan, RunPlan, StagePlan
     from state.view import RunView
+    from state.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Experiment:
     """Of a draft's grid."""
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
+    describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()
+    """Sentences for a plan: what its launches can tell, by the newest finished run in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
