@@ -92,8 +92,8 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())
     caption = (
         f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s{apart}. Orange is more than "
-        "plain, purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the config or "
-        "plain is saturated there, and the colours are scaled without it. The table has the bounds."
+        "plain, purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the "
+        "config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)

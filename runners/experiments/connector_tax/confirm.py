@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from launch.profile import Capacity
 from results.records.baseline import BASELINE, REPEAT
+from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
     PHASE_CONFIRM,
@@ -25,7 +26,6 @@ from runners.experiments.connector_tax.load_cells import (
     make_cell,
     plan_shape,
 )
-from state.run import CellPlan
 
 SWEEP_BLOCKS = 3
 """Blocks of cell numbers that a sweep uses: Phase A, B and B'."""

@@ -9,9 +9,9 @@ from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax.plan import draft_plan
 
 if TYPE_CHECKING:
+    from results.records.plan import RunPlan
     from runners.campaign.context import RunContext
     from runners.experiments.connector_tax.experiment import ConnectorTax
-    from state.run import RunPlan
     from state.workspace import Workspace
 
 

@@ -13,6 +13,7 @@ import msgspec
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
+from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
@@ -35,7 +36,6 @@ from runners.experiments.connector_tax.sustainable import (
     expected_cell_s,
     list_unsustainable,
 )
-from state.run import CellPlan, StagePlan
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),

@@ -11,12 +11,13 @@ import msgspec
 from results.connector_tax.launch_noise import NAMED_TAX
 from results.measures.saturation import REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
+from results.records.events import RunState
 from results.records.layout import RunLayout
+from results.records.plan import RunPlan
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect, launches_for
 from results.statistics.estimates import figure
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES
-from state.run import RunPlan, RunState
 from state.workspace import RunEntry, Workspace
 
 LATENCIES: Mapping[str, str] = {"tax_ttft_p90": "TTFT p90", "tax_tpot_p90": "TPOT p90"}

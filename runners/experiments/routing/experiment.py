@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from results.measures.columns import floats_or_nan
+from results.records.events import CellProgressed, CellState
 from results.records.layout import is_complete, write_atomic
+from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.records.turns import TraceRecord
@@ -29,9 +31,7 @@ from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.trace import prepare_trace, read_record
-from state.events import CellProgressed
-from state.run import CellPlan, CellState
-from state.view import RunView
+from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
+from results.records.plan import RunPlan
 from results.statistics.blocks import detectable_effect
 from runners.campaign.experiment import RunOptions
 from runners.experiments.connector_tax.grid import EXPERIMENT
 from runners.experiments.connector_tax.precision import describe_precision
-from state.events import RunChanged
-from state.run import RunPlan, RunState
 from state.store import RunStore
 from state.workspace import Workspace
 from tests.runners.prepared import prepare
