@@ -80,7 +80,7 @@ def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
     write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures, report.page).encode())
-    supports = {sentence.figure for sentence in (*report.page.answers, *report.page.undecided)}
+    supports = {sentence.figure for sentence in report.page.sentences}
     beside = {
         figure.number: draw_beside(figure, report.drawers)
         for figure in report.figures
