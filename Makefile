@@ -10,7 +10,7 @@ export UV_CACHE_DIR := $(CURDIR)/.venv/uv-cache
 endif
 endif
 
-.PHONY: help demo test test-long check unit engine lock clean
+.PHONY: help demo test test-long fuzz check unit engine lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,15 @@ LONG := long or property or (fault and not engine)
 test-long: engine ## what CI leaves out: every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA lock
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"
+
+FUZZ_S ?= 600
+fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each; what fails is kept in .hypothesis and drawn first next time
+	@for parser in tests/fuzz/test_*.py; do \
+		end=$$(($$(date +%s) + $(FUZZ_S))); \
+		while [ "$$(date +%s)" -lt "$$end" ]; do \
+			TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -q --timeout 3600 "$$parser" || exit 1; \
+		done; \
+	done
 
 lock: ## resolve requirements.lock again
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock

@@ -170,7 +170,7 @@ def read_spec(path: Path, kind: type[Spec], what: str, refusal: type[RunnerError
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise refusal(f"{what} {path}: {error.strerror}", remedy=f"Give the path of a {what} (JSON).") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(f"{what} {path}: {error}", remedy=f"Correct that field of the {what}.") from error
 
 
