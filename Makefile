@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Tracon needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12." % sys.version_info[:2])'
 	@$(PYTHON) -m venv .venv || { \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements requirements.lock
+	@awk '/^[^ ]/ {wanted = /^uv==/} wanted' requirements.lock >.venv/uv.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement .venv/uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
@@ -62,7 +63,7 @@ fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each; what fails i
 	done
 
 lock: ## resolve requirements.lock again
-	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev --generate-hashes pyproject.toml --output-file requirements.lock
 
 clean: ## remove the console's environment (the engine's stays: `tracon engine list`)
 	rm -rf .venv build *.egg-info
