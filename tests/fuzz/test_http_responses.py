@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runners.router.response_facts import Usage, is_preamble, pause_s, read_error_event, read_usage
@@ -20,6 +20,10 @@ SEEDS = (
 )
 
 
+ODDLY_CHUNKED = head(events=True, framing=b"transfer-encoding: not-chunked") + b"\x00bd\r\ndata: x\n\n\r\n"
+
+
+@example(ODDLY_CHUNKED, [])
 @given(mutated(SEEDS), st.lists(st.integers(0, 1 << 20), max_size=6))
 @settings(max_examples=examples(300))
 def test_an_instances_bytes_are_passed_on_or_are_its_failure(data: bytes, cuts: list[int]) -> None:
