@@ -194,7 +194,11 @@ class Ledger:
         )
         record = outcome.record
         decision = record.decision if outcome.draft is None else outcome.draft.complete()
-        self._log.append_record(replace(record, decision=decision, outcome=routed))
+        self._log.append_record(
+            DecisionRecord(
+                record.seq, record.t_ns, record.decide_us, record.request, record.cluster, decision, routed
+            )  # fmt: skip
+        )
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:
