@@ -143,6 +143,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=replayed.gpu.utilisation,
         gpu_reason=replayed.gpu.reason,
+        kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
 
