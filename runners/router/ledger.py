@@ -21,8 +21,8 @@ from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
 SETTLE_S = 0.05
-AT_ONCE = 16
-"""Outcomes in a row: the event loop is blocked for less than half a millisecond."""
+AT_ONCE = 4
+"""Outcomes in a row: the event loop is blocked for some 0.2 ms where its caches are cold."""
 NEXT_S = 0.001
 """Between two such rows."""
 COUNTED_WITHIN_S = 5.0
