@@ -194,11 +194,16 @@ class Ledger:
         )
         record = outcome.record
         decision = record.decision if outcome.draft is None else outcome.draft.complete()
-        self._log.append_record(
-            DecisionRecord(
-                record.seq, record.t_ns, record.decide_us, record.request, record.cluster, decision, routed
-            )  # fmt: skip
+        finished = DecisionRecord(
+            seq=record.seq,
+            t_ns=record.t_ns,
+            decide_us=record.decide_us,
+            request=record.request,
+            cluster=record.cluster,
+            decision=decision,
+            outcome=routed,
         )
+        self._log.append_record(finished)
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:
