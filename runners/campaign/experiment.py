@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
     from launch.profile import ConnectorConfig, Profile
-    from results.records.plan import CellPlan, StagePlan
+    from results.records.plan import CellPlan, RunPlan, StagePlan
     from runners.campaign.context import RunContext
     from runners.campaign.plan import Sum
     from state.model import RunView
+    from state.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,12 @@ class Experiment:
     """Of a draft's grid."""
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
+    describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()
+    """Sentences for a plan: what its launches can tell, by the newest finished run in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """A finished cell."""
 
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -96,10 +99,10 @@ class CellRunner(Protocol):
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Measure it. Raises CellSkipped or CellFailed with the reason."""
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of an interrupted attempt whose artifacts are complete and valid; None = measure again."""
 
     async def finish(self) -> None:

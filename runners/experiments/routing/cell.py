@@ -15,7 +15,7 @@ from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.requests import first_error
@@ -31,13 +31,12 @@ from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import CacheShape, read_baseline_shape
-from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
 
 
-async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> CellOutcome:
     """Measure the cell and publish its artifacts.
 
     Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
@@ -66,7 +65,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Outcome(summary, why_degraded(outcome))
+    return CellOutcome(summary, why_degraded(outcome))
 
 
 async def _replay_trace(
@@ -80,7 +79,6 @@ async def _replay_trace(
             member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes[member.name]))
             for member in members
         }
-        gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder, context)
@@ -94,7 +92,7 @@ async def _replay_trace(
             outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
             await watch.require_engines()
             ended = await router.end()
-    return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+    return Replayed(outcome, ended, members, shapes, scrapes)
 
 
 def _size_args(size: int | None) -> tuple[str, ...]:
@@ -112,7 +110,7 @@ def _router_spec(
 ) -> RouterSpec:
     assert cell.config is not None
     config, kind = context.configs[cell.config], context.profile.engine.kind
-    model = members[0].engine.spec.tiny_model
+    model = members[0].engine.spec.model_folder
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return RouterSpec(
         instances=tuple(
