@@ -125,8 +125,6 @@ class RunLayout:
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
     """What every cell of `routing` replays."""
-    trace_record = Below("trace/trace.json")
-    """The commit mark of the trace."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
@@ -139,6 +137,10 @@ class RunLayout:
         """The rows of every cell, by prefill length."""
         parts = (self.results / "interference").glob("n*.jsonl")
         return tuple(sorted(parts, key=lambda path: int(path.stem[1:])))
+
+    def trace_of(self, number: int) -> Path:
+        """A trace of a run that is simulated on several; number 0 is `trace`."""
+        return self.trace if number == 0 else self.trace.parent / str(number) / self.trace.name
 
     def trial(self, date: str, label: str, trial: int) -> TrialLayout:
         """The folder of one cell of `routing`; `label` is safe as a file name."""
@@ -272,8 +274,6 @@ class AttemptLayout:
     trace = Below("trace.jsonl")
     """The trace of a standalone replay, in the project's own form."""
     decisions = Below("decisions.jsonl")
-    simulation = Below("simulation.json")
-    """What `tracon simulate run` simulated, and its numbers; written last."""
     router_spec = Below("router.spec.json")
     cell = Below("cell.json")
     records = Below("records")

@@ -42,7 +42,7 @@ class RunFacts:
     preset: str = ""
     seed: int | None = None
     engine_kind: str = ""
-    """`cpu`, `cuda`, or empty where it is not known."""
+    """`cpu`, `cuda`, or empty where it is not known, or engines were simulated."""
     configs: tuple[str, ...] = ()
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +51,8 @@ class RunFacts:
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
     """What the host did meanwhile, and what had changed where the run was resumed all the same, in sentences."""
+    simulated: str = ""
+    """The model that stood in for engines; empty = engines were real."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -63,6 +65,7 @@ class RunFacts:
             "profile": self.profile,
             "preset": self.preset,
             "seed": self.seed,
+            **({"simulated": self.simulated} if self.simulated else {}),
         }
 
     @property
@@ -99,6 +102,8 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
+    simulated = str(inputs.get("simulated") or "")
+    kind = str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", ""))
     return (
         RunFacts(
             run=root.name,
@@ -106,13 +111,14 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", "")),
+            engine_kind="" if simulated else kind,
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv)),
+            host_notes=(*_list_accepted(root), *(() if simulated else host_notes(RunLayout(root).host_csv))),
+            simulated=simulated,
             host=_describe_host(root),
         ),
         (),

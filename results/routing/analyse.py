@@ -102,6 +102,8 @@ class RoutingAnalysis:
     trace: Mapping[str, Any]
     """Of the first cell."""
     replay: Mapping[str, Any]
+    trace_sums: tuple[str, ...]
+    """SHA-256 of every trace that was replayed; several where each trial has its own."""
     gaps: tuple[Gap, ...]
 
     @property
@@ -197,6 +199,7 @@ def analyse(root: Path) -> RoutingAnalysis:
         claims=judge_claims(named, pairs, moves, measure_scale(cells, facts.engine_kind)),
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
+        trace_sums=tuple(dict.fromkeys(str(cell.record.trace.get("sha256") or "") for cell in cells)),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
 

@@ -29,6 +29,9 @@ RUN_OPTIONS: Mapping[str, ParameterInfo] = {
     "policies": typer.Option("--policy", help="Routing policy."),
     "settings": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
     "trace": typer.Option("--trace", metavar="FILE", help="Trace file."),
+    "simulated": typer.Option("--simulated", help="Start no engine: engines are a model, in simulated time."),
+    "engine": typer.Option("--engine", metavar="MODEL", help="Engine model of a simulated run, by name or file."),
+    "instances": typer.Option("--instances", min=1, help="Number of engines (default: the preset's)."),
     "engine_python": typer.Option("--engine-python", help=_PYTHON),
     "port": typer.Option("--port", min=1, max=65535, help="First port of the engines (default: the profile's)."),
 }

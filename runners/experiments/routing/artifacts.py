@@ -12,19 +12,21 @@ import msgspec
 
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
-from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.layout import TrialLayout, is_complete, publish, sha256, write_indented_json
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
+from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
+from runners.experiments.routing.model import describe_model
 from runners.experiments.routing.transfers import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape, read_span
+from runners.samplers.engine_counters import CacheShape
 from runners.samplers.gpu import GpuUse
 from state.run import CellPlan
 
@@ -51,11 +53,9 @@ class Replayed:
 
     replay: ReplayOutcome
     router: RouterOutcome
-    members: tuple[Member, ...]
-    shapes: Mapping[str, CacheShape]
+    engines: tuple[RoutedEngine, ...]
+    spans: Mapping[str, CounterSpan]
     """Per instance."""
-    scrapes: Mapping[str, Path]
-    """Per instance: the file of its `/metrics`."""
     gpu: GpuUse
 
 
@@ -75,13 +75,12 @@ def put_in_place(
 ) -> dict[str, Any]:
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
-    spans = {name: read_span(path) for name, path in replayed.scrapes.items()}
     turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
-    record = _make_record(cell, attempt, grid, trace, replayed, spans)
+    record = _make_record(cell, attempt, grid, trace, replayed)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
-    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
+    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
@@ -94,6 +93,15 @@ def put_in_place(
     files = (*measured, written.summary, written.breakdown, written.cell)
     publish({path: layout.root / path.name for path in files})
     return headline_of(summary)
+
+
+def adopt_trial(context: RunContext, cell: CellPlan) -> Outcome | None:
+    """The outcome of a replay whose record is in place with every artifact whole; else None."""
+    layout = trial_layout(context, cell)
+    if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
+        return None
+    summary = msgspec.json.decode(layout.summary.read_bytes())
+    return Outcome(headline_of(summary), summary["degraded"])
 
 
 def headline_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +127,6 @@ def _make_record(
     grid: Grid,
     trace: TraceRecord,
     replayed: Replayed,
-    spans: Mapping[str, CounterSpan],
 ) -> RoutingCell:
     outcome, commit = replayed.replay, commit_of(_HERE)
     return RoutingCell(
@@ -132,7 +139,7 @@ def _make_record(
         seed=cell.params["replay_seed"],
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(cell, grid, outcome),
-        engines=tuple(_describe_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
+        engines=replayed.engines,
         router=_router_facts(replayed.router)
         | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params},
         t_start_ns=outcome.t_start_ns,
@@ -143,6 +150,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=replayed.gpu.utilisation,
         gpu_reason=replayed.gpu.reason,
+        simulated=describe_model(grid),
     )
 
 
@@ -177,7 +185,8 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 
 
-def _describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
+def describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
+    """What the instance said of itself."""
     return RoutedEngine(
         instance=member.name,
         role=member.role,
@@ -210,11 +219,17 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
+        **({"simulated": describe_model(grid)} if grid.simulation else {}),
     }
 
 
 def _move_instances(source: Path, target: Path) -> None:
-    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room."""
+    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room.
+
+    Simulated engines have none.
+    """
     shutil.rmtree(target, ignore_errors=True)
+    if not source.is_dir():
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)
