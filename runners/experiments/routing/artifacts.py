@@ -13,6 +13,7 @@ import msgspec
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, is_complete, publish, sha256, write_indented_json
+from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
@@ -28,7 +29,6 @@ from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape
 from runners.samplers.gpu import GpuUse
-from state.run import CellPlan
 
 HEADLINE = (
     "ttft_p50_s",

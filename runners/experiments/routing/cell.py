@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
+from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -33,7 +34,6 @@ from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
-from state.run import CellPlan
 
 
 async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from results.measures.columns import floats_or_nan
+from results.records.events import CellProgressed, CellState
 from results.records.layout import write_atomic
+from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.routing.write import analyse_routing
@@ -28,9 +30,7 @@ from runners.experiments.routing.interference import InterferenceSpec, measure_i
 from runners.experiments.routing.plan import TRACE_CELL, list_trace_numbers, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
 from runners.experiments.routing.trace import prepare_trace, require_trace
-from state.events import CellProgressed
-from state.run import CellPlan, CellState
-from state.view import RunView
+from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 

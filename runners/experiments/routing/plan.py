@@ -14,6 +14,7 @@ from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from results.records.layout import sha256
+from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
@@ -30,7 +31,6 @@ from runners.experiments.routing.grid import (
     slug,
 )
 from runners.experiments.routing.model import describe_model, read_model
-from state.run import CellPlan, StagePlan
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"

@@ -13,7 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from results.records.decisions import Role
+from results.records.events import CellProgressed, CellState, RoutedLine, RoutedLoad, RouterSampled
 from results.records.layout import TrialLayout
+from results.records.live import LiveLatency
+from results.records.plan import CellPlan
 from results.records.samples import CounterSpan, PromptCounters
 from results.records.turns import RoutedEngine
 from runners.campaign.context import RunContext
@@ -31,8 +34,6 @@ from runners.router.spec import InstanceSpec, KvEndpoint
 from runners.samplers.gpu import HEADER, GpuUse
 from runners.simulator.process import run_simulation
 from runners.simulator.spec import SimulationSpec, SimulationTick
-from state.events import CellProgressed, LiveLatency, RoutedLine, RoutedLoad, RouterSampled
-from state.run import CellPlan, CellState
 
 NO_GPU = GpuUse(None, None, None, "simulated: no GPU is used")
 ZERO = PromptCounters(0.0, 0.0)

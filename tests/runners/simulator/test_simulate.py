@@ -48,7 +48,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_spec(
     trace: Path, policy: str, folder: Path, *, prefill: int = 0, model: EngineModel = MODEL, **replay: Any
 ) -> SimulationSpec:
-    roles: list[Role] = ["both"] * 4 if not prefill else ["prefill"] * prefill + ["decode"] * (4 - prefill)
+    rest: Role = "decode" if prefill else "both"
+    roles: list[Role] = ["prefill" if place < prefill else rest for place in range(4)]
     endpoint = KvEndpoint("nixl", kv_bytes_per_token=LINK.kv_bytes_per_token)
     instances = tuple(
         InstanceSpec(f"e{place}", f"http://e{place}", role, model.kv_capacity_tokens, BLOCK, transfer=endpoint)

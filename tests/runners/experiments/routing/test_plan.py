@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
+from results.records.events import RunPlanned
+from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import find_changes, freeze
+from runners.campaign.plan import find_changes, freeze_plan
 from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
@@ -24,8 +26,7 @@ from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
 from runners.router.spec import TransferRules
-from state.events import RunPlanned, decode, encode
-from state.run import CellPlan, RunPlan
+from state.events import decode, encode
 from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
@@ -52,7 +53,7 @@ def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[
 
 
 def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
-    return freeze(
+    return freeze_plan(
         experiment=EXPERIMENT,
         profile="cpu-tiny",
         preset="full",

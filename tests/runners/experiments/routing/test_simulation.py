@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from results.records.events import CellState
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
 from runners.campaign.experiment import RunOptions
 from runners.campaign.run_process import work
-from runners.campaign.start import Prepared, create_run, prepare, spawn_run_process
+from runners.campaign.start import Prepared, create_run, prepare_run, spawn_run_process
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named
-from state.run import CellState
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView
 from state.workspace import Workspace
 
 MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16 (UNCALIBRATED)"
@@ -45,7 +45,7 @@ def plan_run(*settings: str, **options: object) -> Prepared:
         simulated=True,
         **options,  # type: ignore[arg-type]
     )
-    return prepare(experiment_named("routing"), asked, need_engine=True)
+    return prepare_run(experiment_named("routing"), asked, need_engine=True)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
 
 def test_a_plan_of_real_engines_says_nothing_of_simulations() -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset="baselines")
-    inputs = prepare(experiment_named("routing"), asked, need_engine=False).plan.inputs
+    inputs = prepare_run(experiment_named("routing"), asked, need_engine=False).plan.inputs
     assert not {"simulated", "engine_model"} & inputs.keys()
     assert "simulation" not in inputs["grid"]
 
@@ -177,5 +177,5 @@ def test_an_unknown_engine_model_is_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize("experiment", ["connector-tax", "pd-lifecycle"])
 def test_only_routing_can_be_simulated(experiment: str) -> None:
     with pytest.raises(RunnerError) as refused:
-        prepare(experiment_named(experiment), RunOptions(experiment=experiment, simulated=True), need_engine=False)
+        prepare_run(experiment_named(experiment), RunOptions(experiment=experiment, simulated=True), need_engine=False)
     assert "--simulated" in refused.value.remedy
