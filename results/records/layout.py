@@ -124,10 +124,17 @@ class RunLayout:
     migrations_csv = Below("migrations.csv")
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
-    """What every cell of `routing` replays."""
+    """What every cell of `routing` replays that has no trace of its own."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
+
+    def trace_of(self, name: str = "", number: int = 0) -> Path:
+        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it.
+
+        `number`: of a simulated run, which has several of each.
+        """
+        return self.trace.parent / name / (str(number) if number else "") / self.trace.name
 
     def interference_of(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""
@@ -137,10 +144,6 @@ class RunLayout:
         """The rows of every cell, by prefill length."""
         parts = (self.results / "interference").glob("n*.jsonl")
         return tuple(sorted(parts, key=lambda path: int(path.stem[1:])))
-
-    def trace_of(self, number: int) -> Path:
-        """A trace of a run that is simulated on several; number 0 is `trace`."""
-        return self.trace if number == 0 else self.trace.parent / str(number) / self.trace.name
 
     def trial(self, date: str, label: str, trial: int) -> TrialLayout:
         """The folder of one cell of `routing`; `label` is safe as a file name."""

@@ -56,8 +56,7 @@ def why_no_verdict(trials: int) -> str:
 
 def describe_spread(analysis: RoutingAnalysis) -> str:
     """What varies from trial to trial, and so what an interval over trials holds."""
-    several = len(analysis.trace_sums) > 1
-    if analysis.facts.simulated and several:
+    if analysis.facts.simulated and analysis.trials_differ:
         return "what varies between traces: each trial replays a trace and step times of its own"
     if analysis.facts.simulated:
         return "what a model of the noise of single steps varies, not between traces: every trial replays one trace"

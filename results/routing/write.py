@@ -211,7 +211,7 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
         "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
         "git_commit": _join_known(cell.git_commit or "" for cell in cells),
         "trace": str(analysis.trace.get("file") or ""),
-        "trace_sha256": "; ".join(dict.fromkeys(analysis.trace_sums)),
+        "trace_sha256": "; ".join(analysis.trace_sums.get(label, ())),
         "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
     }
     if analysis.facts.simulated:

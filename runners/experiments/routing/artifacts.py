@@ -151,6 +151,7 @@ def _make_record(
         gpu_utilisation=replayed.gpu.utilisation,
         gpu_reason=replayed.gpu.reason,
         simulated=describe_model(grid),
+        kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
 

@@ -53,7 +53,8 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         events=grid.router.index == "events",
         gpus=grid.gpus,
         transfer_log=can_move(config, context.profile.engine.kind),
-        decode_args=_decode_args(grid),
+        args=_size_args(cell.params.get("kv_cache_memory_bytes")),
+        decode_args=_size_args(grid.decode_kv_cache_memory_bytes),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay_trace(cell, grid, members, folder, context)
@@ -85,9 +86,8 @@ async def _replay_trace(
         block = common_block_tokens(shapes.values(), "the trace's bound is not defined for them")
         spec = make_router_spec(cell, grid, instances, folder, _choose_prewarm(cell, context))
         async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
-            replay = make_replay_spec(
-                cell, grid, context.profile.model, router.url, context.layout.trace, block, folder
-            )
+            path = context.layout.trace_of(cell.params.get("trace", ""))
+            replay = make_replay_spec(cell, grid, context.profile.model, router.url, path, block, folder)
 
             def tick(progress: ReplayTick) -> None:
                 watch.replay_tick(progress)
@@ -102,9 +102,8 @@ async def _replay_trace(
     return Replayed(outcome, ended, engines, spans, gpu.use)
 
 
-def _decode_args(grid: Grid) -> tuple[str, ...]:
-    """vLLM takes the last of two values."""
-    size = grid.decode_kv_cache_memory_bytes
+def _size_args(size: int | None) -> tuple[str, ...]:
+    """vLLM takes the last of several values."""
     return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
 
@@ -142,7 +141,7 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     tokens = cell.params["parameters"].get("prewarm_tokens", 0)
     if not tokens:
         return None
-    trace = read_trace(context.layout.trace)
+    trace = read_trace(context.layout.trace_of(cell.params.get("trace", "")))
     hashes = common_prefix(trace, tokens)
     if not hashes:
         raise CellFailed(

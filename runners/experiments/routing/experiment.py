@@ -27,7 +27,7 @@ from runners.experiments.routing.artifacts import adopt_trial
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, list_trace_numbers, needs_patches
+from runners.experiments.routing.plan import TRACE_CELL, list_traces, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
 from runners.experiments.routing.trace import prepare_trace, require_trace
 from state.model import RunView
@@ -74,9 +74,10 @@ class Routing(PatchedCells):
         context, choice = self._context, self._grid.trace
         max_tokens = context.profile.engine.max_model_len
         record = await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout.trace)
-        for number in list_trace_numbers(self._grid)[1:]:
-            drawn = msgspec.structs.replace(choice, seed=choice.seed + number)
-            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(number))
+        for name, number in list_traces(self._grid)[1:]:
+            source = self._grid.further_traces.get(name, choice)
+            drawn = msgspec.structs.replace(source, seed=source.seed + number)
+            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(name, number), name)
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
         return Outcome({name: getattr(record, name) for name in names})
 
@@ -94,7 +95,8 @@ class Routing(PatchedCells):
             return await self._simulated.run_cell(cell, attempt)
         assert cell.config is not None
         await self._ensure_patches(cell.config)
-        return await replay_cell(cell, attempt, self._grid, require_trace(self._context.layout.trace), self._context)
+        trace = require_trace(self._context.layout.trace_of(cell.params.get("trace", "")))
+        return await replay_cell(cell, attempt, self._grid, trace, self._context)
 
     async def _run_interference(self, cell: CellPlan, attempt: int) -> Outcome:
         assert cell.config is not None

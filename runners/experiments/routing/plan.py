@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
@@ -109,7 +110,7 @@ def _as_settings(options: RunOptions) -> Iterator[str]:
 def _note_simulation(grid: Grid) -> Iterator[str]:
     if grid.simulation is not None:
         yield f"SIMULATED, nothing is measured: engines are the model {describe_model(grid)}"
-        traces = len(list_trace_numbers(grid))
+        traces = _count_traces(grid, "")
         yield f"{traces} traces, one for each trial" if traces > 1 else "one trace for all trials"
 
 
@@ -212,9 +213,18 @@ def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     return tuple(lines)
 
 
-def list_trace_numbers(grid: Grid) -> tuple[int, ...]:
-    """Of the run's traces: a simulated run has one for each trial, where a seed draws another one."""
-    return tuple(range(grid.trials)) if grid.simulation is not None and is_drawn(grid.trace) else (0,)
+def list_traces(grid: Grid) -> list[tuple[str, int]]:
+    """Every trace of the run, as name and number, the run's `trace` first.
+
+    A simulated run has one of each name for each trial, where a seed draws another one.
+    """
+    names = ("", *grid.further_traces)
+    return [(name, number) for name in names for number in range(_count_traces(grid, name))]
+
+
+def _count_traces(grid: Grid, name: str) -> int:
+    choice = grid.further_traces.get(name, grid.trace)
+    return grid.trials if grid.simulation is not None and is_drawn(choice) else 1
 
 
 def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
@@ -249,7 +259,8 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
 def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
-    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell.
+    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell; `kv_cache_memory_bytes` and
+    `trace` are there where they are the policy's own.
     """
     return {
         "policy": policy.name,
@@ -259,10 +270,24 @@ def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place:
         "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
         "reserved_output": policy.reserved_output,
         "time_scale": grid.time_scale(policy),
+        **own_load(policy),
         "place": place,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
-        **({} if grid.simulation is None else {"trace": trial if trial in list_trace_numbers(grid) else 0}),
+        **_number_trace(grid, own_load(policy).get("trace", ""), trial),
     }
+
+
+def own_load(policy: PolicyChoice) -> dict[str, Any]:
+    """What the policy does not share with the others, beside the time scale."""
+    own = {"kv_cache_memory_bytes": policy.kv_cache_memory_bytes, "trace": policy.trace}
+    return {name: value for name, value in own.items() if value is not UNSET}
+
+
+def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:
+    """Which of the traces of that name a simulated cell replays; real ones have one."""
+    if grid.simulation is None:
+        return {}
+    return {"trace_number": trial if trial < _count_traces(grid, name) else 0}
 
 
 def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
@@ -294,6 +319,11 @@ def _with_options(grid: Grid, options: RunOptions) -> Grid:
         grid = msgspec.structs.replace(grid, config=options.configs[0])
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
+    if options.trace and grid.further_traces:
+        raise RunnerError(
+            f"this preset compares traces of its own ({', '.join(grid.further_traces)})",
+            remedy="leave out --trace, or choose another preset",
+        )
     if options.trace:
         grid = msgspec.structs.replace(grid, trace=msgspec.structs.replace(grid.trace, source=options.trace))
     if grid.trace.source != SYNTH and not Path(grid.trace.source).is_file():

@@ -106,7 +106,8 @@ class SimulatedCells:
         if cell.params["parameters"].get("prewarm_tokens"):
             raise CellSkipped("pre-warming is not simulated")
         context, folder = self._context, self._context.attempt_folder(cell, attempt)
-        written, path = TrialLayout(folder), context.layout.trace_of(cell.params["trace"])
+        written = TrialLayout(folder)
+        path = context.layout.trace_of(cell.params.get("trace", ""), cell.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
         spec = make_simulation_spec(cell, self._grid, path, trace.block_tokens, folder, context)
         ended = await run_simulation(spec, written.router_spec, lambda tick: self._emit_tick(cell, spec, tick))
@@ -156,7 +157,8 @@ def make_simulation_spec(
     engine, roles = read_model(grid), cell.params["roles"]
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
-    models = {f"e{place}": shape_model(grid, engine, role) for place, role in enumerate(roles)}
+    size = cell.params.get("kv_cache_memory_bytes")
+    models = {f"e{place}": shape_model(grid, engine, role, size) for place, role in enumerate(roles)}
     instances = [
         _make_instance(name, role, models[name].kv_capacity_tokens, block_tokens, endpoint)
         for name, role in zip(models, roles, strict=True)

@@ -1,8 +1,9 @@
 """The trace as a `routing` run replays it: read or generated once, cut to what the engines can serve, kept in the run.
 
-RUN/trace/trace.jsonl    what every cell replays
-RUN/trace/trace.json     TraceRecord, written last
-RUN/trace/N/             the same of trace N, where a simulated run has one for each trial; 0 is the one above
+RUN/trace/trace.jsonl       what cells replay
+RUN/trace/trace.json        TraceRecord, written last
+RUN/trace/NAME/trace.*     the same of a further trace, which some policies replay (`traces` of the preset)
+RUN/trace/[NAME/]N/trace.*  the same of trace N, where a simulated run has one for each trial; 0 is the one above
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from runners.trace.synth import synthesise_trace
 from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
-def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path) -> TraceRecord:
-    """Make a trace of the run; the same choice gives the same file.
+def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path, name: str = "") -> TraceRecord:
+    """Make a trace of the run; the same choice gives the same file. `name`: among the preset's `traces`.
 
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
@@ -53,6 +54,7 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path) -> TraceReco
         tokens_factor=choice.tokens,
         turns_dropped=wanted - len(turns),
         max_tokens=max_tokens,
+        name=name,
     )
     write_indented_json(_record_beside(path), record)
     return record

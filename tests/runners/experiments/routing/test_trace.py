@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from results.records.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import TraceChoice
 from runners.experiments.routing.trace import prepare_trace, read_record
@@ -26,6 +27,16 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
     with (tmp_path / "one.jsonl").open("ab") as file:
         file.write(b"\n")
     assert read_record(tmp_path / "one.jsonl") is None
+
+
+def test_a_further_trace_has_a_folder_and_a_mark_of_its_own(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    paths = (layout.trace_of(), layout.trace_of("flat"))
+    own = prepare_trace(TraceChoice(sessions=4, seed=5, tokens=1 / 64), 4096, paths[0])
+    other = prepare_trace(TraceChoice(sessions=3, seed=5, tokens=1 / 64), 4096, paths[1], "flat")
+    assert (own.name, other.name) == ("", "flat")
+    assert [read_record(path) for path in paths] == [own, other]
+    assert read_record(layout.trace_of("steep")) is None
 
 
 def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
