@@ -228,7 +228,6 @@ def analyse(root: Path) -> RoutingAnalysis:
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
-        trace_sums=_list_trace_sums(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
 
@@ -243,11 +242,16 @@ def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
 def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
     """The trace and the replay's settings, of the first cell that replayed the run's own; all digests."""
     if not cells:
-        return {"trace": {}, "trace_digests": (), "replay": {}}
+        return {"trace": {}, "trace_digests": (), "trace_sums": {}, "replay": {}}
     traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
     first = traces[min(traces)]
     digests = tuple(str(traces[name].trace.get("sha256") or "") for name in sorted(traces))
-    return {"trace": dict(first.trace), "trace_digests": digests, "replay": dict(first.replay)}
+    return {
+        "trace": dict(first.trace),
+        "trace_digests": digests,
+        "trace_sums": _list_trace_sums(cells),
+        "replay": dict(first.replay),
+    }
 
 
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
