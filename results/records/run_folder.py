@@ -15,6 +15,7 @@ import msgspec
 
 from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
+from results.records.gpu import gpu_notes
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.phases import name_phase
@@ -56,8 +57,8 @@ class RunFacts:
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What the host did meanwhile, what of it was open to other machines, and what had changed where the run was
-    resumed all the same, in sentences."""
+    """What host and GPUs did meanwhile, what of the host was open to other machines, and what had changed where the run
+    was resumed all the same, in sentences."""
     simulated: str = ""
     """The model that stood in for engines; empty = engines were real."""
     host: str = ""
@@ -125,7 +126,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root))),
+            host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root, kind))),
             simulated=simulated,
             host=_describe_host(root),
         ),
@@ -133,8 +134,9 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     )
 
 
-def _note_host(root: Path) -> tuple[str, ...]:
-    return (*host_notes(RunLayout(root).host_csv), *_list_open_ports(root))
+def _note_host(root: Path, kind: str) -> tuple[str, ...]:
+    layout = RunLayout(root)
+    return (*host_notes(layout.host_csv), *gpu_notes(layout.gpu_csv, kind), *_list_open_ports(root))
 
 
 def _list_accepted(root: Path) -> tuple[str, ...]:

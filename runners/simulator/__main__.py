@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from runners.child_process import STDIN, Failure, ParentPipe, read_spec
+from runners.child_process import STDIN, ChildFailure, ParentPipe, read_spec
 from runners.errors import ExitCode, RunnerError
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationLine, SimulationSpec, SimulationTick
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         spec = read_spec(Path(arguments[0]), SimulationSpec, "simulation spec", SimulationError)
         outcome = simulate(spec, send_tick)
     except RunnerError as error:
-        parent.write_line(SimulationLine(failure=Failure.of(error)))
+        parent.write_line(SimulationLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)
     parent.write_line(SimulationLine(outcome=outcome))
     return ExitCode.DONE

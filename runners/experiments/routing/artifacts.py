@@ -12,7 +12,8 @@ import msgspec
 
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
-from results.records.layout import TrialLayout, is_complete, publish, sha256, write_indented_json
+from results.records.gpu import HEADER, REASON_MARK, GpuUse, cut_gpu_log
+from results.records.layout import TrialLayout, is_complete, publish, sha256, write_atomic, write_indented_json
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
@@ -20,7 +21,7 @@ from results.records.turns import EngineSample, RoutedEngine, RoutingCell, Trace
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.model import describe_model
@@ -28,7 +29,6 @@ from runners.experiments.routing.transfers import count_movements, movement_head
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape
-from runners.samplers.gpu import GpuUse
 
 HEADLINE = (
     "ttft_p50_s",
@@ -43,6 +43,7 @@ HEADLINE = (
     "amplification",
 )
 """Values of the summary that the journal keeps of a cell."""
+NO_GPU = "simulated: no GPU is used"
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
 _HERE = Path(__file__).resolve().parent
 
@@ -56,7 +57,6 @@ class Replayed:
     engines: tuple[RoutedEngine, ...]
     spans: Mapping[str, CounterSpan]
     """Per instance."""
-    gpu: GpuUse
 
 
 def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
@@ -78,7 +78,8 @@ def put_in_place(
     turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
-    record = _make_record(cell, attempt, grid, trace, replayed)
+    gpu = _measure_gpu(cell, grid, replayed.replay, written.gpu_util, context)
+    record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
@@ -95,13 +96,21 @@ def put_in_place(
     return headline_of(summary)
 
 
-def adopt_trial(context: RunContext, cell: CellPlan) -> Outcome | None:
+def adopt_trial(context: RunContext, cell: CellPlan) -> CellOutcome | None:
     """The outcome of a replay whose record is in place with every artifact whole; else None."""
     layout = trial_layout(context, cell)
     if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
         return None
     summary = msgspec.json.decode(layout.summary.read_bytes())
-    return Outcome(headline_of(summary), summary["degraded"])
+    return CellOutcome(headline_of(summary), summary["degraded"])
+
+
+def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, context: RunContext) -> GpuUse:
+    """Write the cell's samples to the file."""
+    if grid.simulation is not None:
+        write_atomic(path, f"{','.join(HEADER)}\n{REASON_MARK}{NO_GPU}\n".encode())
+        return GpuUse(reason=NO_GPU)
+    return cut_gpu_log(context.layout.gpu_csv, cell.cell, replay.t_start_ns, replay.t_end_ns, path)
 
 
 def headline_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +136,7 @@ def _make_record(
     grid: Grid,
     trace: TraceRecord,
     replayed: Replayed,
+    gpu: GpuUse,
 ) -> RoutingCell:
     outcome, commit = replayed.replay, commit_of(_HERE)
     return RoutingCell(
@@ -148,8 +158,8 @@ def _make_record(
         attempt=attempt,
         git_commit=commit.sha,
         git_reason=commit.reason,
-        gpu_utilisation=replayed.gpu.utilisation,
-        gpu_reason=replayed.gpu.reason,
+        gpu_utilisation=gpu.utilisation,
+        gpu_reason=gpu.reason,
         simulated=describe_model(grid),
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )

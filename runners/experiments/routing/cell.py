@@ -13,7 +13,7 @@ from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.requests import first_error
@@ -30,13 +30,12 @@ from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import CacheShape, read_baseline_shape, read_span
-from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
 
 
-async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> CellOutcome:
     """Measure the cell and publish its artifacts.
 
     Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
@@ -65,7 +64,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Outcome(summary, why_degraded(outcome))
+    return CellOutcome(summary, why_degraded(outcome))
 
 
 async def _replay_trace(
@@ -79,7 +78,6 @@ async def _replay_trace(
             member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes[member.name]))
             for member in members
         }
-        gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         instances = _list_instances(cell, grid, members, shapes, context)
@@ -99,7 +97,7 @@ async def _replay_trace(
             ended = await router.end()
     spans = {name: await asyncio.to_thread(read_span, path) for name, path in scrapes.items()}
     engines = tuple(describe_engine(member, shapes[member.name], spans[member.name]) for member in members)
-    return Replayed(outcome, ended, engines, spans, gpu.use)
+    return Replayed(outcome, ended, engines, spans)
 
 
 def _size_args(size: int | None) -> tuple[str, ...]:
@@ -116,7 +114,7 @@ def _list_instances(
 ) -> tuple[InstanceSpec, ...]:
     assert cell.config is not None
     config, kind = context.configs[cell.config], context.profile.engine.kind
-    model = members[0].engine.spec.tiny_model
+    model = members[0].engine.spec.model_folder
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return tuple(
         InstanceSpec(

@@ -20,7 +20,7 @@ from results.records.plan import CellPlan
 from results.records.samples import CounterSpan, PromptCounters
 from results.records.turns import RoutedEngine
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.requests import first_error
 from runners.experiments.routing.artifacts import Replayed, adopt_trial, put_in_place, why_degraded
@@ -31,11 +31,9 @@ from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.watch import migration_changed
 from runners.router.spec import InstanceSpec, KvEndpoint
-from runners.samplers.gpu import HEADER, GpuUse
 from runners.simulator.process import run_simulation
 from runners.simulator.spec import SimulationSpec, SimulationTick
 
-NO_GPU = GpuUse(None, None, None, "simulated: no GPU is used")
 ZERO = PromptCounters(0.0, 0.0)
 
 
@@ -46,13 +44,13 @@ class SimulatedCells:
         self._grid = grid
         self._context = context
         self._cores = count_cores()
-        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
+        self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
         """Those that run, or have ended and wait for their turn."""
         self._ahead: Iterator[tuple[CellPlan, int]] = iter(())
         self._turn = ""
         """The cell that the journal has running."""
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
         finished = await asyncio.to_thread(adopt_trial, self._context, cell)
         if cell.cell not in self._tasks:
@@ -102,7 +100,7 @@ class SimulatedCells:
         task.add_done_callback(lambda ended: None if ended.cancelled() else self._fill_cores())
         self._tasks[cell.cell] = task
 
-    async def _simulate(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.params["parameters"].get("prewarm_tokens"):
             raise CellSkipped("pre-warming is not simulated")
         context, folder = self._context, self._context.attempt_folder(cell, attempt)
@@ -118,10 +116,9 @@ class SimulatedCells:
             )
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
-        written.gpu_util.write_text(HEADER)
-        replayed = Replayed(ended.replay, ended.router, engines, spans, NO_GPU)
+        replayed = Replayed(ended.replay, ended.router, engines, spans)
         summary = await asyncio.to_thread(put_in_place, cell, attempt, self._grid, trace, replayed, folder, context)
-        return Outcome(summary, why_degraded(ended.replay))
+        return CellOutcome(summary, why_degraded(ended.replay))
 
     def _emit_tick(self, cell: CellPlan, spec: SimulationSpec, tick: SimulationTick) -> None:
         """What runs ahead is not in the journal yet."""
