@@ -58,7 +58,8 @@ async def ask(answer: bytes) -> tuple[int, bool]:
         bindings.ask_arrival("s", turn.set_result)
         async with asyncio.timeout(5.0):
             first = await turn
-        return first, not bindings._link._running.done()
+        running = bindings._link._running
+        return first, running is not None and not running.done()
     finally:
         await bindings.close()
         server.close()

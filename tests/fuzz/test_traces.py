@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.trace import files
 
-PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 
 @pytest.fixture(scope="module")
