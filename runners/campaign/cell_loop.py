@@ -202,7 +202,7 @@ class CellLoop:
         return True
 
     def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
-        """Why a cell that failed is tried again: an engine died by a signal in this attempt; empty = it is not.
+        """Why a cell that failed is tried again: a process of it died by a signal in this attempt; empty = it is not.
 
         Once for each cell. An engine that dies at its start has had its second try there.
         """
@@ -214,7 +214,8 @@ class CellLoop:
             for event in (recorded.event for recorded in self._store.events(after=begin_seq))
             if isinstance(event, InstanceChanged) and event.death is not None and event.death.ended_by.startswith("SIG")
         )
-        death = next(deaths, "")
+        child = failed.ended_by if isinstance(failed, RunnerError) else ""
+        death = next(deaths, "") or (str(failed).partition(":")[0] if child else "")
         was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
         return f"{AGAIN} {death}" if death and not was_tried_again else ""
 

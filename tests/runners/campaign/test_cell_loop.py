@@ -286,3 +286,38 @@ async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) ->
 async def test_an_engine_that_dies_at_its_start_was_tried_twice_already(tmp_path: Path) -> None:
     view = await run_mortal(new_run(tmp_path / "run"), 9, CrashedAtStart("it died at once", remedy=""))
     assert (view.cells["s0-c1"].state, view.cells["s0-c1"].attempt) == (CellState.FAILED, 1)
+
+
+class Loaded(Scripted):
+    """A cell's load process fails in its first `failures` attempts."""
+
+    def __init__(self, folder: Path, failures: int, ended_by: str) -> None:
+        super().__init__(folder)
+        self._failures, self._ended_by = failures, ended_by
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        if cell.cell != "s0-c1" or attempt > self._failures:
+            return await super().run_cell(cell, attempt)
+        error = RunnerError("the load process ended with no outcome (how): its last words", remedy="")
+        error.ended_by = self._ended_by
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("failures", "ended_by", "state", "attempts"),
+    [
+        (1, "SIGKILL", CellState.DONE, 2),
+        (9, "SIGKILL", CellState.FAILED, 2),
+        (1, "", CellState.FAILED, 1),
+    ],
+)
+async def test_a_cell_whose_load_or_router_was_killed_is_tried_again_once(
+    tmp_path: Path, failures: int, ended_by: str, state: CellState, attempts: int
+) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        await asyncio.wait_for(CellLoop(store, lease, folder, Loaded(folder, failures, ended_by)).run(), 20)
+        cell = store.view().cells["s0-c1"]
+    assert (cell.state, cell.attempt) == (state, attempts)
+    if attempts == 2:
+        assert "because the load process ended with no outcome (how)" in cell.attempts[0].reason
