@@ -70,6 +70,13 @@ def describe_end(death: EngineDeath) -> str:
     return f"lost its process {death.process} (pid {death.pid}), which {describe_exit_name(death.ended_by)}"
 
 
+def was_ended(death: EngineDeath) -> bool:
+    """Whether it was ended from outside: by a signal, or by the TERM of a guard that lost its owner or its other half,
+    upon which vLLM ends with exit code 0 or with none that is known.
+    """
+    return death.ended_by.startswith("SIG") or death.ended_by in (name_code(0), UNKNOWN)
+
+
 def describe_why(death: EngineDeath) -> str:
     """What is known beyond the end, in words; empty where nothing is."""
     frame = f"last Python frame {death.frame}" if death.frame else ""

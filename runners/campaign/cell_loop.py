@@ -13,6 +13,7 @@ import logging
 import os
 from pathlib import Path
 
+from launch.death import describe_exit_name, was_ended
 from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
 from results.records.layout import RunLayout
@@ -202,7 +203,7 @@ class CellLoop:
         return True
 
     def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
-        """Why a cell that failed is tried again: a process of it died by a signal in this attempt; empty = it is not.
+        """Why a cell that failed is tried again: one of its processes was ended from outside; empty = it is not.
 
         Once for each cell. An engine that dies at its start has had its second try there.
         """
@@ -210,9 +211,9 @@ class CellLoop:
         if isinstance(failed, CrashedAtStart) or isinstance(failed.__cause__, CrashedAtStart):
             return ""
         deaths = (
-            f"{event.instance} died of {event.death.ended_by}"
+            f"{event.instance} {describe_exit_name(event.death.ended_by)}"
             for event in (recorded.event for recorded in self._store.events(after=begin_seq))
-            if isinstance(event, InstanceChanged) and event.death is not None and event.death.ended_by.startswith("SIG")
+            if isinstance(event, InstanceChanged) and event.death is not None and was_ended(event.death)
         )
         child = failed.ended_by if isinstance(failed, RunnerError) else ""
         death = next(deaths, "") or (str(failed).partition(":")[0] if child else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_toke
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError
 from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
@@ -90,10 +91,25 @@ async def _replay_trace(
                 if not router.alive:
                     cut.set()  # `router.end` says why
 
-            outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
+            replay = _replay_spec(cell, grid, router.url, shapes, folder, context)
+            outcome = await replay_behind(router, replay, tick, cut)
             await watch.require_engines()
             ended = await router.end()
     return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+
+
+async def replay_behind(
+    router: RouterProcess, spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
+) -> ReplayOutcome:
+    """Run the replay.
+
+    Raises RouterError where the replay failed because the router had died, LoadError where it failed by itself."""
+    try:
+        return await run_replay(spec, on_tick, cut=cut)
+    except LoadError:
+        if not router.alive:
+            await router.end()
+        raise
 
 
 def _decode_args(grid: Grid) -> tuple[str, ...]:

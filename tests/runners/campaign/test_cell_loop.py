@@ -249,22 +249,25 @@ async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(
 class Mortal(Scripted):
     """A cell's engine dies by a signal in its first `deaths` attempts."""
 
-    def __init__(self, folder: Path, store: RunStore, deaths: int, error: Exception) -> None:
+    def __init__(
+        self, folder: Path, store: RunStore, deaths: int, error: Exception, ended_by: str = "SIGKILL"
+    ) -> None:
         super().__init__(folder)
-        self._store, self._deaths, self._error = store, deaths, error
+        self._store, self._deaths, self._error, self._ended_by = store, deaths, error, ended_by
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
         if cell.cell != "s0-c1" or attempt > self._deaths:
             return await super().run_cell(cell, attempt)
         name = f"plain-{attempt}"
-        died = InstanceChanged(name, "plain", InstanceState.FAILED, reason="it died", death=EngineDeath("SIGKILL"))
+        died = InstanceChanged(name, "plain", InstanceState.FAILED, reason="it died", death=EngineDeath(self._ended_by))
         self._store.append(InstanceChanged(name, "plain", InstanceState.STARTING, 1, 1, 1.0), died)
         raise self._error
 
 
-async def run_mortal(folder: Path, deaths: int, error: Exception) -> RunView:
+async def run_mortal(folder: Path, deaths: int, error: Exception, ended_by: str = "SIGKILL") -> RunView:
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
-        await asyncio.wait_for(CellLoop(store, lease, folder, Mortal(folder, store, deaths, error)).run(), 20)
+        cells = Mortal(folder, store, deaths, error, ended_by)
+        await asyncio.wait_for(CellLoop(store, lease, folder, cells).run(), 20)
         return store.view()
 
 
@@ -272,8 +275,26 @@ async def test_a_cell_whose_engine_was_killed_is_tried_again_once_and_says_so(tm
     view = await run_mortal(new_run(tmp_path / "run"), 1, CellFailed("the engine died"))
     cell = view.cells["s0-c1"]
     assert (cell.state, cell.attempt) == (CellState.DONE, 2)
-    assert "plain-1 died of SIGKILL" in cell.attempts[0].reason
+    assert "plain-1 was ended by SIGKILL" in cell.attempts[0].reason
     assert view.state is RunState.DONE
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "state", "reason"),
+    [
+        ("exit code 0", CellState.DONE, "plain-1 ended with exit code 0"),
+        ("unknown", CellState.DONE, "plain-1 ended"),
+        ("exit code 1", CellState.FAILED, "the engine died"),
+    ],
+)
+async def test_an_engine_that_ended_without_an_error_of_its_own_was_ended_from_outside(
+    tmp_path: Path, ended_by: str, state: CellState, reason: str
+) -> None:
+    """Its guard or its fork server was killed: both send it TERM, upon which vLLM ends with exit code 0."""
+    view = await run_mortal(new_run(tmp_path / "run"), 1, CellFailed("the engine died"), ended_by)
+    cell = view.cells["s0-c1"]
+    assert cell.state is state
+    assert cell.attempts[0].reason.endswith(reason)
 
 
 async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) -> None:
