@@ -74,11 +74,11 @@ def _save_screenshot(app: TraconApp, file: Path, size: tuple[int, int], keys: st
     frames: list[str] = []
 
     async def shoot(pilot: Pilot[object]) -> None:
-        await app.settled()
+        await app.await_settled()
         for key in filter(None, keys.split(",")):
             await pilot.press(key)
             await pilot.pause()
-            await app.settled()
+            await app.await_settled()
         await pilot.pause(1.2)
         frames.append(app.export_screenshot(title=""))
         app.exit()

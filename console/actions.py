@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from state.run import RunState
+from results.records.events import RunState
 
 RUN, RUNS, INSTANCE = "run", "runs", "instance"
 """The screens an action can belong to."""

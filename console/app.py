@@ -100,7 +100,7 @@ class TraconApp(Host):
         svg = super().export_screenshot(title=title, simplify=simplify)
         return svg.replace("<text ", '<text xml:space="preserve" ')
 
-    async def settled(self, limit_s: float = 30.0) -> None:
+    async def await_settled(self, limit_s: float = 30.0) -> None:
         """Return once the screen shows what it is about, or `limit_s` has passed."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:

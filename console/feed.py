@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from console.pasts import Past, Pasts
+from results.records.events import InstanceSampled, MigrationChanged, RouterSampled
 from state.errors import StateError
-from state.events import InstanceSampled, MigrationChanged, Recorded, RouterSampled
+from state.events import Recorded
 from state.lease import HEARTBEAT_S, LeaseState, lease_state
+from state.model import EMPTY, RunView
 from state.store import RunStore
-from state.view import EMPTY, HISTORY_SAMPLES, RunView, fold
+from state.view import HISTORY_SAMPLES, fold
 
 TICK_S = 0.5
 LOADING_STEP = 5_000
@@ -127,7 +129,7 @@ class RunFeed:
                 if isinstance(recorded.event, InstanceSampled):
                     trails.add(recorded.t_unix_s, recorded.event)
                 elif isinstance(recorded.event, RouterSampled | MigrationChanged):
-                    _remember(pasts, view, recorded)
+                    _store_routed(pasts, view, recorded)
                 if shown is None and recorded.seq % LOADING_STEP == 0:
                     self._post(Picture(folded=recorded.seq))
                 if self._ending.is_set():
@@ -144,7 +146,7 @@ class RunFeed:
         self._woken.clear()
 
 
-def _remember(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
+def _store_routed(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
     """Store what the view derives from a router's sample or a migration."""
     event = recorded.event
     if isinstance(event, RouterSampled) and event.cell in view.cells:

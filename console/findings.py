@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.records.errors import ResultsError
+from results.records.events import CellState
 from results.registry import is_measured, results_named
 from results.report.chart import Chart
-from state.run import CELL_ENDED, CellState
-from state.view import RunView
+from state.model import RunView
+from state.run import CELL_ENDED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -107,7 +108,7 @@ class Analyst:
         """An analysis is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def look(self, view: RunView) -> None:
+    def analyse_if_due(self, view: RunView) -> None:
         """Start an analysis if more cells have ended, none is under way, and the last is at least `EVERY_S` old."""
         ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
         progress = (len(ended), sum(cell.attempt for cell in ended))

@@ -10,8 +10,8 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
+from results.records.events import CellState, InstanceState, RunState, StageState
 from results.records.visible import visible_line
-from state.run import CellState, InstanceState, RunState, StageState
 
 TONES: Mapping[str, str] = {
     "pending": "dim",

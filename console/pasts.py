@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from results.records.events import RouterSampled
 from state.bindings import Lives
-from state.events import RouterSampled
 from state.routing import RoutingView
 
 PAST_SAMPLES = 600

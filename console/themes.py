@@ -78,28 +78,28 @@ DAY = Theme(
 
 def make_tones(variables: Mapping[str, str]) -> dict[str, Style]:
     """Foreground styles by tone name, from a theme's variables; themes without tones fill in from their colours."""
-    text = _color(variables.get("foreground"), "#c8d3dd")
-    back = _color(variables.get("background"), "#0f141a")
+    text = _choose_color(variables.get("foreground"), "#c8d3dd")
+    back = _choose_color(variables.get("background"), "#0f141a")
     colors = {
         "": text,
-        "dim": _color(variables.get("tone-dim"), text.blend(back, 0.4)),
-        "faint": _color(variables.get("tone-faint"), text.blend(back, 0.7)),
-        "good": _color(variables.get("success"), "#7cc291"),
-        "warn": _color(variables.get("warning"), "#dcae62"),
-        "bad": _color(variables.get("error"), "#e0717a"),
-        "live": _color(variables.get("primary"), "#6aaee0"),
+        "dim": _choose_color(variables.get("tone-dim"), text.blend(back, 0.4)),
+        "faint": _choose_color(variables.get("tone-faint"), text.blend(back, 0.7)),
+        "good": _choose_color(variables.get("success"), "#7cc291"),
+        "warn": _choose_color(variables.get("warning"), "#dcae62"),
+        "bad": _choose_color(variables.get("error"), "#e0717a"),
+        "live": _choose_color(variables.get("primary"), "#6aaee0"),
     }
     styles = {name: Style(color=color.rich_color) for name, color in colors.items()}
     styles["bold"] = Style(color=text.rich_color, bold=True)
-    cursor = _color(variables.get("block-cursor-background"), "#24435c")
+    cursor = _choose_color(variables.get("block-cursor-background"), "#24435c")
     styles["cursor"] = Style(bgcolor=cursor.rich_color)
     for index in range(SERIES):
-        color = _color(variables.get(f"series-{index}"), NIGHT.variables[f"series-{index}"])
+        color = _choose_color(variables.get(f"series-{index}"), NIGHT.variables[f"series-{index}"])
         styles[f"series-{index}"] = Style(color=color.rich_color)
     return styles
 
 
-def _color(value: str | None, fallback: str | Color) -> Color:
+def _choose_color(value: str | None, fallback: str | Color) -> Color:
     try:
         return Color.parse(value if value else fallback)
     except ColorParseError:

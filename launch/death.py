@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from state.events import EngineDeath
+from results.records.events import EngineDeath
 
 LAST_LINES = 8
 """Lines of the log that a death carries."""

@@ -30,7 +30,7 @@ from launch.gpu import wait_for_release
 from launch.link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import end_members, members
-from state.events import EngineDeath
+from results.records.events import EngineDeath
 from state.process import ProcessIdentity, is_alive, is_verifiable
 
 POLL_S = 0.1

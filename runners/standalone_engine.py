@@ -31,8 +31,8 @@ STOP_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class HandEngine:
-    """One hand-started engine, as its folder's `engine.json` says."""
+class StandaloneEngine:
+    """One standalone engine, as its folder's `engine.json` says."""
 
     name: str
     config: str
@@ -57,7 +57,7 @@ class HandEngine:
 
 def bring_up(
     config: str, profile: str, name: str, port: int | None, engine_python: Path | None, workspace: Path | None
-) -> HandEngine:
+) -> StandaloneEngine:
     """Start an engine and wait until it is ready; raises LaunchError or RunnerError when it will not be."""
     checked, connector = load_profile(profile), load_config(config)
     engine = find_engine(checked.engine.kind, engine_python)
@@ -69,8 +69,8 @@ def bring_up(
             remedy=f"`tracon patch apply --kind {kind}`",
         )
     folder = _folder(workspace, name)
-    old = _read(folder)
-    if old is not None and _held(old):
+    old = _read_engine(folder)
+    if old is not None and _is_held(old):
         raise RunnerError(
             f"an engine named {name!r} is already up at {old.url}",
             remedy=f"`tracon engine down {name}`, or choose another --name",
@@ -94,12 +94,12 @@ def bring_up(
         holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + checked.launch.ready_timeout_s + STOP_MARGIN_S
     while time.monotonic() < deadline:
-        row = _read(folder)
+        row = _read_engine(folder)
         if row is not None and row.state == "ready":
             return row
         if row is not None and row.state == "failed":
             raise RunnerError(row.reason, remedy=row.remedy, exit_code=row.exit_code)
-        if holder.poll() is not None and (row := _read(folder)) is None:
+        if holder.poll() is not None and (row := _read_engine(folder)) is None:
             raise RunnerError(f"the process that keeps {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
         time.sleep(POLL_S)
     raise RunnerError(
@@ -108,30 +108,30 @@ def bring_up(
     )
 
 
-def take_down(name: str, workspace: Path | None) -> HandEngine:
+def take_down(name: str, workspace: Path | None) -> StandaloneEngine:
     """Stop it and wait until its keeper says that all of it is gone."""
     folder = _folder(workspace, name)
-    row = _read(folder)
-    if row is None or not _held(row):
-        known = ", ".join(engine.name for engine in running(workspace)) or "none"
+    row = _read_engine(folder)
+    if row is None or not _is_held(row):
+        known = ", ".join(engine.name for engine in list_running(workspace)) or "none"
         raise RunnerError(f"no engine named {name!r} is up", remedy=f"those that are: {known}")
     os.kill(row.holder_pid, signal.SIGTERM)
     limit_s = load_profile(row.profile).launch.stop_grace_s + STOP_MARGIN_S
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        if not _held(row):
-            return _read(folder) or row
+        if not _is_held(row):
+            return _read_engine(folder) or row
         time.sleep(POLL_S)
     raise RunnerError(
         f"engine {name!r} is still there after {limit_s:.0f} s", remedy=f"its keeper is process {row.holder_pid}"
     )
 
 
-def running(workspace: Path | None) -> list[HandEngine]:
+def list_running(workspace: Path | None) -> list[StandaloneEngine]:
     """The engines that are up, by name."""
-    root = _root(workspace)
-    rows = (_read(folder) for folder in sorted(root.iterdir())) if root.is_dir() else ()
-    return [row for row in rows if row is not None and _held(row)]
+    root = _engines_root(workspace)
+    rows = (_read_engine(folder) for folder in sorted(root.iterdir())) if root.is_dir() else ()
+    return [row for row in rows if row is not None and _is_held(row)]
 
 
 def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
@@ -139,18 +139,18 @@ def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
     layout = ConfigLayout(_folder(workspace, name))
     if not layout.stderr.exists() and not layout.stdout.exists():
         raise RunnerError(f"no engine named {name!r} was ever started here", remedy="`tracon engine list`")
-    found: list[str] = []
+    last: list[str] = []
     for path in (layout.stdout, layout.stderr):
         if path.exists():
             with path.open(errors="replace") as file:
-                found += [line.rstrip("\n") for line in deque(file, lines)]
-    return found
+                last += [line.rstrip("\n") for line in deque(file, lines)]
+    return last
 
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> int:
     """Start the engine and keep it until a signal comes or it dies; returns the exit code."""
     checked, holder = load_profile(profile), this_process()
-    row = HandEngine(
+    row = StandaloneEngine(
         name=name,
         config=config,
         profile=profile,
@@ -166,12 +166,14 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
     try:
         asyncio.run(_hold(row, checked, folder, port, python))
     except LaunchError as error:
-        _write(folder, replace(row, state="failed", reason=str(error), remedy=error.remedy, exit_code=error.exit_code))
+        _write_engine(
+            folder, replace(row, state="failed", reason=str(error), remedy=error.remedy, exit_code=error.exit_code)
+        )
         return error.exit_code
     return 0
 
 
-async def _hold(row: HandEngine, profile: Profile, folder: Path, port: int, python: Path) -> None:
+async def _hold(row: StandaloneEngine, profile: Profile, folder: Path, port: int, python: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -185,13 +187,13 @@ async def _hold(row: HandEngine, profile: Profile, folder: Path, port: int, pyth
         try:
             await instance.wait_ready(profile.launch.ready_timeout_s)
             ready = replace(row, state="ready", url=spec.url, pid=instance.pid)
-            _write(folder, ready)
+            _write_engine(folder, ready)
             await _until_over(instance, stop)
             died = await instance.explain_death()
         finally:
             await instance.stop(profile.launch.stop_grace_s, 0.0)
         reason = died or "stopped"
-        _write(folder, replace(ready, state="failed" if died else "gone", reason=reason))
+        _write_engine(folder, replace(ready, state="failed" if died else "gone", reason=reason))
 
 
 async def _until_over(instance: Instance, stop: asyncio.Event) -> None:
@@ -202,28 +204,28 @@ async def _until_over(instance: Instance, stop: asyncio.Event) -> None:
             continue
 
 
-def _root(workspace: Path | None) -> Path:
+def _engines_root(workspace: Path | None) -> Path:
     return (workspace or default_root()) / "engines"
 
 
 def _folder(workspace: Path | None, name: str) -> Path:
     if "/" in name or name.startswith("."):
         raise RunnerError(f"{name!r} is no name for an engine", remedy="use letters, digits, - and _")
-    return _root(workspace) / name
+    return _engines_root(workspace) / name
 
 
-def _read(folder: Path) -> HandEngine | None:
+def _read_engine(folder: Path) -> StandaloneEngine | None:
     try:
-        return msgspec.json.decode((folder / "engine.json").read_bytes(), type=HandEngine)
+        return msgspec.json.decode((folder / "engine.json").read_bytes(), type=StandaloneEngine)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _write(folder: Path, row: HandEngine) -> None:
+def _write_engine(folder: Path, row: StandaloneEngine) -> None:
     write_atomic(folder / "engine.json", msgspec.json.encode(asdict(row)))
 
 
-def _held(row: HandEngine) -> bool:
+def _is_held(row: StandaloneEngine) -> bool:
     """Whether its keeper still lives."""
     holder = replace(
         this_process(),

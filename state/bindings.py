@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from state.events import MigrationChanged, RoutedLine
+from results.records.events import MigrationChanged, RoutedLine
 
 LIVES_KEPT = 500
 """Sessions held: those seen last."""

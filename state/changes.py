@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from state import events
+from results.records import events
+from results.records.events import AttemptState, CellState, InstanceState, RunState, StageState
 from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
 from state.run import (
     CELL_ENDED,
@@ -20,11 +21,6 @@ from state.run import (
     INSTANCE_TRANSITIONS,
     RUN_TRANSITIONS,
     STAGE_TRANSITIONS,
-    AttemptState,
-    CellState,
-    InstanceState,
-    RunState,
-    StageState,
 )
 
 _Stage = TypeVar("_Stage", bound=StageRow)

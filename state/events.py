@@ -8,53 +8,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from results.records.events import (
-    EVENTS,
-    STEP_BUCKETS_US,
-    CellChanged,
-    CellProgressed,
-    EngineDeath,
-    Event,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Noted,
-    RequestAnswered,
-    RequestSubmitted,
-    RoutedLine,
-    RoutedLoad,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
-from results.records.live import LiveLatency
+from results.records.events import EVENTS, CellProgressed, Event, InstanceSampled, RouterSampled, RunPlanned
 from results.records.plan import upgrade_plan
-
-__all__ = [
-    "STEP_BUCKETS_US",
-    "CellChanged",
-    "CellProgressed",
-    "EngineDeath",
-    "Event",
-    "InstanceChanged",
-    "InstanceSampled",
-    "LifecycleMeasured",
-    "LiveLatency",
-    "MigrationChanged",
-    "Noted",
-    "RequestAnswered",
-    "RequestSubmitted",
-    "RoutedLine",
-    "RoutedLoad",
-    "RouterSampled",
-    "RunChanged",
-    "RunPlanned",
-    "RunTaken",
-    "StageChanged",
-]
 
 
 @dataclass(frozen=True, slots=True)

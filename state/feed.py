@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state import events
+from results.records import events
+from results.records.events import CellState, InstanceState, RunState, StageState
+from state.events import Recorded, Unknown
 from state.routing import Warned
-from state.run import CellState, InstanceState, RunState, StageState
 
 _SHOWN_NUMBERS = 4
 
@@ -34,7 +35,7 @@ def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: floa
     return tuple(lines)
 
 
-def feed_line(recorded: events.Recorded) -> FeedLine:
+def feed_line(recorded: Recorded) -> FeedLine:
     """The line for an event of any kind."""
     level, subject, text = _describe_event(recorded.event)
     return FeedLine(recorded.t_unix_s, level, subject, text)
@@ -81,7 +82,7 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return _describe_migration(event)
         case events.LifecycleMeasured():
             return _describe_lifecycle(event)
-        case events.Unknown():
+        case Unknown():
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
             return "info", event.kind, "an event without a text"

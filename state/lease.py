@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from typing import Literal, Self
 
+from results.records.events import RunTaken
 from state.errors import LeaseHeld, LeaseLost
-from state.events import RunTaken
 from state.file_system import require_local_disk
-from state.process import ProcessIdentity, is_alive, sees, this_process
+from state.process import ProcessIdentity, can_see, is_alive, this_process
 from state.store import RunStore
 
 HEARTBEAT_S = 5.0
@@ -56,11 +56,11 @@ class Lease:
     def heartbeat(self) -> None:
         """Say that this process is still there. Raises LeaseLost where another one has taken over."""
         with self.store.transaction(durable=False) as transaction:
-            self.require(transaction.connection)
+            self.require_holder(transaction.connection)
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
             transaction.connection.execute(sql, (self.clock(), *self._holder_key()))
 
-    def require(self, connection: sqlite3.Connection) -> None:
+    def require_holder(self, connection: sqlite3.Connection) -> None:
         """Raises LeaseLost where another process has taken over. Every write of the holder begins with it."""
         if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._holder_key()).fetchone() is None:
             message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
@@ -103,7 +103,7 @@ def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease
         sql = f"INSERT OR REPLACE INTO lease (id, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(values))})"
         transaction.connection.execute(sql, values)
     lease = Lease(store, me, before, clock)
-    store.fence = lease.require
+    store.fence = lease.require_holder
     return lease
 
 
@@ -132,5 +132,5 @@ def _judge_holder(row: tuple[object, ...] | None, now_unix_s: float) -> LeaseSta
     holder = ProcessIdentity(*identity)  # type: ignore[arg-type]
     assert isinstance(heartbeat_unix_s, float)
     age_s = max(0.0, now_unix_s - heartbeat_unix_s)
-    alive = is_alive(holder) if sees(holder) else age_s < STALE_S
+    alive = is_alive(holder) if can_see(holder) else age_s < STALE_S
     return LeaseState("live" if alive else "dead", holder.pid, holder.host, age_s, heartbeat_unix_s)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from state.events import LifecycleMeasured
+from results.records.events import LifecycleMeasured
 
 REQUESTS_KEPT = 2_000
 """Requests kept: more than twice the whole sweep of specs/pd_lifecycle.md."""
@@ -105,15 +105,15 @@ def _count_request(counts: LifecycleCounts, request: MeasuredRequest) -> Lifecyc
     return replace(counts, counted=counts.counted + 1)
 
 
-def counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
+def list_counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
     """The requests that results count."""
     return (each.event for each in view.requests if each.counts)
 
 
-def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
+def list_overheads(view: LifecycleView) -> tuple[Overhead, ...]:
     """Per (C, N) the TTFT disaggregated and combined, of requests with both; by C, then N."""
     pairs_by_size: dict[tuple[int, int], list[tuple[float, float, bool | None]]] = {}
-    for event in counted(view):
+    for event in list_counted(view):
         if event.ttft_ms is not None and event.colo_ttft_ms is not None:
             pair = event.ttft_ms, event.colo_ttft_ms, event.colo_first
             pairs_by_size.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
@@ -128,10 +128,10 @@ def _mean_overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bo
     return Overhead(*size, apart, combined, len(pairs), both)
 
 
-def bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
+def list_bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
     """Bandwidth per transfer size, by rising bytes."""
     gbps_by_size: dict[int, list[float]] = {}
-    for event in counted(view):
+    for event in list_counted(view):
         if event.bytes and event.bytes > 0 and event.bandwidth_gbps is not None:
             gbps_by_size.setdefault(event.bytes, []).append(event.bandwidth_gbps)
     return tuple(
@@ -142,7 +142,7 @@ def bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
 
 def worst_residual(view: LifecycleView) -> float | None:
     """The largest residual share of a counted request; None = none is measured."""
-    return max((event.residual_share for event in counted(view) if event.residual_share is not None), default=None)
+    return max((event.residual_share for event in list_counted(view) if event.residual_share is not None), default=None)
 
 
 def lifecycle_json(view: LifecycleView) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def lifecycle_json(view: LifecycleView) -> dict[str, Any]:
     return {
         "cells": [{"cell": cell, **asdict(counts)} for cell, counts in view.cells.items()],
         "worst_residual_share": worst_residual(view),
-        "bandwidths": [asdict(each) for each in bandwidths(view)],
-        "overheads": [{**asdict(each), "overhead_ms": each.overhead_ms} for each in overheads(view)],
+        "bandwidths": [asdict(each) for each in list_bandwidths(view)],
+        "overheads": [{**asdict(each), "overhead_ms": each.overhead_ms} for each in list_overheads(view)],
         "latest": [{"t_unix_s": each.t_unix_s, **asdict(each.event)} for each in view.requests[-SHOWN:]],
     }

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from results.records.events import MigrationChanged
 from results.records.migrations import MigrationStep
-from state.events import MigrationChanged
 
 MIGRATIONS_KEPT = 400
 """Migrations kept over all cells, refusals apart: the newest."""

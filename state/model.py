@@ -10,20 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from results.records.events import InstanceFacts, InstanceSampled, OperatorRequest
+from results.records.events import (
+    AttemptState,
+    CellState,
+    InstanceFacts,
+    InstanceSampled,
+    OperatorRequest,
+    RunState,
+    StageState,
+)
+from results.records.plan import CellPlan, RunPlan
 from state.feed import FeedLine
 from state.lifecycle import LifecycleView
 from state.migrations import MigrationsView
 from state.routing import RoutingView
-from state.run import (
-    INSTANCE_ENDED,
-    AttemptState,
-    CellPlan,
-    CellState,
-    RunPlan,
-    RunState,
-    StageState,
-)
+from state.run import INSTANCE_ENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def this_process() -> ProcessIdentity:
     return identify(os.getpid())
 
 
-def sees(identity: ProcessIdentity) -> bool:
+def can_see(identity: ProcessIdentity) -> bool:
     """Whether pids of that process mean anything here: same host, same pid namespace."""
     return identity.host == platform.node() and identity.pid_namespace == _pid_namespace()
 
@@ -61,7 +61,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 def is_verifiable(identity: ProcessIdentity) -> bool:
     """Whether `is_alive` is certain: not elsewhere (host, pid namespace), nor where only a clock tells a reused pid."""
-    if not sees(identity):
+    if not can_see(identity):
         return False
     if identity.boot_id != boot_id() or identity.start_ticks is not None:
         return True

@@ -6,11 +6,11 @@ import getpass
 import os
 from difflib import get_close_matches
 
+from results.records.events import RequestAnswered, RequestSubmitted
+from results.records.plan import RunPlan
 from state.errors import RequestRefused
-from state.events import RequestAnswered, RequestSubmitted
 from state.lease import lease_state
 from state.model import RequestView
-from state.run import RunPlan
 from state.store import RunStore
 
 ACTIONS = ("pause", "resume", "stop", "stop_now", "skip", "retry")

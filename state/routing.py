@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from results.records.events import MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
+from results.records.live import LiveLatency
 from state.bindings import Lives, lives_after_migration, lives_after_picks
-from state.events import LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""
@@ -113,7 +114,7 @@ class RoutingView:
     @property
     def alarms(self) -> tuple[str, ...]:
         """What is wrong now: reported by the run process, then derived from the samples."""
-        return (*self.latest.alarms, *(alarm.text for alarm in alarms(self.history)))
+        return (*self.latest.alarms, *(alarm.text for alarm in find_alarms(self.history)))
 
 
 def routing_after(
@@ -141,7 +142,7 @@ def routing_after(
         lines=(*before.lines, *new)[-ROUTED_LINES:],
         latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
         lives=lives_after_picks(before.lives, new, failed),
-        warned=_update_warned(before.warned, alarms(history), event.instances, t_unix_s),
+        warned=_update_warned(before.warned, find_alarms(history), event.instances, t_unix_s),
     )
 
 
@@ -206,7 +207,7 @@ def _count_picks(routing: RoutingView) -> dict[str, int]:
     return {load.instance: sum(line.instance == load.instance for line in routing.lines) for load in loads}
 
 
-def alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
+def find_alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
     """What is wrong at the end of these seconds (oldest first); nothing where too few of them were seen."""
     if not history:
         return ()

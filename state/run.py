@@ -1,20 +1,10 @@
-"""What a run is made of: the frozen plan, its stages and cells, and the transitions each may make.
-
-A run executes one experiment and owns one folder. Its plan is fixed before it starts: stages are barriers, a cell is
-the smallest resumable unit (one config x one load point x one trial).
-"""
+"""The states that a run, its stages, cells and instances may pass to from each state, and those that end them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from results.records.events import AttemptState, CellState, InstanceState, RunState, StageState
-from results.records.plan import CellPlan, RunPlan, StagePlan
-
-__all__ = [
-    "CELL_ENDED", "CELL_TRANSITIONS", "INSTANCE_ENDED", "INSTANCE_TRANSITIONS", "RUN_TRANSITIONS", "STAGE_TRANSITIONS",
-    "AttemptState", "CellPlan", "CellState", "InstanceState", "RunPlan", "RunState", "StagePlan", "StageState",
-]  # fmt: skip
+from results.records.events import CellState, InstanceState, RunState, StageState
 
 RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.PLANNED: frozenset({RunState.RUNNING, RunState.INTERRUPTED}),

@@ -18,7 +18,7 @@ _LOG_BYTES_KEPT = 16 * 1024 * 1024
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite raises about `path` inside the block into a StoreUnusable with its remedy."""
     try:
         yield

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from state.events import STEP_BUCKETS_US
+from results.records.events import STEP_BUCKETS_US, CellState
 from state.lifecycle import lifecycle_json
 from state.migrations import migrations_json
 from state.model import CellView, InstanceView, RunView, StageView
 from state.routing import routing_json
-from state.run import CellState
 from state.view import elapsed_s, eta_s, progress
 
 

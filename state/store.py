@@ -14,13 +14,15 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from results.records.events import Event, RunPlanned, RunState
 from results.records.layout import sync_folder
+from results.records.plan import RunPlan
 from state.errors import IllegalTransition, StateError, StoreUnusable
-from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
+from state.events import LIVE_KINDS, Recorded, decode, encode, wire_kind
 from state.file_system import require_local_disk
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
-from state.run import INSTANCE_ENDED, RunPlan, RunState
-from state.sqlite import begin_log, check_schema, explained, open_reader, open_writer, write_empty
+from state.run import INSTANCE_ENDED
+from state.sqlite import begin_log, check_schema, explain_errors, open_reader, open_writer, write_empty
 from state.tables import Tables
 from state.view import fold
 
@@ -113,7 +115,7 @@ class RunStore:
         if taken:
             remedy = f"`tracon resume {folder.name}` goes on with it; a new run needs a new folder"
             raise StoreUnusable(f"{folder} holds a run already", remedy=remedy)
-        with explained(path):
+        with explain_errors(path):
             connection = write_empty(partial)
             try:
                 first = cls(folder, connection, read_only=False, clock=clock)
@@ -138,7 +140,7 @@ class RunStore:
         if missing:
             remedy = "name the folder of a run; `tracon list` shows them"
             raise StoreUnusable(f"{folder} holds no run ({STATE_FILE} is missing)", remedy=remedy)
-        with explained(path):
+        with explain_errors(path):
             connection, copy = open_reader(path) if read_only else (open_writer(path), None)
             store = cls(folder, connection, read_only=read_only, clock=clock, copy=copy)
             try:
@@ -215,7 +217,7 @@ class RunStore:
         """
         if self.read_only:
             raise StoreUnusable(f"{self.path} was opened for reading only", remedy="open it for writing")
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -252,7 +254,7 @@ class RunStore:
 
     def _read_page(self, after: int, limit: int) -> list[Recorded]:
         sql = "SELECT seq, t_unix_s, t_mono_ns, kind, body FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             rows = self._connection.execute(sql, (after, limit)).fetchall()
         page = []
         for expected, (seq, t_unix_s, t_mono_ns, kind, body) in enumerate(rows, after + 1):
@@ -304,34 +306,34 @@ class RunStore:
 
     def run_row(self) -> RunRow:
         """How the run stands, without folding."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             return self._tables.run()
 
     def stage_rows(self) -> tuple[StageRow, ...]:
         """All stages in the plan's order, without folding."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             return self._tables.stages()
 
     def cell_rows(self) -> tuple[CellView, ...]:
         """All cells in the plan's order, without folding."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             return self._tables.cells()
 
     def instance_rows(self, *, ended: bool = False) -> tuple[InstanceRow, ...]:
         """Instances whose processes may be there; with `ended`, all there ever were."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             rows = self._tables.instances()
         return rows if ended else tuple(row for row in rows if row.state not in INSTANCE_ENDED)
 
     def request_rows(self) -> tuple[RequestView, ...]:
         """All operator requests, answered or not, in the order they came."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             return self._tables.requests()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Everything read inside the block is of one moment, whatever is written meanwhile."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             self._connection.execute("BEGIN")
             try:
                 yield
@@ -341,7 +343,7 @@ class RunStore:
 
     def read(self, sql: str, *values: object) -> list[tuple[object, ...]]:
         """The rows of one SELECT, for readers of single columns."""
-        with self._lock, explained(self.path):
+        with self._lock, explain_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
 
 

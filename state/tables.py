@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from state import events
+from results.records import events
+from results.records.events import CellState
+from results.records.plan import CellPlan, RunPlan
 from state.changes import (
     active_s,
     cell_after,
@@ -26,8 +28,8 @@ from state.changes import (
     stage_after,
 )
 from state.errors import IllegalTransition
+from state.events import Recorded
 from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
-from state.run import CellPlan, CellState, RunPlan
 
 _Row = TypeVar("_Row")
 
@@ -40,7 +42,7 @@ class Tables:
         self._plan = plan
         self._cell_plans: Mapping[str, CellPlan] | None = None
 
-    def apply(self, recorded: events.Recorded, previous_t_unix_s: float) -> None:
+    def apply(self, recorded: Recorded, previous_t_unix_s: float) -> None:
         """Change the rows as the event says. Raises IllegalTransition where it may not be."""
         match recorded.event:
             case events.RunPlanned() as event:
@@ -109,7 +111,7 @@ class Tables:
         values["summary"] = msgspec.json.decode(values["summary"])
         return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
 
-    def _save_plan(self, event: events.RunPlanned, recorded: events.Recorded) -> None:
+    def _save_plan(self, event: events.RunPlanned, recorded: Recorded) -> None:
         if self._select_one("SELECT id FROM run") is not None:
             raise IllegalTransition("the run already has a plan", remedy="a new plan is a new run")
         plan = event.plan
@@ -124,7 +126,7 @@ class Tables:
             self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
 
     def _run_changed(
-        self, event: events.RunChanged | events.RunTaken, recorded: events.Recorded, previous_t_unix_s: float
+        self, event: events.RunChanged | events.RunTaken, recorded: Recorded, previous_t_unix_s: float
     ) -> None:
         run = self.run()
         if isinstance(event, events.RunTaken):
@@ -156,7 +158,7 @@ class Tables:
         if after is not cell:
             self._update_row("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 
-    def _instance_changed(self, event: events.InstanceChanged, recorded: events.Recorded) -> None:
+    def _instance_changed(self, event: events.InstanceChanged, recorded: Recorded) -> None:
         row = self._select_one("SELECT * FROM instances WHERE instance = ?", event.instance)
         before = None if row is None else _read_row(row, InstanceRow)
         _refuse_change(illegal_instance(before, event))
@@ -173,7 +175,7 @@ class Tables:
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
     def _request_after(
-        self, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+        self, event: events.RequestSubmitted | events.RequestAnswered, recorded: Recorded
     ) -> RequestView:
         row = self._select_one("SELECT * FROM requests WHERE request = ?", event.request)
         if isinstance(event, events.RequestSubmitted):

@@ -10,43 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from state import changes, events
+from results.records import events
+from results.records.events import CellState, RunState
+from state import changes
+from state.events import LIVE_KINDS, Recorded
 from state.feed import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
 from state.migrations import failed_of, migrations_after, refusals_of_line
-from state.model import (
-    EMPTY,
-    AttemptView,
-    CellView,
-    InstanceView,
-    RequestView,
-    RunRow,
-    RunView,
-    StageView,
-    count_cells,
-)
+from state.model import CellView, InstanceView, RunRow, RunView, StageView, count_cells
 from state.routing import begun_and_ended, routing_after, routing_after_migration
-from state.run import CELL_ENDED, CellState, RunState
-
-__all__ = [
-    "EMPTY",
-    "FEED_LINES",
-    "HISTORY_SAMPLES",
-    "AttemptView",
-    "CellView",
-    "FeedLine",
-    "InstanceView",
-    "Progress",
-    "RequestView",
-    "RunView",
-    "StageView",
-    "elapsed_s",
-    "eta_s",
-    "fold",
-    "new_feed_lines",
-    "progress",
-    "progress_fraction",
-]
+from state.run import CELL_ENDED
 
 HISTORY_SAMPLES = 900
 """Seconds of live numbers kept per instance: 15 minutes."""
@@ -54,7 +27,7 @@ FEED_LINES = 200
 """Lines of the feed kept."""
 
 
-def fold(view: RunView, recorded: events.Recorded) -> RunView:
+def fold(view: RunView, recorded: Recorded) -> RunView:
     """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
     changed = _change_view(view, recorded)
     lines = _make_lines(view, changed, recorded)
@@ -69,12 +42,12 @@ def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
     return after.feed[-new:] if new else ()
 
 
-def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: events.Recorded) -> tuple[FeedLine, ...]:
+def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
     """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
     if isinstance(event, events.RouterSampled) and "routing" in changed:
         return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
-    if isinstance(event, events.LIVE_KINDS) or (isinstance(event, events.LifecycleMeasured) and not event.discarded):
+    if isinstance(event, LIVE_KINDS) or (isinstance(event, events.LifecycleMeasured) and not event.discarded):
         return ()
     line = feed_line(recorded)
     if isinstance(event, events.MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
@@ -85,7 +58,7 @@ def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: events.Reco
     return (line,)
 
 
-def _change_view(view: RunView, recorded: events.Recorded) -> dict[str, Any]:
+def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
     match recorded.event:
         case events.InstanceSampled() | events.RouterSampled() | events.CellProgressed() as event:
             return _change_live(view, event, recorded.t_unix_s)
@@ -122,7 +95,7 @@ def _change_measured(
     }
 
 
-def _begin_view(event: events.RunPlanned, recorded: events.Recorded) -> dict[str, Any]:
+def _begin_view(event: events.RunPlanned, recorded: Recorded) -> dict[str, Any]:
     cells = {cell.cell: CellView(cell.cell, cell) for cell in event.plan.cells}
     stages = []
     for stage in event.plan.stages:
@@ -135,7 +108,7 @@ def _begin_view(event: events.RunPlanned, recorded: events.Recorded) -> dict[str
 
 
 def _change_request(
-    view: RunView, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+    view: RunView, event: events.RequestSubmitted | events.RequestAnswered, recorded: Recorded
 ) -> dict[str, Any]:
     if isinstance(event, events.RequestSubmitted):
         request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from platformdirs import user_state_dir
 
+from results.records.events import RunState
 from state.errors import RunNotFound, StateError, StoreUnusable
 from state.lease import LeaseState, lease_state
-from state.run import CELL_ENDED, RunState
+from state.run import CELL_ENDED
 from state.store import STATE_FILE, RunStore
 from state.view import Progress, progress_fraction
 
@@ -83,7 +84,7 @@ class Workspace:
 
     def runs(self) -> tuple[RunEntry, ...]:
         """Every run, newest first; a folder that cannot be read is listed with its problem."""
-        entries = [entry(folder) for folder in self._list_folders()]
+        entries = [read_entry(folder) for folder in self._list_folders()]
         return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _read_mtime(e.folder), e.run), reverse=True))
 
     def find(self, name: str | Path | None = None) -> Path:
@@ -133,7 +134,7 @@ class Workspace:
         return [path for path in folders if _RUN_ID.fullmatch(path.name) or _holds_a_run(path)]
 
 
-def entry(folder: Path) -> RunEntry:
+def read_entry(folder: Path) -> RunEntry:
     """A run's line, from its rows alone."""
     try:
         with RunStore.open(folder, read_only=True) as store:

@@ -47,7 +47,24 @@ BEFORE = {
     "modules with one importer": "122",
     "import circles, modules in them": "8, 33",
     "phrases that read as translated": "964",
+    "modules on the way of one turn": "46",
+    "declarations of a turn": "11",
+    "names on the way of one request": "19",
+    "types of a judgement; enums of outcomes": "5; 4",
 }
+
+TURN_DECLARATIONS = (
+    ("runners/trace/formats/tracon.py", "_Turn"),
+    ("runners/trace/session.py", "Turn"),
+    ("runners/load/replay_plan.py", "PlannedTurn"),
+    ("runners/load/stream.py", "Exchange"),
+    ("runners/load/turn_records.py", "unsent_record"),
+    ("runners/load/turn_records.py", "sent_record"),
+    ("results/records/turns.py", "TurnRecord"),
+    ("results/measures/turns.py", "Turns"),
+    ("runners/cli/sessions.py", "SessionPick"),
+)
+"""What lists fields of a turn: file and name. At e7ebcb5 also a schema and the columns of counts, now derived."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -187,6 +204,10 @@ def whole_house(root: Path, modules: list[Module]) -> dict[str, str]:
         "modules with one importer": str(sum(importers[name] == 1 for name in graph)),
         "import circles, modules in them": f"{len(groups)}, {sum(map(len, groups))}",
         "phrases that read as translated": str(sum(translated_in(path) for path in prose_files(root))),
+        "modules on the way of one turn": str(count_turn_steps(root)),
+        "declarations of a turn": str(sum(defines(modules, path, name) for path, name in TURN_DECLARATIONS)),
+        "names on the way of one request": str(len(request_names(modules))),
+        "types of a judgement; enums of outcomes": "{}; {}".format(*count_judgements(modules)),
     }
 
 
@@ -198,6 +219,56 @@ def top_level_functions(modules: list[Module]) -> Iterator[str]:
 def assigned_found(module: Module) -> int:
     targets = (node for node in ast.walk(module.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     return sum(node.id == "found" for node in targets)
+
+
+def count_turn_steps(root: Path) -> int:
+    """Rows of the table in docs/architecture.md, which tests/test_architecture.py holds against the imports."""
+    page = root / "docs" / "architecture.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    part = text.partition("## The way of one turn")[2].partition("\n## ")[0]
+    return part.count("\n| `")
+
+
+def defines(modules: list[Module], path: str, name: str) -> bool:
+    """Whether the file has a class or function of this name at its top level."""
+    return any(
+        isinstance(node, Function | ast.ClassDef) and node.name == name
+        for module in modules
+        if str(module.path) == path
+        for node in module.tree.body
+    )
+
+
+def request_names(modules: list[Module]) -> set[str]:
+    """Parameters and variables of the dispatcher's pick and of the methods of its own that it calls."""
+    dispatch = next(module for module in modules if str(module.path) == "runners/router/dispatch.py")
+    dispatcher = next(one for one in dispatch.classes() if one.name == "Dispatcher")
+    methods = {node.name: node for node in dispatcher.body if isinstance(node, Function)}
+    names: set[str] = set()
+    waiting: list[str] = [name for name in ("pick", "pick_instance") if name in methods]
+    while waiting:
+        method = methods.pop(waiting.pop())
+        for node in ast.walk(method):
+            if isinstance(node, ast.arg) and node.arg != "self":
+                names.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and node.attr in methods and node.attr not in waiting:
+                waiting.append(node.attr)
+    return names
+
+
+def count_judgements(modules: list[Module]) -> tuple[int, int]:
+    """Classes of `results` with a field that holds the outcome of a rule, and the enums of such outcomes."""
+    classes = [one for module in modules if module.path.parts[0] == "results" for one in module.classes()]
+    enums = [one.name for one in classes if "StrEnum" in map(ast.unparse, one.bases)]
+    used = [
+        ast.unparse(field.annotation)
+        for one in classes
+        for field in one.body
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) in ("outcome", "answer")
+    ]
+    return sum(name in enums for name in used), sum(name in used for name in enums)
 
 
 def count_lines(path: Path) -> int:

@@ -10,7 +10,8 @@ from console.feed import Picture
 from console.glyphs import TONES, Glyphs
 from console.panels.panel import Fact, Look, Opening, PanelKind, Place, TablePanel
 from console.widgets.table import Cell, Column, Row, Table, cell
-from state.view import FeedLine, RunView
+from state.feed import FeedLine
+from state.model import RunView
 
 EVENT_COLUMNS = (
     Column("time", "", 8, left=True),

@@ -9,7 +9,7 @@ from console.panels.panel import Opening, PanelKind, Place, TablePanel
 from console.rows.instances import instance_numbers, instance_state, is_current, order_instances, tone_of
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.report.terms import term
-from state.view import InstanceView, RunView
+from state.model import InstanceView, RunView
 
 LINES = (6, 11)
 """The least and the most lines on the dashboard."""

@@ -11,8 +11,9 @@ from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import tone_of
 from console.series import Series, measured_points, window_text
 from console.widgets.plot import Plot
-from state.events import InstanceSampled, LiveLatency
-from state.view import InstanceView
+from results.records.events import InstanceSampled
+from results.records.live import LiveLatency
+from state.model import InstanceView
 
 
 class PlotBox(Vertical):

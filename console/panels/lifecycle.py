@@ -26,11 +26,19 @@ from console.widgets.lines import Lines
 from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from results.records.events import CellState
 from results.report.chart import Chart, Line, Point
 from results.report.terms import term
-from state.lifecycle import LifecycleView, MeasuredRequest, Overhead, bandwidths, counted, overheads, worst_residual
-from state.run import CellState
-from state.view import RunView
+from state.lifecycle import (
+    LifecycleView,
+    MeasuredRequest,
+    Overhead,
+    list_bandwidths,
+    list_counted,
+    list_overheads,
+    worst_residual,
+)
+from state.model import RunView
 
 SECTIONS: Mapping[str, str] = {"requests": "Requests", "bandwidth": "Bandwidth", "overhead": "Overhead"}
 TOGETHER = (100, 26)
@@ -103,7 +111,7 @@ def bandwidth_chart(view: LifecycleView) -> Chart:
     """Bandwidth of the write over the megabytes moved: median, least and most."""
     points = tuple(
         Point(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
-        for each in bandwidths(view)
+        for each in list_bandwidths(view)
     )
     lines = (Line("write, median and range", points),) if points else ()
     return Chart("Bandwidth", "MB moved", "Gbit/s over MB moved", lines)
@@ -111,7 +119,7 @@ def bandwidth_chart(view: LifecycleView) -> Chart:
 
 def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
     """C, then a column per N, as many as fit."""
-    sizes = sorted({each.new_tokens for each in overheads(view)})
+    sizes = sorted({each.new_tokens for each in list_overheads(view)})
     room = max(1, (width - 8) // 9)
     return (
         Column("context", "C", 7, "tok"),
@@ -121,7 +129,7 @@ def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
 
 def overhead_rows(view: LifecycleView, shown: tuple[Column, ...]) -> tuple[Row, ...]:
     """A row per C: TTFT with disaggregation minus TTFT combined; below 0 it pays."""
-    known = {(each.context_tokens, each.new_tokens): each for each in overheads(view)}
+    known = {(each.context_tokens, each.new_tokens): each for each in list_overheads(view)}
     made = []
     for context in sorted({size[0] for size in known}):
         cells = [cell(say.tokens(context), "bold")]
@@ -140,9 +148,9 @@ def _overhead_cell(overhead: Overhead | None) -> Cell:
 
 def overhead_note(view: LifecycleView) -> str:
     """How to read it, and where it pays so far."""
-    known = overheads(view)
+    known = list_overheads(view)
     if not known:
-        some = any(True for _ in counted(view))
+        some = any(True for _ in list_counted(view))
         return "no size was measured both disaggregated and combined" + (" yet" if some else "")
     pays = sum(each.overhead_ms <= 0 for each in known)
     where = "nowhere" if not pays else "everywhere" if pays == len(known) else f"at {pays} of {len(known)} sizes"

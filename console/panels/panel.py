@@ -17,7 +17,7 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
 from console.widgets.table import Table
-from state.view import RunView
+from state.model import RunView
 
 Fact = tuple[str, str]
 """Label and text."""

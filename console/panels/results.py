@@ -104,7 +104,7 @@ class ResultsPanel(Panel):
     def load_analysis(self, event: Analysed) -> None:
         """Show the new analysis; the last good one stays where a later one failed."""
         event.stop()
-        self.load(event.findings)
+        self.show_findings(event.findings)
         self.post_message(self.Redraw())
 
     @on(SectionBar.Picked)
@@ -128,7 +128,7 @@ class ResultsPanel(Panel):
         report, section = self.report, self.section
         return None if report is None else Export(section, lambda: export_content(report, section))
 
-    def load(self, findings: Findings) -> None:
+    def show_findings(self, findings: Findings) -> None:
         """Keep this analysis, unless it failed and there is an older one."""
         if findings.report is None and self.report is not None:
             self.border_subtitle = findings.trouble
@@ -138,7 +138,7 @@ class ResultsPanel(Panel):
         self.border_subtitle = f"as of {say.clock(findings.made_unix_s)}"
 
     def show(self, picture: Picture) -> None:
-        self._analyst.look(picture.view)
+        self._analyst.analyse_if_due(picture.view)
         size = self.content_region.size
         key = (self._findings, self._analyst.busy, count_measured(picture.view) == 0, self.section, size, self.look)
         if key == self._drawn or not size.width:

@@ -17,8 +17,8 @@ from console.rows.loads import has_ttft, load_columns, load_detail, load_rows
 from console.rows.routing import age_s, engine_of, explain_absence, is_current, is_routed, is_running, place_of
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from results.records.events import RoutedLine
 from results.report.terms import term
-from state.events import RoutedLine
 from state.routing import RoutingView
 
 BESIDE = 110

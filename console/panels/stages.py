@@ -14,10 +14,11 @@ from console.panels.panel import Fact, Opening, PanelKind, Place, TablePanel
 from console.rows.instances import config_tone
 from console.rows.routing import REPLAY, plans_replays
 from console.widgets.table import Cell, Column, Row, Table, cell
+from results.records.events import CellState
 from results.registry import is_measured
 from results.report.terms import term
-from state.run import CELL_ENDED, CellState
-from state.view import CellView, RunView, StageView
+from state.model import CellView, RunView, StageView
+from state.run import CELL_ENDED
 
 _LATENCIES = (
     ("ttft_p90_s", Column("ttft", "TTFT p90", 8, "ms")),

@@ -10,7 +10,7 @@ from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
 from results.report.terms import term
-from state.view import InstanceView, RunView
+from state.model import InstanceView, RunView
 
 HEADING = "Steps, share per bucket"
 

@@ -9,9 +9,9 @@ from console.feed import Picture, now_of
 from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, cell
-from state.events import InstanceSampled
-from state.run import INSTANCE_ENDED, InstanceState
-from state.view import InstanceView, RunView
+from results.records.events import InstanceSampled, InstanceState
+from state.model import InstanceView, RunView
+from state.run import INSTANCE_ENDED
 
 STALE_S = 3.0
 """Numbers of a live instance older than this are marked with their age."""

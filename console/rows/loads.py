@@ -8,9 +8,9 @@ from console.glyphs import Glyphs
 from console.rows.instances import routed_tone
 from console.rows.routing import engine_of, is_current
 from console.widgets.table import Cell, Column, Row, cell
+from results.records.events import RoutedLoad
 from results.report.terms import term
-from state.events import RoutedLoad
-from state.routing import AlarmKind, LoadSample, RoutingView, alarms
+from state.routing import AlarmKind, LoadSample, RoutingView, find_alarms
 
 WIDE = 110
 """Columns from which the table shows the past minute too."""
@@ -57,7 +57,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     end = routing.latest_unix_s
     past = [sample for sample in routing.history if sample[0] > end - PAST_S]
     top = max((load.pending_prefill_tokens for _, loads in past for load in loads), default=0)
-    marks = {alarm.instance: alarm.kind for alarm in alarms(routing.history)}
+    marks = {alarm.instance: alarm.kind for alarm in find_alarms(routing.history)}
     current = is_current(picture, routing)
     tone = "" if current else "dim"
     shares = routing.shares

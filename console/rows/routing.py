@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from console.feed import Picture, now_of
 from console.rows.instances import STALE_S
-from state.events import RoutedLoad
+from results.records.events import CellState, RoutedLoad
+from state.model import RunView
 from state.routing import RoutingView
-from state.run import CellState
-from state.view import RunView
 
 REPLAY = "replay"
 """The kind of the cells whose requests go through a router."""

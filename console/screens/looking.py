@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,9 @@ class LookingScreen(ConsoleScreen):
         """The picture that panels show: the newest, or the frozen one."""
         return self._frozen or self.picture
 
+    @abstractmethod
     def redraw(self) -> None:
         """Draw what is seen, after a change of what or how to draw."""
-        raise NotImplementedError
 
     def own_panels(self) -> Iterator[Panel]:
         yield from self.query(Panel)  # type: ignore[type-abstract]

@@ -20,7 +20,7 @@ from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.widgets.table import Span, Table
-from state.run import RunState
+from results.records.events import RunState
 
 ENDED = frozenset({RunState.DONE, RunState.FAILED})
 

@@ -9,7 +9,7 @@ from console import actions, steer
 from console.feed import Picture
 from console.screens.dialogs import Confirm, Menu, Offer, Skip
 from console.screens.looking import LookingScreen
-from state.run import CellState
+from results.records.events import CellState
 
 
 class SteeringScreen(LookingScreen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -39,9 +40,9 @@ class Drawing(Widget):
             self._content = content
             self.refresh()
 
+    @abstractmethod
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """The lines; empty where there is nothing to draw."""
-        raise NotImplementedError
 
     def text(self) -> list[str]:
         """The lines as drawn, without style."""

@@ -16,9 +16,9 @@ from console.glyphs import UNICODE, Glyphs
 from console.rows.routing import alarms_now
 from console.themes import make_tones
 from console.widgets.table import Span, clip_spans, count_columns
+from results.records.events import RunState
 from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
-from state.run import RunState
 from state.view import elapsed_s, eta_s, progress
 
 Line = list[Span]

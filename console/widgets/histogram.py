@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from console import format as say
 from console.widgets.drawing import Drawing, place_labels
-from state.events import STEP_BUCKETS_US
+from results.records.events import STEP_BUCKETS_US
 
 NAME_WIDTH = (12, 24)
 """The least and the most columns for the names."""

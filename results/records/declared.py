@@ -73,7 +73,7 @@ def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(f"{folder}{name}" for folder in folders)
 
 
-def _inside(holder: type, *records: type) -> tuple[Declared, ...]:
+def _declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
     return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
 
 
@@ -83,16 +83,16 @@ def _declare_event(kind: type[events.Event]) -> Declared:
 
 DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
-    *_inside(RunPlan, StagePlan, CellPlan),
+    *_declare_inside(RunPlan, StagePlan, CellPlan),
     Declared(AcceptedChanges, ("accepted_changes.jsonl",)),
     *(_declare_event(kind) for kind in events.EVENTS),
-    *_inside(events.InstanceChanged, events.EngineDeath),
-    *_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
+    *_declare_inside(events.InstanceChanged, events.EngineDeath),
+    *_declare_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
     Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
     Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
     Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",)),
-    *_inside(PreflightRecord, PreflightCheck),
+    *_declare_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
@@ -105,22 +105,22 @@ DECLARED: tuple[Declared, ...] = (
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
-    *_inside(RoutingCell, RoutedEngine),
+    *_declare_inside(RoutingCell, RoutedEngine),
     Declared(CounterSpan, (f"{TRIAL}apc.json",)),
-    *_inside(CounterSpan, PromptCounters),
+    *_declare_inside(CounterSpan, PromptCounters),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
-    *_inside(
+    *_declare_inside(
         decisions.DecisionRecord,
         decisions.RoutedRequest,
         decisions.ClusterView,
         decisions.Decision,
         decisions.RoutedOutcome,
     ),
-    *_inside(decisions.ClusterView, decisions.InstanceLoad),
-    *_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
-    *_inside(decisions.RoutedOutcome, decisions.KvTransfer),
-    *_inside(events.MigrationChanged, MigrationStep),
+    *_declare_inside(decisions.ClusterView, decisions.InstanceLoad),
+    *_declare_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
+    *_declare_inside(decisions.RoutedOutcome, decisions.KvTransfer),
+    *_declare_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
     Declared(ProbeStatus, ("in the same files",)),
     Declared(
@@ -131,7 +131,7 @@ DECLARED: tuple[Declared, ...] = (
             f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json",
         ),
     ),
-    *_inside(
+    *_declare_inside(
         lifecycle.LifecycleRecord,
         lifecycle.RequestConfig,
         lifecycle.Stamps,

@@ -58,7 +58,7 @@ def read_host(path: Path) -> tuple[HostSample, ...]:
         return ()
 
 
-def disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
+def find_disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
     """The cells that a disturbed host has measured, worst first."""
     cells: dict[str, list[HostSample]] = {}
     for sample in samples:
@@ -79,7 +79,7 @@ def host_notes(path: Path) -> tuple[str, ...]:
     samples = read_host(path)
     if not samples:
         return ()
-    cells = disturbed(samples)
+    cells = find_disturbed(samples)
     looked = f"looked at once a second ({len(samples)} times)"
     if not cells:
         return (f"The host was {looked}: no core was taken away for more than {STOLEN:.0%} of a second, and a sleeping "

@@ -124,12 +124,14 @@ class RunLayout:
     migrations_csv = Below("migrations.csv")
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
-    """What every cell of `routing` replays."""
-    trace_record = Below("trace/trace.json")
-    """The commit mark of the trace."""
+    """What every cell of `routing` replays that has no trace of its own."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
+
+    def trace_of(self, name: str = "") -> Path:
+        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it."""
+        return self.trace.parent / name / self.trace.name
 
     def interference_of(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""

@@ -134,16 +134,16 @@ class RingReader:
         self.header = read_ring_header(path)
         self.lost = 0
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._next = self._count() if start == "newest" else 0
+        self._next = self._read_count() if start == "newest" else 0
 
     def read_new(self) -> Records:
         """Every record written since the last call, oldest first. Raises RingError where the file is cut short."""
         chunks = list(self.chunks())
-        return np.concatenate(chunks) if chunks else self._empty()
+        return np.concatenate(chunks) if chunks else self._make_empty()
 
     def chunks(self, records: int = _CHUNK_RECORDS) -> Iterator[Records]:
         """The same in pieces of at most `records`, up to the count at the call: bounded memory for whole rings."""
-        count = self._count()
+        count = self._read_count()
         if count < self._next:
             raise RingError(
                 f"step ring {self.header.path.name} went back from record {self._next} to {count}",
@@ -153,9 +153,9 @@ class RingReader:
             self._skip_overwritten()
             if self._next >= count:
                 return
-            yield self._read(min(records, count - self._next, self.header.capacity))
+            yield self._read_records(min(records, count - self._next, self.header.capacity))
 
-    def _read(self, wanted: int) -> Records:
+    def _read_records(self, wanted: int) -> Records:
         """`wanted` records from `_next`, less those the writer reached while they were being read."""
         capacity, width = self.header.capacity, self.header.record_bytes
         first = self._next % capacity
@@ -188,16 +188,16 @@ class RingReader:
 
     def _oldest_whole(self) -> int:
         """The slot after the newest record may be half overwritten at any moment, so its old record does not count."""
-        count = self._count()
+        count = self._read_count()
         return count - self.header.capacity + 1 if count >= self.header.capacity else 0
 
-    def _count(self) -> int:
+    def _read_count(self) -> int:
         raw = os.pread(self._descriptor, 8, _COUNT_OFFSET)
         if len(raw) < 8:
             raise RingError(f"step ring {self.header.path.name} is cut short: no count", remedy=_REMEDY)
         return int.from_bytes(raw, "little")
 
-    def _empty(self) -> Records:
+    def _make_empty(self) -> Records:
         return np.empty((0, self.header.columns), dtype=np.int64)
 
     def close(self) -> None:

@@ -45,11 +45,11 @@ _read_version = msgspec.json.Decoder(_Stated).decode
 
 def upgrade_decision_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """`ttft_s` and `e2e_s` of the outcome are the first and the last byte; an instance retains what it kept."""
-    loads = [_rename(load, {"kept_tokens": "retained_tokens"}) for load in row["cluster"]["instances"]]
+    loads = [_rename_fields(load, {"kept_tokens": "retained_tokens"}) for load in row["cluster"]["instances"]]
     outcome = row.get("outcome")
     return row | {
         "cluster": row["cluster"] | {"instances": loads},
-        "outcome": outcome and _rename(outcome, {"ttft_s": "first_byte_s", "e2e_s": "last_byte_s"}),
+        "outcome": outcome and _rename_fields(outcome, {"ttft_s": "first_byte_s", "e2e_s": "last_byte_s"}),
         "version": 2,
     }
 
@@ -57,10 +57,10 @@ def upgrade_decision_from_1(row: dict[str, Any]) -> dict[str, Any]:
 def upgrade_interference_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """What was called TPOT is the gap between two tokens, ITL."""
     names = {f"tpot_{part}_s": f"itl_{part}_s" for part in ("before", "during", "after")}
-    return _rename(row, names) | {"version": 2}
+    return _rename_fields(row, names) | {"version": 2}
 
 
-def _rename(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _rename_fields(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in row.items()}
 
 

@@ -20,12 +20,12 @@ _REPLACEMENT = "\ufffd"
 
 def visible(text: str) -> str:
     """`text` with control characters (C0 but tab and line feed, DEL, C1, bidirectional) as signs of one column."""
-    return _UNSAFE.sub(_picture, text)
+    return _UNSAFE.sub(_make_picture, text)
 
 
 def visible_line(text: str) -> str:
     """The same for text that has to stay on its line: tab and line feed are replaced too."""
-    return _UNSAFE_IN_LINE.sub(_picture, text)
+    return _UNSAFE_IN_LINE.sub(_make_picture, text)
 
 
 def has_controls(text: str) -> bool:
@@ -40,7 +40,7 @@ def escape_controls(json: bytes) -> bytes:
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", json.decode()).encode()
 
 
-def _picture(match: re.Match[str]) -> str:
+def _make_picture(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:
         return chr(_PICTURES + code)

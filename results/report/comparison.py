@@ -287,8 +287,8 @@ VERDICT_COLUMNS: tuple[Column[VerdictPair], ...] = (
 DIFFERENCE_COLUMNS: tuple[Column[Difference], ...] = (
     Column("where", lambda row: row.where),
     Column("what", lambda row: row.what),
-    Column("first", lambda row: _shorten(row.first)),
-    Column("second", lambda row: _shorten(row.second)),
+    Column("first", lambda row: _shorten_text(row.first)),
+    Column("second", lambda row: _shorten_text(row.second)),
 )
 
 
@@ -296,12 +296,13 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
     keys = tuple(changes[0].key)
     how = "second / first - 1" if changes[0].ratio else "second - first"
     rows = tuple(
-        (*one.key.values(), _show(one.first, one), _show(one.second, one), _show_change(one)) for one in changes
+        (*one.key.values(), _format_estimate(one.first, one), _format_estimate(one.second, one), _show_change(one))
+        for one in changes
     )
     return Table(title, (*keys, "first", "second", how), rows)
 
 
-def _show(estimate: Estimate, change: Change) -> str:
+def _format_estimate(estimate: Estimate, change: Change) -> str:
     if change.unit == "%":
         return estimate.percent()
     text = estimate.text(4, change.scale)
@@ -334,7 +335,7 @@ def _difference_table(comparison: Comparison) -> Table:
     return make_table("What differed", DIFFERENCE_COLUMNS, rows[:MOST], note)
 
 
-def _shorten(text: str | None) -> str:
+def _shorten_text(text: str | None) -> str:
     if text is None:
         return "(absent)"
     return text if len(text) <= 80 else text[:77] + "..."

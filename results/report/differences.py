@@ -78,14 +78,14 @@ def _read_plan(root: Path) -> dict[str, str]:
     if not isinstance(plan, dict):
         return {}
     chosen = {key: sorted(plan[key]) if key == "configs" else plan[key] for key in _PLAN if plan.get(key) is not None}
-    items = ((name, text) for name, text in _flatten(chosen) if name.rsplit(".", 1)[-1] not in _TEXTS)
+    items = ((name, text) for name, text in _flatten_keys(chosen) if name.rsplit(".", 1)[-1] not in _TEXTS)
     return {name.removeprefix("inputs."): text for name, text in items}
 
 
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_keys(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flatten(inner, f"{prefix}{key}.")
+            yield from _flatten_keys(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
 

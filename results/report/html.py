@@ -134,10 +134,10 @@ def _render_sentence(one: Answer | OpenQuestion) -> str:
 
 def _render_image(figure: Figure, svg: str) -> str:
     name = f"Figure {figure.label}. {escape(figure.title)}."
-    return f"<figure>{_embed(figure, svg)}\n<figcaption>{name}</figcaption></figure>"
+    return f"<figure>{_embed_svg(figure, svg)}\n<figcaption>{name}</figcaption></figure>"
 
 
-def _embed(figure: Figure, svg: str) -> str:
+def _embed_svg(figure: Figure, svg: str) -> str:
     """As an image, so that the ids of several drawings cannot meet."""
     image = b64encode(svg.encode()).decode()
     return f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
@@ -150,7 +150,7 @@ def _render_figure(figure: Figure, svg: str | None) -> str:
     rows = (tuple(map(_format_value, row)) for row in figure.table.itertuples(index=False, name=None))
     numbers = Table("", tuple(map(str, figure.table.columns)), tuple(rows))
     return (
-        f'<figure id="figure-{figure.label}">{_embed(figure, svg)}\n'
+        f'<figure id="figure-{figure.label}">{_embed_svg(figure, svg)}\n'
         f"<figcaption>{name} {escape(figure.caption)}</figcaption>\n"
         f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_render_table(numbers)}</details></figure>"
     )

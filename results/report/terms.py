@@ -118,7 +118,10 @@ _ROUTING = (
         "migration", "sessions",
         "the router moves a session from a hot instance to a colder one, with its KV, and binds it there",
     ),
-    Term("unneeded migration", "sessions", "a migration whose target already held almost all the KV of the source"),
+    Term(
+        "unneeded migration", "sessions",
+        "a migration without a transfer: the target lacked fewer than `min_tokens` of what the source held",
+    ),
     Term(
         "recomputed migration", "sessions",
         "a migration served without KV from the source: the target computed the prompt",

@@ -16,7 +16,20 @@ from pathlib import Path
 from launch.death import describe_exit_name, was_ended
 from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
+from results.records.events import (
+    CellChanged,
+    CellState,
+    Event,
+    InstanceChanged,
+    InstanceState,
+    Noted,
+    RunChanged,
+    RunState,
+    StageChanged,
+    StageState,
+)
 from results.records.layout import RunLayout
+from results.records.plan import CellPlan
 from runners.campaign.disk import require_disk
 from runners.campaign.exit_code import exit_code
 from runners.campaign.experiment import CellRunner, Outcome
@@ -24,11 +37,9 @@ from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
 from runners.samplers.host import HostSampler
 from state.errors import StateError
-from state.events import CellChanged, Event, InstanceChanged, Noted, RunChanged, StageChanged
 from state.lease import HEARTBEAT_S, Lease
 from state.model import InstanceView
 from state.process import ProcessIdentity, this_process
-from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
 from state.view import fold
 

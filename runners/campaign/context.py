@@ -8,11 +8,11 @@ from pathlib import Path
 
 from launch.environment import Engine
 from launch.profile import ConnectorConfig, Profile
+from results.records.events import Event
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.plan import CellPlan
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
-from state.events import Event
-from state.run import CellPlan
 from state.store import RunStore
 
 

@@ -64,8 +64,10 @@ class GroupPlan:
     """Added to every engine's environment."""
     transfer_log: bool = False
     """The engines also write what happens to KV on its way (docs/probe.md)."""
+    args: tuple[str, ...] = ()
+    """Last arguments of every engine."""
     decode_args: tuple[str, ...] = ()
-    """Last arguments of the engines that only decode."""
+    """After them, those of the engines that only decode."""
 
     def config_of(self, place: int) -> str:
         return self.configs[place] if self.configs else self.config
@@ -120,6 +122,7 @@ async def _launch_member(launcher: Launcher, plan: GroupPlan, place: int, turn: 
             prefix=name,
             extra_args=(
                 *(() if events is None else ("--kv-events-config", _event_settings(events))),
+                *plan.args,
                 *(plan.decode_args if plan.roles[place] == "decode" else ()),
             ),
             extra_env={**plan.env, **_device_env(launcher, plan, place)},

@@ -17,11 +17,10 @@ from launch.errors import LaunchError
 from launch.instance import EngineDied, Instance
 from launch.local import LocalBackend
 from launch.profile import ConnectorConfig, Profile
+from results.records.events import EngineDeath, InstanceChanged, InstanceState, Noted
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
 from results.records.schemas import EngineFault
-from state.events import EngineDeath, InstanceChanged, Noted
 from state.process import ProcessIdentity
-from state.run import InstanceState
 from state.store import RunStore
 
 STALL_POLL_S = 1.0

@@ -6,9 +6,10 @@ name it; the code stays 0.
 
 from __future__ import annotations
 
+from results.records.events import CellState, RunState
+from results.records.plan import CellPlan
 from runners.errors import ExitCode
-from state.run import CellPlan, CellState, RunState
-from state.view import RunView
+from state.model import RunView
 
 GATES = frozenset({"preflight", "probe"})
 """Kinds of cells that decide whether others run."""
@@ -23,7 +24,7 @@ def exit_code(view: RunView) -> ExitCode:
     return ExitCode.CELLS_FAILED if any(_is_missing(view, plan) for plan in view.plan.cells) else ExitCode.DONE
 
 
-def shortfalls(view: RunView) -> tuple[str, ...]:
+def list_shortfalls(view: RunView) -> tuple[str, ...]:
     """Cells that failed, were skipped or are degraded, each as `cell: state: why`, in the order of the plan."""
     texts = []
     for plan in view.plan.cells:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
     from launch.profile import ConnectorConfig, Profile
+    from results.records.plan import CellPlan, StagePlan
     from runners.campaign.context import RunContext
     from runners.campaign.plan import Sum
-    from state.run import CellPlan, StagePlan
-    from state.view import RunView
+    from state.model import RunView
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from state.run import CellPlan, RunPlan, StagePlan
+from results.records.plan import CellPlan, RunPlan, StagePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Sum:
     seconds: float
 
 
-def freeze(
+def freeze_plan(
     *,
     experiment: str,
     profile: str,
@@ -45,11 +45,13 @@ def freeze(
         cells=tuple(cells),
         estimated_s=round(sum(cell.estimated_s for cell in cells), 1),
         inputs=inputs,
-        fingerprint=fingerprint(inputs, seed, stages, cells),
+        fingerprint=compute_fingerprint(inputs, seed, stages, cells),
     )
 
 
-def fingerprint(inputs: Mapping[str, Any], seed: int, stages: Sequence[StagePlan], cells: Sequence[CellPlan]) -> str:
+def compute_fingerprint(
+    inputs: Mapping[str, Any], seed: int, stages: Sequence[StagePlan], cells: Sequence[CellPlan]
+) -> str:
     """SHA-256 over the canonical JSON of everything that shapes numbers; estimates and labels do not."""
     shaping = {
         "inputs": inputs,
@@ -60,13 +62,13 @@ def fingerprint(inputs: Mapping[str, Any], seed: int, stages: Sequence[StagePlan
     return hashlib.sha256(msgspec.json.encode(shaping, order="sorted")).hexdigest()
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """One line for every dotted key that two plans' inputs do not share, e.g. `engine.vllm: 0.32.0 -> 0.33.0`."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from differences(before, after, f"{name}.")
+            yield from diff_inputs(before, after, f"{name}.")
         elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
             yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
 
@@ -76,9 +78,9 @@ def find_changes(old: RunPlan, new: RunPlan) -> str:
 
     The fingerprint of `old` is taken again: what it names may have had other names when it was stored.
     """
-    if fingerprint(old.inputs, old.seed, old.stages, old.cells) == new.fingerprint:
+    if compute_fingerprint(old.inputs, old.seed, old.stages, old.cells) == new.fingerprint:
         return ""
-    return "; ".join(differences(old.inputs, new.inputs)) or "stages or cells are laid out differently"
+    return "; ".join(diff_inputs(old.inputs, new.inputs)) or "stages or cells are laid out differently"
 
 
 def _as_json(value: object) -> object:

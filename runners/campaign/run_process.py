@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from launch.local import LocalBackend
+from results.records.events import Noted, RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.plan import AcceptedChanges
 from runners.campaign.cell_loop import CellLoop
@@ -21,11 +22,10 @@ from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
 from runners.campaign.plan import find_changes
-from runners.campaign.start import Prepared, options_of, prepare
+from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import ExitCode, RunnerError
 from state import lease as leases
-from state.events import Noted, RunChanged
-from state.run import RUN_TRANSITIONS, RunState
+from state.run import RUN_TRANSITIONS
 from state.store import RunStore
 
 log = logging.getLogger("tracon.work")
@@ -55,7 +55,7 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
     """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
-        prepared = prepare(experiment, options_of(view.plan), need_engine=True)
+        prepared = prepare_run(experiment, options_of(view.plan), need_engine=True)
         changes = find_changes(view.plan, prepared.plan)
         if changes and not accept_changes:
             raise RunnerError(

@@ -18,13 +18,13 @@ from launch.environment import Engine, find_engine, redact_settings
 from launch.errors import LaunchError
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
+from results.records.events import Noted
 from results.records.layout import RunLayout, write_indented_json
+from results.records.plan import RunPlan
 from runners.campaign.disk import require_disk
 from runners.campaign.experiment import DraftPlan, Experiment, RunOptions
-from runners.campaign.plan import freeze
+from runners.campaign.plan import freeze_plan
 from runners.errors import RunnerError
-from state.events import Noted
-from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
 
@@ -47,7 +47,7 @@ def tracon_version() -> str:
     return version("tracon")
 
 
-def prepare(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
+def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
 
     Raises RunnerError or LaunchError naming the wrong key, config or missing engine.
@@ -58,7 +58,7 @@ def prepare(experiment: Experiment, options: RunOptions, *, need_engine: bool) -
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment.draft_plan(options, profile)
     engine = _find_engine(profile, options.engine_python, need_engine)
-    plan = freeze(
+    plan = freeze_plan(
         experiment=experiment.name,
         profile=options.profile,
         preset=options.preset,

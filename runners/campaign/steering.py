@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from results.records.events import CellChanged, CellState
+from results.records.plan import CellPlan
 from state import requests
-from state.events import CellChanged
-from state.model import RequestView
-from state.run import CellPlan, CellState
+from state.model import RequestView, RunView
 from state.store import RunStore
-from state.view import RunView
 
 
 class Steering:

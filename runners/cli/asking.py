@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results.records.events import Event
 from runners.campaign.steering import retry_failed, skip_pending
 from runners.errors import RunnerError
 from state import requests
-from state.events import Event
 from state.lease import lease_state
 from state.model import RequestView
 from state.store import RunStore
@@ -20,7 +20,7 @@ ANSWER_S = 10.0
 POLL_S = 0.1
 
 
-def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     """The answer of the run (`accepted`, `detail`).
 
     A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and

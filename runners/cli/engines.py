@@ -139,9 +139,9 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
     """List engine environments and standalone engines."""
     from launch.environment import environments
     from runners.cli.tables import engines_tables
-    from runners.standalone_engine import running
+    from runners.standalone_engine import list_running
 
-    built, rows = environments(), running(workspace)
+    built, rows = environments(), list_running(workspace)
     if json:
         output.print_json(
             {

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from runners.cli.spec_options import SpecCommand
 
 
-class ExperimentCommand(TyperCommand):
+class ExperimentCommand(SpecCommand):
     """Completes its help when it is printed: experiments can be registered until then."""
+
+    specs_first = True
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # Typer's copy of click is private
         helps = option_helps()
         for parameter in self.params:
             text = getattr(parameter, "help", None)
             if text and parameter.name in helps:
-                parameter.help = f"{text.rstrip('.')}{helps[parameter.name]}."  # type: ignore[attr-defined]
+                parameter.help = f"{text.rstrip('.')}{helps[parameter.name]}."
         super().format_help(ctx, formatter)
 
 

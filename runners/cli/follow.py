@@ -18,8 +18,9 @@ from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed import FeedLine
 from state.lease import lease_state
+from state.model import EMPTY, RunView
 from state.store import RunStore
-from state.view import EMPTY, RunView, fold, new_feed_lines
+from state.view import fold, new_feed_lines
 
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
@@ -27,7 +28,7 @@ LEASE_GRACE_S = 20.0
 """How long a run process may take from its start until it holds the lease."""
 
 
-def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
+def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
     """Follow until the run process has ended; returns the run's exit code.
 
     `worker_pid` is a child of ours that may not have taken the lease yet. `events` prints the whole journal.

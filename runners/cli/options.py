@@ -1,38 +1,42 @@
-"""Arguments and options that several commands share; defaults of a run come from RunOptions."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.models import ParameterInfo
 
+from runners.campaign.experiment import RunOptions
+from runners.cli.spec_options import SpecOption, SpecOptions
 from runners.errors import RunnerError
 
 _PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
-_PYTHON = "Use the engine environment of this Python executable (default: the one `tracon engine install` built)."
+_PYTHON = "Use the engine environment of this Python executable"
+_BUILT = "the one `tracon engine install` built"
 ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
-PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=_PYTHON)]
-RUN_OPTIONS: Mapping[str, ParameterInfo] = {
-    "experiment": typer.Argument(help="Experiment to run."),
-    "profile": typer.Option("--profile", "-p", help=_PROFILE),
-    "preset": typer.Option("--preset", help="Preset of the profile: `full`, or a smaller one such as `demo`."),
-    "configs": typer.Option("--config", "-c", help="Connector config by name, or path of a TOML file."),
-    "seed": typer.Option("--seed", help="Seed of config order, schedules and prompts (default: the preset's)."),
-    "trials": typer.Option(
-        "--trials",
-        min=1,
-        help="Measure each load cell, or those of the confirm stage, N times on fresh engines (default: the preset's).",
+PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=f"{_PYTHON} (default: {_BUILT}).")]
+RUN = SpecOptions(
+    lambda: RunOptions,
+    (
+        SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
+        SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),
+        SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file", "CONFIG"),
+        SpecOption("seed", "--seed", "Seed of config order, schedules and prompts", default="the preset's"),
+        SpecOption(
+            "trials", "--trials",
+            "Measure each load cell, or those of the confirm stage, N times on fresh engines", None, 1, "the preset's",
+        ),
+        SpecOption("policies", "--policy", "Routing policy", "POLICY"),
+        SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
+        SpecOption("trace", "--trace", "Trace file", "FILE"),
+        SpecOption("engine_python", "--engine-python", _PYTHON, default=_BUILT),
+        SpecOption("port", "--port", "First port of the engines", None, 1, "the profile's", 65535),
     ),
-    "policies": typer.Option("--policy", help="Routing policy."),
-    "settings": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
-    "trace": typer.Option("--trace", metavar="FILE", help="Trace file."),
-    "engine_python": typer.Option("--engine-python", help=_PYTHON),
-    "port": typer.Option("--port", min=1, max=65535, help="First port of the engines (default: the profile's)."),
-}
-"""By field of RunOptions; help of the shared ones ends with what they mean to each experiment."""
+)  # fmt: skip
+"""Options of a run; help of the shared ones ends with what they mean to each experiment."""
+ExperimentArg = Annotated[str, typer.Argument(help="Experiment to run.")]
 WorkspaceOption = Annotated[
     Path | None,
     typer.Option(

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runners.cli.tables import number, table
+from runners.cli.tables import begin_table, format_number
 from runners.router.decision_log import LoggedPicks
 from runners.router.policies import ParameterInfo, PolicyInfo
 from runners.router.whatif import WhatIf
@@ -21,7 +21,7 @@ NOWHERE = "(nowhere)"
 
 def policies_table(infos: Sequence[PolicyInfo]) -> Table:
     """Every policy with its rule in a sentence, its parameters by name, and its source."""
-    rows = table("policy", "what it does", "parameters", "source")
+    rows = begin_table("policy", "what it does", "parameters", "source")
     for info in infos:
         named = ", ".join(f"{one.name}={_format_default(one)}" for one in info.parameters)
         rows.add_row(info.name, info.summary, named or "none", info.source)
@@ -30,7 +30,7 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
 
 def policy_tables(info: PolicyInfo) -> RenderableType:
     """One policy with all that is known of its parameters."""
-    rows = table("parameter", "type", ">default", "what")
+    rows = begin_table("parameter", "type", ">default", "what")
     for one in info.parameters:
         rows.add_row(one.name, one.kind, _format_default(one), one.text)
     head = Text.assemble((info.name, "bold"), f": {info.summary}\nsource: {info.source}\n")
@@ -78,7 +78,7 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
 
 
 def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
-    rows = table(
+    rows = begin_table(
         "cell",
         "recorded policy",
         ">picks",
@@ -96,13 +96,13 @@ def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
             log.name,
             ", ".join(one.recorded_policies) or "–",
             str(one.picks),
-            number(one.agreement, 100),
-            number(was.new_tokens, digits=0),
-            number(then.new_tokens, digits=0),
-            number(was.pending_prefill_tokens, digits=0),
-            number(then.pending_prefill_tokens, digits=0),
-            number(was.num_requests, digits=2),
-            number(then.num_requests, digits=2),
+            format_number(one.agreement, 100),
+            format_number(was.new_tokens, digits=0),
+            format_number(then.new_tokens, digits=0),
+            format_number(was.pending_prefill_tokens, digits=0),
+            format_number(then.pending_prefill_tokens, digits=0),
+            format_number(was.num_requests, digits=2),
+            format_number(then.num_requests, digits=2),
         )
     return rows
 
@@ -116,7 +116,9 @@ def _reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
             key = ", ".join(one.recorded_policies), pair.recorded_reason, pair.instead_reason
             picks[key] += pair.picks
             differ[key] += pair.differ
-    rows = table("recorded policy", "recorded reason", "reason instead", ">picks", ">elsewhere", title="by reason")
+    rows = begin_table(
+        "recorded policy", "recorded reason", "reason instead", ">picks", ">elsewhere", title="by reason"
+    )
     for key, count in picks.most_common():
         rows.add_row(*key, str(count), str(differ[key]))
     return rows
@@ -129,7 +131,7 @@ def _shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
         for name, (was, then) in one.shares.items():
             recorded[name] += was
             instead[name] += then
-    rows = table("instance", ">picks recorded", ">picks instead", title="by instance")
+    rows = begin_table("instance", ">picks recorded", ">picks instead", title="by instance")
     for name in sorted({*recorded, *instead}):
         rows.add_row(name or NOWHERE, str(recorded[name]), str(instead[name]))
     return rows
@@ -137,7 +139,7 @@ def _shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
 
 def _differences_table(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
     total = sum(len(one.differences) for _, one in results)
-    rows = table(
+    rows = begin_table(
         "cell",
         ">pick",
         "request",

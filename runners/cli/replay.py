@@ -175,22 +175,25 @@ def _report_json(report: ReplayReport) -> dict[str, Any]:
 
 def _report_tables(report: ReplayReport) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for point in ("mean", "p50", "p90", "p99"):
-        table.add_column(f"{point} (ms)", justify="right")
+    from runners.cli.tables import begin_table
+
+    points = ("mean", "p50", "p90", "p99")
+    table = begin_table("", *(f">{point} (ms)" for point in points))
     for series in ("ttft", "tpot", "e2e"):
-        cells = [report.numbers[f"{series}_{point}_s"].text(scale=1e3) for point in ("mean", "p50", "p90", "p99")]
+        cells = [report.numbers[f"{series}_{point}_s"].text(scale=1e3) for point in points]
         table.add_row(series.upper(), *cells)
     return Group(
-        *(Text(line) for line in facts(report)), Text(), table, Text(), Text(f"records: {report.spec.requests_path}")
+        *(Text(line) for line in list_facts(report)),
+        Text(),
+        table,
+        Text(),
+        Text(f"records: {report.spec.requests_path}"),
     )
 
 
-def facts(report: ReplayReport) -> list[str]:
+def list_facts(report: ReplayReport) -> list[str]:
     """The outcome of the replay, in lines."""
     outcome, numbers = report.outcome, report.numbers
     lines = [

@@ -19,21 +19,22 @@ from runners.campaign.experiment import RunOptions
 from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
-    RUN_OPTIONS,
+    RUN,
     DetachOption,
+    ExperimentArg,
     JsonOption,
     ReasonOption,
     RunArg,
     SkipStageOption,
     WorkspaceOption,
 )
-from runners.cli.struct_options import expand_options
+from runners.cli.spec_options import chosen, command_with
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
     from runners.campaign.start import Prepared
     from state.lease import LeaseState
-    from state.view import RunView
+    from state.model import RunView
 
 
 MOST_SHORTFALLS = 8
@@ -42,27 +43,26 @@ MOST_SHORTFALLS = 8
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (plan, run):
-        app.command(cls=ExperimentCommand)(command)
+    for planned in (plan, run):
+        app.command(cls=command_with(RUN, base=ExperimentCommand))(planned)
     for command in (resume, status, watch, stop, pause, skip, retry, console):
         app.command()(command)
     app.command("list")(list_runs)
     app.command(hidden=True)(work)
 
 
-@expand_options("options", RunOptions, RUN_OPTIONS)
-def plan(options: RunOptions, json: JsonOption = False) -> None:
+def plan(context: typer.Context, experiment: ExperimentArg, json: JsonOption = False) -> None:
     """Print stages, cells and the estimated time without running anything.
 
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    _print_plan(from_root(options), json)
+    _print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), json)
 
 
-@expand_options("options", RunOptions, RUN_OPTIONS)
 def run(
-    options: RunOptions,
+    context: typer.Context,
+    experiment: ExperimentArg,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
     console: Annotated[
@@ -87,7 +87,7 @@ def run(
     from runners.cli.asking import skip_stages
     from runners.samplers.rest import explain_unrest, read_rest
 
-    options = from_root(options)
+    options = from_root(RunOptions(experiment, **chosen(context, RUN)))
     if dry_run:
         _print_plan(options, json)
         return
@@ -152,11 +152,11 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
 
     Exits with the run's own exit code. Ctrl-C does not touch the run.
     """
-    from runners.cli.follow import follow
+    from runners.cli.follow import follow_run
 
     folder = workspace_of(workspace).find(run)
     try:
-        code = follow(folder, events=json)
+        code = follow_run(folder, events=json)
     except KeyboardInterrupt:
         output.err().print(f"left [bold]{folder.name}[/] as it is")
         code = ExitCode.DONE
@@ -275,10 +275,10 @@ def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
 
 
 def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
-    from runners.campaign.start import prepare
+    from runners.campaign.start import prepare_run
     from runners.experiments.registry import experiment_named
 
-    return prepare(experiment_named(options.experiment), options, need_engine=need_engine)
+    return prepare_run(experiment_named(options.experiment), options, need_engine=need_engine)
 
 
 def _print_plan(options: RunOptions, json: bool) -> None:
@@ -320,9 +320,9 @@ def _read_run(folder: Path) -> tuple[RunView, LeaseState]:
 
 
 def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
-    from runners.cli.asking import ask
+    from runners.cli.asking import ask_run
 
-    answer = ask(folder, action, target, reason)
+    answer = ask_run(folder, action, target, reason)
     if json:
         output.print_json(answer)
     else:
@@ -346,7 +346,7 @@ def _refuse_changes(view: RunView) -> None:
 
 def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
-    from runners.campaign.exit_code import shortfalls
+    from runners.campaign.exit_code import list_shortfalls
     from runners.cli.follow import await_lease
     from runners.cli.reports import render_ending
     from runners.cli.tables import status_json
@@ -374,7 +374,7 @@ def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool,
         output.print_json(status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
         output.out().print(render_ending(folder))
-    for text in shortfalls(view)[:MOST_SHORTFALLS]:
+    for text in list_shortfalls(view)[:MOST_SHORTFALLS]:
         output.err().print(text, markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
@@ -390,16 +390,16 @@ def _watch_in_console(folder: Path) -> int:
 
 def _follow_to_end(folder: Path, worker_pid: int) -> int:
     """Follow; the first Ctrl-C (or TERM) asks the run to stop now and waits, the second leaves it alone."""
-    from runners.cli.asking import ask
-    from runners.cli.follow import follow
+    from runners.cli.asking import ask_run
+    from runners.cli.follow import follow_run
 
     try:
-        return follow(folder, worker_pid=worker_pid)
+        return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
         output.err().print("stopping the run so that it can be resumed; Ctrl-C again leaves it running")
     try:
-        ask(folder, "stop_now", "", "Ctrl-C at the command that started it")
-        return follow(folder, worker_pid=worker_pid)
+        ask_run(folder, "stop_now", "", "Ctrl-C at the command that started it")
+        return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
         output.err().print(f"left [bold]{folder.name}[/] running: `tracon watch`, `tracon stop`")
         return ExitCode.INTERRUPTED

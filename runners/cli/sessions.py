@@ -102,7 +102,7 @@ class Life:
     turns: tuple[SessionPick, ...]
 
 
-def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
+def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     """The session's picks in their order, and its stays: only a turn that was served there makes one."""
     start_ns = min((record.t_ns for record in records), default=0)
     turns = tuple(_describe_pick(record, start_ns) for record in records if record.request.session == session)
@@ -145,7 +145,7 @@ def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
         if len(names) > 1:
             shown = ", ".join(sorted(names)[:4])
             raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
-        lives += [life(log.records, log.name, name) for name in names]
+        lives += [build_life(log.records, log.name, name) for name in names]
     if not lives:
         known = sorted({record.request.session for log in logs for record in log.records if record.request.session})
         remedy = f"give a session id, e.g. {', '.join(known[:4])}" if known else "the logs hold no sessions"
@@ -162,10 +162,12 @@ def life_table(life: Life) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from runners.cli.tables import table
+    from runners.cli.tables import begin_table
 
     way = " -> ".join(f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays)
-    rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">first byte ms", "what was moved")
+    rows = begin_table(
+        ">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">first byte ms", "what was moved"
+    )
     for turn in life.turns:
         rows.add_row(*_format_turn(turn))
     head = Text.assemble((f"{life.cell}  session {life.session}", "bold"), f"  lived at {way or 'no instance'}")
@@ -173,7 +175,7 @@ def life_table(life: Life) -> RenderableType:
 
 
 def _format_turn(turn: SessionPick) -> tuple[str, ...]:
-    from runners.cli.tables import number
+    from runners.cli.tables import format_number
 
     place = turn.instance or "nowhere"
     return (
@@ -183,7 +185,7 @@ def _format_turn(turn: SessionPick) -> tuple[str, ...]:
         turn.reason if turn.status in (_SERVED, "") else f"{turn.reason}; {turn.status}",
         f"{turn.input_tokens}",
         f"~{turn.indexed_tokens}" if turn.cached_tokens is None else f"{turn.cached_tokens}",
-        number(None if turn.first_byte_s is None else turn.first_byte_s * 1e3),
+        format_number(None if turn.first_byte_s is None else turn.first_byte_s * 1e3),
         _describe_movement(turn),
     )
 

@@ -126,8 +126,9 @@ def calibrate(
 def calibration_tables(calibration: Calibration) -> RenderableType:
     """The coefficients, and each cell's p90s: measured, simulated, and the error."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    from runners.cli.tables import begin_table
 
     model = calibration.engine.model
     step = model.step
@@ -141,17 +142,15 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         held_out = calibration.held_out(metric)
         if held_out is not None:
             lines.append(f"{name} of the cells not fitted: bias {held_out[0]:+.0%}, mean error {held_out[1]:.0%}.")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("cell")
-    table.add_column("fitted")
-    for name in ("TTFT p90 (ms)", "TPOT p90 (ms)", "E2E p90 (ms)"):
-        table.add_column(name, justify="right")
+    table = begin_table("cell", "fitted", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
     for cell in calibration.cells:
-        table.add_row(cell.cell, "yes" if cell.fitted else "no", *(_pair(cell, metric) for metric in cell.measured))
+        table.add_row(
+            cell.cell, "yes" if cell.fitted else "no", *(_format_pair(cell, metric) for metric in cell.measured)
+        )
     return Group(*(Text(line) for line in lines), Text(), table)
 
 
-def _pair(cell: CellComparison, metric: str) -> str:
+def _format_pair(cell: CellComparison, metric: str) -> str:
     measured, simulated, error = cell.measured[metric], cell.simulated[metric], cell.error(metric)
     if measured is None or simulated is None or error is None:
         return "-"
@@ -167,22 +166,21 @@ def read_policy(text: str) -> tuple[str, dict[str, str]]:
 def simulation_tables(reports: Sequence[SimulationReport], model: EngineFile) -> RenderableType:
     """A row per policy, and above it that all of this is simulated."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("policy")
-    for column in (
-        "APC",
-        "TTFT p50 (s)",
-        "TTFT p90 (s)",
-        "TPOT p90 (ms)",
-        "E2E p90 (s)",
-        "busy",
-        "migrations",
-        "failed",
-    ):
-        table.add_column(column, justify="right")
+    from runners.cli.tables import begin_table
+
+    table = begin_table(
+        "policy",
+        ">APC",
+        ">TTFT p50 (s)",
+        ">TTFT p90 (s)",
+        ">TPOT p90 (ms)",
+        ">E2E p90 (s)",
+        ">busy",
+        ">migrations",
+        ">failed",
+    )
     for report in reports:
         numbers = report.numbers
         busy = [engine["busy"] for engine in report.engines.values() if engine["busy"] is not None]

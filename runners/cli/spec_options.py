@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -28,6 +28,7 @@ class SpecOption(NamedTuple):
     minimum: int | None = None
     default: str = ""
     """The default in words, with `{}` for the spec's own; empty = that alone."""
+    maximum: int | None = None
 
 
 class SpecOptions(NamedTuple):
@@ -40,25 +41,31 @@ class SpecOptions(NamedTuple):
     """Their heading in the help."""
 
 
-def command_with(*groups: SpecOptions) -> type[TyperCommand]:
-    """A class of command that has these options; `chosen` gives their values."""
+class SpecCommand(TyperCommand):
+    """A command with the options of some specs; `chosen` gives their values."""
 
-    class SpecCommand(TyperCommand):
-        _complete = False
+    groups: ClassVar[tuple[SpecOptions, ...]] = ()
+    specs_first: ClassVar[bool] = False
+    """The help lists them before the command's own options."""
+    _complete = False
+    _params: list[Any]
 
-        @property
-        def params(self) -> list[Any]:
-            if not self._complete:
-                self._complete = True
-                for group in groups:
-                    self._params += _make_options(group)
-            return self._params
+    @property
+    def params(self) -> list[Any]:
+        if not self._complete:
+            self._complete = True
+            made = [option for group in self.groups for option in _make_options(group)]
+            self._params = [*made, *self._params] if self.specs_first else [*self._params, *made]
+        return self._params
 
-        @params.setter
-        def params(self, params: list[Any]) -> None:
-            self._params = params
+    @params.setter
+    def params(self, params: list[Any]) -> None:
+        self._params = params
 
-    return SpecCommand
+
+def command_with(*groups: SpecOptions, base: type[SpecCommand] = SpecCommand) -> type[SpecCommand]:
+    """A class of command that has these options."""
+    return type(base.__name__, (base,), {"groups": groups})
 
 
 def chosen(context: typer.Context, group: SpecOptions) -> dict[str, Any]:
@@ -92,10 +99,13 @@ def _make_options(group: SpecOptions) -> Sequence[Any]:
 def _make_parameter(group: SpecOptions, option: SpecOption, kind: object, default: object) -> inspect.Parameter:
     if get_origin(kind) is UnionType:
         (kind,) = (part for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is tuple:  # an option that may be repeated
+        kind = list[get_args(kind)[0]]  # type: ignore[misc]
 
     def note(context: typer.Context, value: object) -> object:
         if value is not None:
-            context.meta.setdefault(_meta_key(group), {})[option.field] = value
+            fixed = tuple(value) if isinstance(value, list) else value
+            context.meta.setdefault(_meta_key(group), {})[option.field] = fixed
         return value
 
     info = typer.Option(
@@ -104,6 +114,7 @@ def _make_parameter(group: SpecOptions, option: SpecOption, kind: object, defaul
         expose_value=False,
         metavar=option.metavar,
         min=option.minimum,
+        max=option.maximum,
         help=_compose_help(option, default),
         show_default=False,
         rich_help_panel=group.panel,
@@ -120,7 +131,7 @@ def _compose_help(option: SpecOption, default: object) -> str:
 
 
 def _describe_default(default: object) -> str:
-    if default is MISSING or default is None or default == "":
+    if default is MISSING or default is None or default in ("", ()):
         return ""
     if isinstance(default, bool):
         return "yes" if default else "no"

@@ -15,19 +15,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from results.records.events import CellState, RunState
+from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
-from state.run import CellState, RunPlan, RunState, StageState
+from state.model import InstanceView, RunView
 from state.status import to_json
-from state.view import InstanceView, RunView, StageView, elapsed_s, eta_s, progress
+from state.view import elapsed_s, eta_s, progress
 from state.workspace import RunEntry
 
 if TYPE_CHECKING:
     from launch.doctor import DoctorReport
     from launch.environment import Engine
     from launch.profile import ConnectorConfig, Profile
-    from runners.standalone_engine import HandEngine
+    from runners.standalone_engine import StandaloneEngine
 
 STYLES: Mapping[str, str] = {
     "done": "green",
@@ -50,7 +52,7 @@ STYLES: Mapping[str, str] = {
 }
 
 
-def table(*columns: str, title: str = "") -> Table:
+def begin_table(*columns: str, title: str = "") -> Table:
     """A quiet table; a column that starts with `>` is right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
@@ -60,12 +62,12 @@ def table(*columns: str, title: str = "") -> Table:
     return made
 
 
-def word(state: str) -> Text:
+def color_state(state: str) -> Text:
     """A state as a coloured word."""
     return Text(state, style=STYLES.get(state, ""))
 
 
-def number(value: float | None, scale: float = 1.0, digits: int = 1) -> str:
+def format_number(value: float | None, scale: float = 1.0, digits: int = 1) -> str:
     """A number in its column's unit; an en dash where nothing was measured."""
     return "–" if value is None else f"{value * scale:.{digits}f}"
 
@@ -96,7 +98,7 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> 
 
 def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
     """Stages with their cells per config, the estimated time with its arithmetic, and the notes."""
-    rows = table("stage", ">cells", "what", ">estimated")
+    rows = begin_table("stage", ">cells", "what", ">estimated")
     for stage in plan.stages:
         cells = [cell for cell in plan.cells if cell.stage == stage.stage]
         labels = list(dict.fromkeys(cell.label for cell in cells))
@@ -112,7 +114,7 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
         style="bold",
     )
     title = Text(f"{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
-    arithmetic = table("stage", "arithmetic", ">is")
+    arithmetic = begin_table("stage", "arithmetic", ">is")
     for line in sums:
         arithmetic.add_row(line.stage, line.text, duration_text(line.seconds))
     remarks = [Text(line) for line in notes]
@@ -131,7 +133,7 @@ def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> Render
         parts.append(_instances_table(view.live_instances))
     failed = [cell for cell in view.cells.values() if cell.state is CellState.FAILED]
     if failed:
-        rows = table("failed cell", "why")
+        rows = begin_table("failed cell", "why")
         for cell in failed:
             rows.add_row(cell.cell, cell.reason)
         parts.append(rows)
@@ -173,7 +175,7 @@ def feed_text(line: FeedLine) -> Text:
 def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     text = Text(view.run, style="bold")
     text.append(f"  {view.plan.experiment} on {view.plan.profile}/{view.plan.preset}  ", style="default")
-    text.append_text(word(view.state))
+    text.append_text(color_state(view.state))
     if view.state in (RunState.RUNNING, RunState.PAUSED) and not lease.live:
         text.append(f", but its process is gone: `tracon resume {view.run}`", style="yellow")
     if view.reason:
@@ -183,13 +185,13 @@ def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
 
 
 def _stages_table(view: RunView) -> Table:
-    rows = table("stage", "state", ">cells", ">done", ">failed", ">skipped", "now")
+    rows = begin_table("stage", "state", ">cells", ">done", ">failed", ">skipped", "now")
     for stage in view.stages:
         running = [view.cells[cell].plan.label for cell in stage.cells if view.cells[cell].state is CellState.RUNNING]
         counts = stage.counts
         rows.add_row(
             stage.title,
-            word(_stage_word(stage)),
+            color_state(stage.state),
             str(len(stage.cells)),
             str(counts[CellState.DONE]),
             str(counts[CellState.FAILED]),
@@ -199,12 +201,8 @@ def _stages_table(view: RunView) -> Table:
     return rows
 
 
-def _stage_word(stage: StageView) -> str:
-    return str(stage.state if stage.state is not StageState.PENDING else "pending")
-
-
 def _instances_table(instances: Sequence[InstanceView]) -> Table:
-    rows = table(
+    rows = begin_table(
         "instance",
         "state",
         ">TTFT p50 ms",
@@ -221,21 +219,21 @@ def _instances_table(instances: Sequence[InstanceView]) -> Table:
     for instance in instances:
         now = instance.latest
         if now is None:
-            rows.add_row(instance.instance, word(instance.state), *["–"] * 10)
+            rows.add_row(instance.instance, color_state(instance.state), *["–"] * 10)
             continue
         rows.add_row(
             instance.instance,
-            word(instance.state),
-            number(now.ttft_p50_s, 1e3),
-            number(now.ttft_p90_s, 1e3),
-            number(now.tpot_p50_s, 1e3, 2),
-            number(now.tpot_p90_s, 1e3, 2),
-            number(now.running, digits=0),
-            number(now.waiting, digits=0),
-            number(now.pending_prefill_tokens, digits=0),
-            number(now.kv_usage, 100),
-            number(now.step_p50_us, digits=0),
-            number(now.step_p90_us, digits=0),
+            color_state(instance.state),
+            format_number(now.ttft_p50_s, 1e3),
+            format_number(now.ttft_p90_s, 1e3),
+            format_number(now.tpot_p50_s, 1e3, 2),
+            format_number(now.tpot_p90_s, 1e3, 2),
+            format_number(now.running, digits=0),
+            format_number(now.waiting, digits=0),
+            format_number(now.pending_prefill_tokens, digits=0),
+            format_number(now.kv_usage, 100),
+            format_number(now.step_p50_us, digits=0),
+            format_number(now.step_p90_us, digits=0),
         )
     return rows
 
@@ -259,10 +257,10 @@ def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
 
 def runs_table(entries: Sequence[RunEntry]) -> Table:
     """The workspace's runs, newest first."""
-    rows = table("run", "experiment", "profile", "state", ">cells", ">progress", "process")
+    rows = begin_table("run", "experiment", "profile", "state", ">cells", ">progress", "process")
     for entry in entries:
         if entry.problem:
-            rows.add_row(entry.run, entry.problem, "", word("failed"), "", "", "")
+            rows.add_row(entry.run, entry.problem, "", color_state("failed"), "", "", "")
             continue
         done = entry.progress
         process = "live" if entry.lease.live else ("dead" if entry.orphaned else "")
@@ -270,24 +268,24 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
             entry.run,
             entry.experiment,
             f"{entry.profile}/{entry.preset}",
-            word(entry.state),
+            color_state(entry.state),
             f"{done.ended}/{done.total}",
             f"{done.fraction:.0%}",
-            word(process),
+            color_state(process),
         )
     return rows
 
 
 def doctor_tables(report: DoctorReport) -> RenderableType:
     """What is here, and what each config needs."""
-    rows = table("what", "state", "detail", "remedy")
+    rows = begin_table("what", "state", "detail", "remedy")
     for row in report.rows:
-        rows.add_row(row.what, word(row.state), row.detail, row.remedy)
-    configs = table("config", "can run", "needs", "remedy", title="configs")
+        rows.add_row(row.what, color_state(row.state), row.detail, row.remedy)
+    configs = begin_table("config", "can run", "needs", "remedy", title="configs")
     for config in report.configs:
         configs.add_row(
             config.config,
-            word("ok" if config.ok else "missing"),
+            color_state("ok" if config.ok else "missing"),
             ", ".join(config.requires) or "nothing",
             config.remedy,
         )
@@ -296,22 +294,22 @@ def doctor_tables(report: DoctorReport) -> RenderableType:
 
 def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
     """Profiles with presets, and configs."""
-    rows = table("profile", "engine", "presets", "what", title="profiles")
+    rows = begin_table("profile", "engine", "presets", "what", title="profiles")
     for profile in profiles:
         presets = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in profile.experiments.items())
         rows.add_row(profile.name, profile.engine.kind, presets, profile.description)
-    also = table("config", "needs", "why", title="configs")
+    also = begin_table("config", "needs", "why", title="configs")
     for config in configs:
         also.add_row(config.name, ", ".join(config.requires) or "nothing", config.why)
     return Group(rows, also)
 
 
-def engines_tables(environments: Sequence[Engine], engines: Sequence[HandEngine]) -> RenderableType:
-    """Engine environments and hand-started engines."""
-    rows = table("environment", "vLLM", "python", title="environments")
+def engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
+    """Engine environments and standalone engines."""
+    rows = begin_table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))
-    also = table("engine", "state", "config", "url", ">pid", title="standalone engines")
+    also = begin_table("engine", "state", "config", "url", ">pid", title="standalone engines")
     for row in engines:
-        also.add_row(row.name, word(row.state), row.config, row.url, str(row.pid or "–"))
+        also.add_row(row.name, color_state(row.state), row.config, row.url, str(row.pid or "–"))
     return Group(rows, also)

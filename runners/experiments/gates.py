@@ -11,13 +11,14 @@ from launch.errors import LaunchError
 from launch.gpu import second_devices
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
+from results.records.events import CellState
 from results.records.layout import RunLayout, write_indented_json
+from results.records.plan import CellPlan
 from results.records.preflight import PreflightRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
-from state.run import CellPlan, CellState
-from state.view import RunView
+from state.model import RunView
 
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Outcome:

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from launch.errors import LaunchError
 from launch.patching import PatchUse
+from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import verify_config, why_gated
-from state.run import CellPlan
-from state.view import RunView
+from state.model import RunView
 
 RunCell = Callable[[CellPlan, int], Awaitable[Outcome]]
 

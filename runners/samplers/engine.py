@@ -18,10 +18,10 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from results.records.errors import RingError
+from results.records.events import STEP_BUCKETS_US
 from results.records.rings import MISSING, Records, RingReader, ring_paths
 from results.records.schemas import MetricsRecord
 from runners.errors import RunnerError
-from state.events import STEP_BUCKETS_US
 
 SCRAPE_TIMEOUT_S = 5.0
 _DROPPED_LABELS = ("engine", "model_name")

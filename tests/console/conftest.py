@@ -21,11 +21,12 @@ from console.feed import Picture
 from console.host import Options
 from console.pasts import Pasts
 from console.widgets.table import Cell, Row
+from results.records.events import RequestSubmitted, RouterSampled
 from state import lease
-from state.events import RequestSubmitted, RouterSampled
 from state.lease import LeaseState
+from state.model import EMPTY
 from state.store import RunStore
-from state.view import EMPTY, fold
+from state.view import fold
 from tests.console import demo
 
 RUN = "20260302-101112-connector-tax-cpu-tiny"
@@ -179,10 +180,15 @@ async def sees(pilot: Pilot[None], text: str) -> None:
     await until(pilot, lambda: text in "\n".join(shown(pilot.app)), f"{text!r} never appeared")
 
 
+async def see_footer(pilot: Pilot[None]) -> None:
+    """Wait until the last line of the screen has the keys, the last of them too."""
+    await until(pilot, lambda: "q Quit" in shown(pilot.app)[-1], "the footer does not fit")
+
+
 async def settled(pilot: Pilot[None]) -> None:
     """Wait until the first picture is drawn."""
     assert isinstance(pilot.app, TraconApp)
-    await pilot.app.settled()
+    await pilot.app.await_settled()
     await pilot.pause()
 
 

@@ -9,20 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from state.events import (
+from results.records.events import (
     STEP_BUCKETS_US,
     CellChanged,
     CellProgressed,
+    CellState,
     Event,
     InstanceChanged,
     InstanceSampled,
+    InstanceState,
     MigrationChanged,
     Noted,
     RouterSampled,
     RunChanged,
+    RunState,
     StageChanged,
+    StageState,
 )
-from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
+from results.records.plan import CellPlan, RunPlan, StagePlan
 from state.store import RunStore
 from tests.console import lifecycle_demo, routing_demo
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from state.events import (
+from results.records.events import (
     CellChanged,
     CellProgressed,
+    CellState,
     Event,
     InstanceChanged,
+    InstanceState,
     LifecycleMeasured,
     RunChanged,
+    RunState,
     StageChanged,
+    StageState,
 )
-from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
+from results.records.plan import CellPlan, RunPlan, StagePlan
 
 CONTEXTS, NEWS, OUTPUTS = (0, 4_096, 16_384), (512, 2_048, 8_192), (1, 32, 128)
 REPETITIONS, WARMUPS = 5, 2

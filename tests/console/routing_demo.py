@@ -7,21 +7,25 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from state.events import (
+from results.records.events import (
     CellChanged,
     CellProgressed,
+    CellState,
     Event,
     InstanceChanged,
     InstanceSampled,
-    LiveLatency,
+    InstanceState,
     MigrationChanged,
     RoutedLine,
     RoutedLoad,
     RouterSampled,
     RunChanged,
+    RunState,
     StageChanged,
+    StageState,
 )
-from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
+from results.records.live import LiveLatency
+from results.records.plan import CellPlan, RunPlan, StagePlan
 
 ENGINES = ("e0", "e1", "e2", "e3")
 POLICIES = ("lmetric", "sticky", "unified", "ear")

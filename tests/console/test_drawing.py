@@ -21,10 +21,9 @@ from console.series import GAP_S, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.header import header_lines
 from console.widgets.histogram import Counts, Histogram, axis_labels, edge_text
 from console.widgets.table import Column, Row, Table, cell
-from state.events import STEP_BUCKETS_US
+from results.records.events import STEP_BUCKETS_US, CellState, InstanceState, RunState, StageState
 from state.lease import LeaseState
-from state.run import CellState, InstanceState, RunState, StageState
-from state.view import RunView
+from state.model import RunView
 from tests.console.conftest import LIVE, picture_of
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from console.feed import TRAIL_STEP_S, Picture, RunFeed, Trails
-from state.events import InstanceSampled, Noted
+from results.records.events import InstanceSampled, Noted
+from state.model import InstanceView
 from state.store import RunStore
-from state.view import HISTORY_SAMPLES, InstanceView
+from state.view import HISTORY_SAMPLES
 
 LIMIT_S = 10.0
 

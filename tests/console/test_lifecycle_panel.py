@@ -17,13 +17,13 @@ from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
+from results.records.events import LifecycleMeasured
 from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
 from results.records.lifecycle import PHASES as RECORDED
-from state.events import LifecycleMeasured
-from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
+from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, picture_of, press_and_see, sees, shown, text, until, watching
+from tests.console.conftest import NARROW, picture_of, press_and_see, see_footer, sees, shown, text, until, watching
 
 
 @pytest.fixture
@@ -130,12 +130,12 @@ def test_a_request_shows_every_phase_and_every_gap() -> None:
 
 def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
     (curve,) = rows.bandwidth_chart(view).lines
-    assert [point.value for point in curve.points] == [each.median_gbps for each in bandwidths(view)]
+    assert [point.value for point in curve.points] == [each.median_gbps for each in list_bandwidths(view)]
     columns = rows.overhead_columns(view, 79)
     made = rows.overhead_rows(view, columns)
     shown_overheads = {(row.key, column.key): text(content) for row in made
                        for column, content in zip(columns[1:], row.cells[1:], strict=True)}  # fmt: skip
-    for each in overheads(view):
+    for each in list_overheads(view):
         cell_text = shown_overheads[str(each.context_tokens), str(each.new_tokens)]
         assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
     assert "faster nowhere" in rows.overhead_note(view)
@@ -151,7 +151,7 @@ async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path
         await pilot.press("9")
         for part in ("9 Lifecycle", "of 27 cells", "warm-up", "median ms", "prefill", "from arrival on", "TTFT", "E2E"):
             await sees(pilot, part)
-        assert "q Quit" in shown(pilot.app)[-1]
+        await see_footer(pilot)
         await pilot.press("right")
         await sees(pilot, "Gbit/s over MB moved")
         await pilot.press("right")

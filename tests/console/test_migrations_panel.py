@@ -23,12 +23,23 @@ from console.rows import loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
 from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, draw_scene, lines_for
-from state.events import MigrationChanged, RoutedLoad, RouterSampled
+from results.records.events import MigrationChanged, RoutedLoad, RouterSampled
 from state.lease import LeaseState
 from state.migrations import migrations_after
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, WIDE, picture_of, press_and_see, sees, shown, text, until, watching
+from tests.console.conftest import (
+    NARROW,
+    WIDE,
+    picture_of,
+    press_and_see,
+    see_footer,
+    sees,
+    shown,
+    text,
+    until,
+    watching,
+)
 from tests.examples import examples
 
 EAR = "trials/ear/t0"
@@ -223,7 +234,7 @@ async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: 
             return any(text(newest.cells[1]) in line and text(newest.cells[0]) in line for line in shown(pilot.app))
 
         await until(pilot, seen, "the newest one is not seen")
-        assert "q Quit" in shown(pilot.app)[-1], "the footer fits"
+        await see_footer(pilot)
 
 
 async def test_the_numbers_are_those_of_status_json(live: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from console.feed import Picture, RunFeed
 from runners.cli import main
 from state.events import Recorded
+from state.model import EMPTY
 from state.status import to_json
 from state.store import RunStore
-from state.view import EMPTY, fold
+from state.view import fold
 from tests.state.moves import CELL, STORY
 from tests.state.plans import a_run
 

@@ -21,10 +21,9 @@ from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import analyse_run
+from results.records.events import CellState, RunChanged, RunState
 from results.report.table import Table
 from results.statistics.estimates import Estimate
-from state.events import RunChanged
-from state.run import CellState, RunState
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import (
@@ -275,18 +274,18 @@ def test_a_run_is_analysed_when_more_is_measured_and_not_more_often(measured_run
     analyst = Analyst(measured_run, seen.post, clock=lambda: seen.now)
     with RunStore.open(measured_run, read_only=True) as store:
         view = store.view()
-    analyst.look(view)
+    analyst.analyse_if_due(view)
     seen.settle(analyst)
-    analyst.look(view)
+    analyst.analyse_if_due(view)
     assert not analyst.busy, "nothing changed"
     failed = next(cell for cell in view.cells.values() if cell.state is CellState.FAILED)
     again = replace(failed, attempt=failed.attempt + 1)
     later = replace(view, cells={**view.cells, failed.cell: again})
     seen.now = EVERY_S / 2
-    analyst.look(later)
+    analyst.analyse_if_due(later)
     assert not analyst.busy, "too soon"
     seen.now = EVERY_S + 1
-    analyst.look(later)
+    analyst.analyse_if_due(later)
     seen.settle(analyst)
     assert [findings.trouble for findings in seen.posted] == ["", ""]
 

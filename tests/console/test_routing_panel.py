@@ -26,7 +26,19 @@ from state.lease import LeaseState
 from state.routing import RoutingView
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, WIDE, picture_of, press_and_see, sees, shown, text, texts, until, watching
+from tests.console.conftest import (
+    NARROW,
+    WIDE,
+    picture_of,
+    press_and_see,
+    see_footer,
+    sees,
+    shown,
+    text,
+    texts,
+    until,
+    watching,
+)
 
 AGED_S = STALE_S + 5
 
@@ -153,10 +165,10 @@ async def test_it_shows_instances_reasons_decisions_and_alarms(live_routing: Pat
         for part in ("sticky", "sessions bound", "hot: e2", "never rebalanced: e3", "BS", "OT", "sess", "picks",
                      "decided by", "affinity", "least_loaded", "instance", "reason"):  # fmt: skip
             await sees(pilot, part)
+        await see_footer(pilot)
         lines = shown(pilot.app)
         newest = panel.table.rows[-1]
     assert len(lines) == size[1]
-    assert "q Quit" in lines[-1], "the footer fits"
     assert any(texts(newest)[1] in line and texts(newest)[3] in line for line in lines), "the newest decision is seen"
     assert not any("…" in line for line in lines[5:-1]), "nothing is cut off below the head"
 

@@ -11,10 +11,10 @@ import pytest
 from console import format as say
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
-from state.events import Noted
+from results.records.events import Noted
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, WIDE, sees, shown, until, watching
+from tests.console.conftest import NARROW, RUN, WIDE, see_footer, sees, shown, until, watching
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
@@ -55,9 +55,8 @@ async def test_at_80x24_each_key_opens_its_panel(live_run: Path, key: str, parts
         await pilot.press(key)
         for part in parts:
             await sees(pilot, part)
-        lines = shown(pilot.app)
-    assert len(lines) == 24
-    assert "q Quit" in lines[-1], "the footer fits"
+        await see_footer(pilot)
+        assert len(shown(pilot.app)) == 24
 
 
 async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:

@@ -9,7 +9,7 @@ from console.feed import Picture
 from console.glyphs import UNICODE
 from console.panels.stages import stage_columns, stage_rows
 from console.widgets.table import Row
-from state.run import CellPlan, RunPlan, StagePlan
+from results.records.plan import CellPlan, RunPlan, StagePlan
 from state.store import RunStore
 from tests.console import demo
 

@@ -15,8 +15,8 @@ from console.screens.dialogs import Confirm, Menu, Skip
 from console.screens.help import Help
 from console.screens.run import RunScreen
 from console.screens.start import Start
+from results.records.events import RunState
 from runners.cli import app as cli
-from state.run import RunState
 from tests.console.conftest import NARROW, RUN, asked, sees, shown, until, watching
 
 

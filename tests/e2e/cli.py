@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 
 from launch.ports import free_port
+from results.records.events import InstanceState
 from state.lease import lease_state
-from state.run import InstanceState
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView
 
 
 def tracon(*arguments: str, workspace: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:

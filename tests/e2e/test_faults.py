@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from state.events import CellChanged
-from state.run import CellState, RunState, StageState
+from results.records.events import CellChanged, CellState, RunState, StageState
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView
 from state.workspace import Workspace
 from tests.e2e.cli import data, port, starting, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
 

@@ -16,11 +16,11 @@ import pytest
 
 from results.pd_lifecycle.load import read_records
 from results.pd_lifecycle.volumes import measure_volumes
+from results.records.events import CellChanged, CellState, LifecycleMeasured, RunState
 from results.records.layout import LifecycleLayout, RunLayout, is_complete
 from results.records.lifecycle import LifecycleRecord
+from results.records.plan import CellPlan
 from runners.experiments.pd_lifecycle.grid import shape_of
-from state.events import CellChanged, LifecycleMeasured
-from state.run import CellPlan, CellState, RunState
 from state.store import RunStore
 from tests.e2e.cli import data, port, tracon, view_of, wait_until, worker_pid
 from tests.e2e.test_routing import wait_until_nothing_is_left

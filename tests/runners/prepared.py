@@ -9,4 +9,4 @@ from runners.experiments.registry import experiment_named
 
 def prepare(options: RunOptions) -> start.Prepared:
     """Without an engine."""
-    return start.prepare(experiment_named(options.experiment), options, need_engine=False)
+    return start.prepare_run(experiment_named(options.experiment), options, need_engine=False)

@@ -37,6 +37,6 @@ def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatc
     ticks = {"holder_ticks": me.start_ticks, "holder_boot_id": me.boot_id}
     for name, row in (("mine", started | ticks), ("older", started | {"name": "older"})):
         write_atomic(tmp_path / "engines" / name / "engine.json", msgspec.json.encode(row))
-    assert [row.name for row in standalone_engine.running(tmp_path)] == ["mine", "older"]
+    assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine", "older"]
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3.0)
-    assert [row.name for row in standalone_engine.running(tmp_path)] == ["mine"]
+    assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine"]

@@ -58,6 +58,8 @@ class Backend:
     """Sent in place of the usage: what an engine whose core has died sends before [DONE]."""
     end_gate: asyncio.Event | None = None
     """Waited for after [DONE], before the last chunk."""
+    response_id: str = ""
+    """Of every answer; empty = it has none."""
     metrics: str = ""
     seen: list[Seen] = field(default_factory=list)
     served: int = 0
@@ -168,7 +170,8 @@ class Backend:
         for number in range(self.tokens):
             if number == self.die_after:
                 return self._die(writer)
-            self._chunk(writer, {"choices": [{"index": 0, "text": f" {self.name}{number}{self.padding}"}]})
+            text = f" {self.name}{number}{self.padding}"
+            self._chunk(writer, {**self._name_answer(), "choices": [{"index": 0, "text": text}]})
             await writer.drain()
             if number == 0 and self.gate is not None:
                 await self.gate.wait()
@@ -196,7 +199,8 @@ class Backend:
             await self.gate.wait()
         text = "".join(f" {self.name}{number}" for number in range(self.tokens))
         usage = {"prompt_tokens": 8, "completion_tokens": self.tokens}
-        body = json.dumps({"choices": [{"index": 0, "text": text}], "usage": usage}).encode()
+        answer = {**self._name_answer(), "choices": [{"index": 0, "text": text}], "usage": usage}
+        body = json.dumps(answer).encode()
         if self.die_after >= 0:
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body[: len(body) // 2])
@@ -208,6 +212,9 @@ class Backend:
         self.served += 1
         await writer.drain()
         return True
+
+    def _name_answer(self) -> dict[str, str]:
+        return {"id": self.response_id} if self.response_id else {}
 
     def _die(self, writer: asyncio.StreamWriter) -> bool:
         if self.torn:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from state.events import (
+from results.records.events import (
     CellChanged,
+    CellState,
     Event,
     LifecycleMeasured,
     MigrationChanged,
@@ -13,9 +14,10 @@ from state.events import (
     RoutedLoad,
     RouterSampled,
     RunChanged,
+    RunState,
     StageChanged,
+    StageState,
 )
-from state.run import CellState, RunState, StageState
 from tests.state.plans import CELLS, STAGES
 
 CELL, OTHER = CELLS[0].cell, CELLS[1].cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from state.run import CellPlan, RunPlan, StagePlan
+from results.records.plan import CellPlan, RunPlan, StagePlan
 from state.store import RunStore
 
 CONFIGS = ("plain", "noop_connector")

@@ -8,8 +8,10 @@ from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 
-from state import events as ev
-from state.run import CellPlan, RunPlan, StagePlan
+from results.records import events as ev
+from results.records.live import LiveLatency
+from results.records.plan import CellPlan, RunPlan, StagePlan
+from state.events import KINDS, Unknown
 from tests.state.plans import CELLS, STAGES
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -51,12 +53,12 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - an annotation ma
 
 
 _BY_TYPE[tuple[StagePlan, ...]] = st.lists(built(StagePlan), max_size=2).map(tuple)
-_BY_TYPE[ev.LiveLatency] = built(ev.LiveLatency)
+_BY_TYPE[LiveLatency] = built(LiveLatency)
 _BY_TYPE[tuple[ev.RoutedLoad, ...]] = st.lists(built(ev.RoutedLoad), max_size=3).map(tuple)
 _BY_TYPE[tuple[ev.RoutedLine, ...]] = st.lists(built(ev.RoutedLine), max_size=3).map(tuple)
 _BY_TYPE[tuple[CellPlan, ...]] = st.lists(built(CellPlan), max_size=2).map(tuple)
 
-any_event: st.SearchStrategy[ev.Event] = st.one_of([built(cls) for cls in ev.KINDS.values()])
+any_event: st.SearchStrategy[ev.Event] = st.one_of([built(cls) for cls in KINDS.values()])
 """Any event at all, sense or nonsense."""
 
 _cells = st.sampled_from([cell.cell for cell in CELLS])
@@ -95,6 +97,6 @@ run_events: st.SearchStrategy[ev.Event] = st.one_of(
     _with(ev.RequestSubmitted, request=st.integers(1, 5)),
     _with(ev.RequestAnswered, request=st.integers(1, 5)),
     built(ev.Noted),
-    st.just(ev.Unknown("of_tomorrow", {"a": 1})),
+    st.just(Unknown("of_tomorrow", {"a": 1})),
 )
 """Events about one run of `a_plan()`: many are legal, many are not."""

@@ -3,21 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from state.events import (
-    KINDS,
-    EngineDeath,
-    Event,
-    InstanceChanged,
-    InstanceSampled,
-    Noted,
-    Recorded,
-    Unknown,
-    decode,
-    encode,
-    wire_kind,
-)
+from results.records.events import EngineDeath, Event, InstanceChanged, InstanceSampled, InstanceState, Noted
+from state.events import KINDS, Recorded, Unknown, decode, encode, wire_kind
 from state.feed import feed_line
-from state.run import InstanceState
 from tests.state.strategies import any_event
 
 

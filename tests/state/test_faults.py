@@ -20,9 +20,18 @@ from typing import Any
 
 import pytest
 
+from results.records.events import (
+    CellChanged,
+    CellProgressed,
+    CellState,
+    InstanceChanged,
+    InstanceSampled,
+    InstanceState,
+    Noted,
+    StageChanged,
+    StageState,
+)
 from state.errors import DiskFull, StateError, StoreUnusable
-from state.events import CellChanged, CellProgressed, InstanceChanged, InstanceSampled, Noted, StageChanged
-from state.run import CellState, InstanceState, StageState
 from state.schema import MIGRATIONS
 from state.store import STATE_FILE, RunStore
 from tests.examples import examples

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from results.records.events import Noted, RunTaken
 from state.errors import LeaseHeld, LeaseLost, StateError
-from state.events import Noted, RunTaken
 from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
 from state.process import ProcessIdentity, identify, is_alive, this_process
 from state.store import RunStore

@@ -9,20 +9,21 @@ from functools import reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.events import CellChanged, Event, LifecycleMeasured, Recorded, RunPlanned
+from results.records.events import CellChanged, CellState, Event, LifecycleMeasured, RunPlanned
+from state.events import Recorded
 from state.lifecycle import (
     REQUESTS_KEPT,
     LifecycleCounts,
     LifecycleView,
-    bandwidths,
-    counted,
     lifecycle_after,
     lifecycle_json,
-    overheads,
+    list_bandwidths,
+    list_counted,
+    list_overheads,
     worst_residual,
 )
-from state.run import CellState
-from state.view import EMPTY, RunView, fold
+from state.model import EMPTY, RunView
+from state.view import fold
 from tests.state.moves import OTHER, STORY, request
 from tests.state.plans import a_plan
 
@@ -41,7 +42,7 @@ def lifecycle(*events: Event) -> LifecycleView:
 def test_warm_ups_and_discarded_requests_are_told_apart() -> None:
     view = lifecycle(*STORY)
     assert view.cells == {OTHER: LifecycleCounts(1, counted=1, warmups=1, discarded=1)}
-    assert [event.repetition for event in counted(view)] == [2]
+    assert [event.repetition for event in list_counted(view)] == [2]
     assert len(view.requests) == 3
 
 
@@ -61,23 +62,23 @@ def test_the_overhead_joins_what_was_measured_apart_and_combined() -> None:
     both = (request(1, ttft_ms=30.0, colo_ttft_ms=24.0), request(2, ttft_ms=32.0, colo_ttft_ms=20.0))
     again = request(5, ttft_ms=900.0, colo_ttft_ms=20.0, discarded="why")
     lone = request(4, ttft_ms=900.0, colo_ttft_ms=None)
-    (small, large) = overheads(lifecycle(*both, request(3, new_tokens=2048), lone, again))
+    (small, large) = list_overheads(lifecycle(*both, request(3, new_tokens=2048), lone, again))
     assert (small.context_tokens, small.new_tokens, small.requests) == (0, 512, 2)
     assert (small.ttft_ms, small.colo_ttft_ms, small.overhead_ms) == (31.0, 22.0, 9.0)
     assert large.new_tokens == 2048
     alone = lifecycle(request(1, colo_ttft_ms=None))
-    assert overheads(alone) == ()
+    assert list_overheads(alone) == ()
 
 
 def test_an_effect_of_the_order_of_a_pair_cancels_in_the_overhead() -> None:
     """Whatever comes second takes 6 ms more; the overhead is 10 ms."""
     late = [request(n, ttft_ms=36.0, colo_ttft_ms=20.0, colo_first=True) for n in (1, 2, 3)]
     early = request(4, ttft_ms=30.0, colo_ttft_ms=26.0, colo_first=False)
-    (overhead,) = overheads(lifecycle(*late, early))
+    (overhead,) = list_overheads(lifecycle(*late, early))
     assert (overhead.overhead_ms, overhead.both_orders, overhead.requests) == (10.0, True, 4)
-    (single,) = overheads(lifecycle(*late))
+    (single,) = list_overheads(lifecycle(*late))
     assert (single.overhead_ms, single.both_orders) == (16.0, False)
-    (unknown,) = overheads(lifecycle(*late, replace(early, colo_first=None)))
+    (unknown,) = list_overheads(lifecycle(*late, replace(early, colo_first=None)))
     assert (unknown.overhead_ms, unknown.both_orders) == (13.0, False)
 
 
@@ -87,7 +88,7 @@ def test_bandwidth_is_told_per_number_of_bytes_moved() -> None:
         request(3, bytes=100, bandwidth_gbps=2.0), request(4, bytes=900, bandwidth_gbps=9.0),
         request(5, bytes=500, bandwidth_gbps=None), request(6, bytes=100, bandwidth_gbps=99.0, warmup=True),
     )  # fmt: skip
-    assert [(each.bytes, each.median_gbps, each.low_gbps, each.high_gbps) for each in bandwidths(view)] == [
+    assert [(each.bytes, each.median_gbps, each.low_gbps, each.high_gbps) for each in list_bandwidths(view)] == [
         (100, 2.0, 1.0, 4.0), (900, 9.0, 9.0, 9.0)
     ]  # fmt: skip
 
@@ -129,6 +130,6 @@ def test_every_request_is_counted_once_and_all_of_it_can_be_printed(events: list
     view = lifecycle(*events)
     counts = view.cells[OTHER]
     assert counts.counted + counts.warmups + counts.discarded == len(events)
-    assert len(list(counted(view))) == counts.counted
-    assert all(each.low_gbps <= each.median_gbps <= each.high_gbps for each in bandwidths(view))
+    assert len(list(list_counted(view))) == counts.counted
+    assert all(each.low_gbps <= each.median_gbps <= each.high_gbps for each in list_bandwidths(view))
     assert json.loads(json.dumps(lifecycle_json(view), allow_nan=False))

@@ -10,11 +10,12 @@ from functools import reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.events import CellChanged, CellState, Event, MigrationChanged, RunPlanned
 from state.bindings import LIVES_KEPT, STAYS_KEPT
-from state.events import CellChanged, Event, MigrationChanged, Recorded, RunPlanned, decode, encode
+from state.events import Recorded, decode, encode
 from state.migrations import MIGRATIONS_KEPT, PHASES, QUIET_S, REFUSALS_KEPT, MigrationsView, migrations_json
-from state.run import CellState
-from state.view import EMPTY, RunView, fold, new_feed_lines
+from state.model import EMPTY, RunView
+from state.view import fold, new_feed_lines
 from tests.state.moves import CELL, OTHER, STORY, second, step
 from tests.state.plans import a_plan
 

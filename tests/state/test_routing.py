@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.events import CellChanged, CellState, Event, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from results.records.live import LiveLatency
 from state.errors import IllegalTransition
-from state.events import CellChanged, Event, LiveLatency, Recorded, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from state.events import Recorded
+from state.model import EMPTY, RunView
 from state.routing import (
     ALARM_GONE_S,
     COLD_S,
@@ -21,12 +24,11 @@ from state.routing import (
     ROUTING_SAMPLES,
     AlarmKind,
     LoadSample,
-    alarms,
+    find_alarms,
     routing_after,
     routing_json,
 )
-from state.run import CellState
-from state.view import EMPTY, RunView, fold
+from state.view import fold
 from tests.state.plans import CELLS, a_plan, a_run
 
 FIRST, SECOND = CELLS[0].cell, CELLS[1].cell
@@ -53,7 +55,7 @@ def seconds(*spans: tuple[int, tuple[RoutedLoad, ...]]) -> list[LoadSample]:
 
 
 def kinds(history: list[LoadSample]) -> list[tuple[AlarmKind, str]]:
-    return [(alarm.kind, alarm.instance) for alarm in alarms(history)]
+    return [(alarm.kind, alarm.instance) for alarm in find_alarms(history)]
 
 
 HOT = (load("a", pending=4_000), load("b"), load("c", pending=500))
@@ -63,7 +65,7 @@ LONG, SHORT = int(COLD_S) + 1, int(HOT_S) + 1
 
 def test_an_instance_far_above_the_others_for_seconds_is_hot() -> None:
     assert kinds(seconds((SHORT, HOT))) == [(AlarmKind.HOT, "a")]
-    assert "4000 pending prefill tokens, the others 750 each" in alarms(seconds((SHORT, HOT)))[0].text
+    assert "4000 pending prefill tokens, the others 750 each" in find_alarms(seconds((SHORT, HOT)))[0].text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_an_instance_far_above_the_others_for_seconds_is_hot() -> None:
     ids=["even", "too short", "with a break", "one long prompt", "another role", "alone", "not watched", "no sample"],
 )
 def test_without_a_lasting_difference_nothing_is_hot(history: list[LoadSample]) -> None:
-    assert alarms(history) == ()
+    assert find_alarms(history) == ()
 
 
 def test_an_instance_that_gets_nothing_beside_loaded_ones_is_cold() -> None:
@@ -105,7 +107,7 @@ def test_an_instance_that_came_back_and_gets_nothing_was_never_rebalanced() -> N
     away = (load("a", 0, 0, picks=7, available=False), load("b", 3, 0, picks=50, sessions=9))
     back = (load("a", 0, 0, picks=7), load("b", 3, 0, picks=60, sessions=9))
     assert kinds(seconds((5, away), (LONG, back))) == [(AlarmKind.NEVER_REBALANCED, "a")]
-    assert "came back 10 s ago" in alarms(seconds((5, away), (LONG, back)))[0].text
+    assert "came back 10 s ago" in find_alarms(seconds((5, away), (LONG, back)))[0].text
     assert kinds(seconds((5, away), (LONG - 3, back))) == []
 
 
@@ -122,14 +124,14 @@ loads = st.builds(load, st.just("x"), st.integers(0, 30), st.integers(0, 10**6))
 @given(loads, st.integers(1, 8), st.integers(1, 40))
 def test_instances_that_are_loaded_alike_raise_no_alarm(one: RoutedLoad, count: int, length: int) -> None:
     same = tuple(replace(one, instance=str(i)) for i in range(count))
-    assert alarms(seconds((length, same))) == ()
+    assert find_alarms(seconds((length, same))) == ()
 
 
 @given(st.lists(st.lists(loads, max_size=4), max_size=25))
 def test_an_alarm_names_an_instance_that_may_be_picked(history: list[list[RoutedLoad]]) -> None:
     samples = [(float(s), tuple(replace(each, instance=str(i)) for i, each in enumerate(own)))
                for s, own in enumerate(history)]  # fmt: skip
-    for alarm in alarms(samples):
+    for alarm in find_alarms(samples):
         assert alarm.instance in [each.instance for each in samples[-1][1] if each.available]
         assert alarm.instance in alarm.text
         assert str(alarm.kind) in alarm.text
@@ -256,7 +258,7 @@ def test_an_alarm_that_flickers_is_told_once() -> None:
     flicker = [sampled(instances=EVEN if second % 8 == 7 else HOT) for second in range(120)]
     view = folded(*flicker)
     assert view.routing is not None
-    lived = sum(bool(alarms(view.routing.history[: second + 1])) for second in range(120))
+    lived = sum(bool(find_alarms(view.routing.history[: second + 1])) for second in range(120))
     assert 10 < lived < 110, "it comes and goes"
     assert len(told_of(view)) == 1
 

@@ -9,22 +9,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from state.errors import IllegalTransition, StoreUnusable
-from state.events import (
+from results.records.events import (
     CellChanged,
     CellProgressed,
+    CellState,
     Event,
     InstanceChanged,
     InstanceSampled,
+    InstanceState,
     Noted,
-    Recorded,
     RequestAnswered,
     RequestSubmitted,
     RunPlanned,
 )
-from state.run import CellState, InstanceState
+from state.errors import IllegalTransition, StoreUnusable
+from state.events import Recorded
+from state.model import EMPTY, RunView
 from state.store import STATE_FILE, RunStore
-from state.view import EMPTY, RunView, fold
+from state.view import fold
 from tests.examples import examples
 from tests.state.plans import CELLS, a_plan, a_run
 from tests.state.strategies import run_events

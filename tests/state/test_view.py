@@ -9,25 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.events import (
+from results.records.events import (
     CellChanged,
     CellProgressed,
+    CellState,
     Event,
     InstanceChanged,
     InstanceSampled,
+    InstanceState,
     Noted,
-    Recorded,
     RequestAnswered,
     RequestSubmitted,
     RunChanged,
     RunPlanned,
+    RunState,
     RunTaken,
-    Unknown,
-    decode,
 )
-from state.run import CellState, InstanceState, RunState
+from state.events import Recorded, Unknown, decode
+from state.model import EMPTY, RunView
 from state.status import to_json
-from state.view import EMPTY, FEED_LINES, HISTORY_SAMPLES, RunView, elapsed_s, eta_s, fold, progress
+from state.view import FEED_LINES, HISTORY_SAMPLES, elapsed_s, eta_s, fold, progress
 from tests.state.plans import CELLS, a_plan
 from tests.state.strategies import any_event, run_events
 

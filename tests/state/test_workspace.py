@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from results.records.events import CellChanged, CellProgressed, CellState, RunChanged, RunState
 from state.errors import RunNotFound, StoreUnusable
-from state.events import CellChanged, CellProgressed, RunChanged
 from state.lease import acquire
-from state.run import CellState, RunState
 from state.store import STATE_FILE, RunStore
 from state.view import progress
 from state.workspace import Workspace, default_root

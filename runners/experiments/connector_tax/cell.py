@@ -12,7 +12,9 @@ import msgspec
 from launch.instance import Instance
 from results.measures.cells import analyse_cell, headline
 from results.measures.step_records import cut_steps
+from results.records.events import CellProgressed, InstanceSampled
 from results.records.layout import AttemptLayout, parquet_beside, publish, sha256, write_indented_json
+from results.records.plan import CellPlan
 from results.records.schemas import CellRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
@@ -23,8 +25,6 @@ from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
 from runners.samplers.gpu import GpuSampler, GpuUse
-from state.events import CellProgressed, InstanceSampled
-from state.run import CellPlan
 
 STEP_SETTLE_S = 0.3
 """After the last response the engine still writes the record of its last step."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from launch.profile import Capacity
 from results.records.baseline import BASELINE, REPEAT
+from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
     PHASE_CONFIRM,
@@ -22,7 +23,6 @@ from runners.experiments.connector_tax.load_cells import (
     PlannedLoad,
     make_cell,
 )
-from state.run import CellPlan
 
 SWEEP_BLOCKS = 3
 """Blocks of cell numbers that the sweep uses: Phase A, B and B'."""

@@ -18,7 +18,9 @@ from launch.errors import LaunchError
 from results.connector_tax.write import analyse_run
 from results.measures.cells import analyse_cell, headline
 from results.measures.saturation import ReferenceRates, choose_reference_rates
+from results.records.events import Noted
 from results.records.layout import is_complete, write_atomic
+from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellSkipped
@@ -27,8 +29,6 @@ from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.sustainable import list_overloads
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from state.events import Noted
-from state.run import CellPlan
 
 
 class ConnectorTax(PatchedCells):

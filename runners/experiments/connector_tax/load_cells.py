@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.profile import Capacity
+from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.sustainable import expected_cell_s
-from state.run import CellPlan
 
 REF_SAFE = "ref_safe"
 REF_LOAD = "ref_load"

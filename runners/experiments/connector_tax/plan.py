@@ -13,6 +13,7 @@ import msgspec
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
+from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
@@ -29,7 +30,6 @@ from runners.experiments.connector_tax.load_cells import (
     make_cell,
 )
 from runners.experiments.connector_tax.sustainable import NO_LIMIT, expected_cell_s, list_unsustainable
-from state.run import CellPlan, StagePlan
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),

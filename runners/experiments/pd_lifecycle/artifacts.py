@@ -25,6 +25,7 @@ import msgspec
 from results.measures.columns import floats_or_nan
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
+from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
@@ -34,7 +35,6 @@ from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
 from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
 from state.process import boot_id
-from state.run import CellPlan
 
 RESIDUAL_LIMIT = 0.05
 """specs/pd_lifecycle, "Success Criteria", 1."""

@@ -17,7 +17,9 @@ from launch.command import ports_needed
 from launch.errors import LaunchError
 from launch.instance import http_client
 from results.records.decisions import Role
+from results.records.events import Noted
 from results.records.layout import AttemptLayout, LifecycleLayout
+from results.records.plan import CellPlan
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -33,8 +35,6 @@ from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from runners.samplers.engine_counters import CacheShape, parse_cache_shape
-from state.events import Noted
-from state.run import CellPlan
 
 ALLOCATED = "blocks_allocated"
 """The event with the tokens that the decode engine holds, and those for which it waits."""

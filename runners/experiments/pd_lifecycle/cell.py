@@ -16,8 +16,10 @@ import msgspec
 
 from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
+from results.records.events import CellProgressed, LifecycleMeasured
 from results.records.layout import AttemptLayout, in_trial
 from results.records.lifecycle import NO_PLAIN, Colo, LifecycleRecord, RequestConfig
+from results.records.plan import CellPlan
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
@@ -29,9 +31,7 @@ from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.policy import BEGINS, COLO, HANDOVER, PLAIN
 from runners.load.stream import Exchange
 from runners.samplers.engine_counters import parse_counters
-from state.events import CellProgressed, LifecycleMeasured
 from state.process import boot_id
-from state.run import CellPlan
 
 EVIDENCE_WITHIN_S = 5.0
 """After the answer: limit of the wait for the router's and the probes' lines about a request."""

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from launch.errors import LaunchError
 from results.pd_lifecycle.write import analyse_lifecycle
+from results.records.events import CellState, Noted
 from results.records.layout import LifecycleLayout
+from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed, RunnerError
@@ -24,9 +26,7 @@ from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, shape_of
 from runners.experiments.pd_lifecycle.link_bandwidth import find_link, write_link
-from state.events import Noted
-from state.run import CellPlan, CellState
-from state.view import RunView
+from state.model import RunView
 
 
 class PdLifecycle(PatchedCells):

@@ -12,6 +12,7 @@ import msgspec
 from results.pd_lifecycle.settings import Settings
 from results.records.layout import in_trial
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan
 from runners.experiments.engines import EngineChoice
 from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
 from runners.experiments.settings import (
@@ -22,7 +23,6 @@ from runners.experiments.settings import (
     refuse_problems,
     set_key,
 )
-from state.run import CellPlan
 
 EXPERIMENT = "pd-lifecycle"
 PROBE_CELL = "preflight/probe"

@@ -14,12 +14,12 @@ from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
-from state.run import CellPlan, StagePlan
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
 STAGES = (

@@ -13,6 +13,7 @@ import msgspec
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
@@ -26,7 +27,6 @@ from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape, read_span
 from runners.samplers.gpu import GpuUse
-from state.run import CellPlan
 
 HEADLINE = (
     "ttft_p50_s",
@@ -143,6 +143,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=replayed.gpu.utilisation,
         gpu_reason=replayed.gpu.reason,
+        kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
+from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -35,7 +36,6 @@ from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
-from state.run import CellPlan
 
 
 async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
@@ -55,7 +55,8 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         events=grid.router.index == "events",
         gpus=grid.gpus,
         transfer_log=can_move(config, context.profile.engine.kind),
-        decode_args=_decode_args(grid),
+        args=_size_args(cell.params.get("kv_cache_memory_bytes")),
+        decode_args=_size_args(grid.decode_kv_cache_memory_bytes),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay_trace(cell, grid, members, folder, context)
@@ -103,7 +104,8 @@ async def replay_behind(
 ) -> ReplayOutcome:
     """Run the replay.
 
-    Raises RouterError where the replay failed because the router had died, LoadError where it failed by itself."""
+    Raises RouterError where the replay failed because the router had died, LoadError where it failed by itself.
+    """
     try:
         return await run_replay(spec, on_tick, cut=cut)
     except LoadError:
@@ -112,9 +114,8 @@ async def replay_behind(
         raise
 
 
-def _decode_args(grid: Grid) -> tuple[str, ...]:
-    """vLLM takes the last of two values."""
-    size = grid.decode_kv_cache_memory_bytes
+def _size_args(size: int | None) -> tuple[str, ...]:
+    """vLLM takes the last of several values."""
     return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
 
@@ -162,7 +163,7 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     tokens = cell.params["parameters"].get("prewarm_tokens", 0)
     if not tokens:
         return None
-    trace = read_trace(context.layout.trace)
+    trace = read_trace(context.layout.trace_of(cell.params.get("trace", "")))
     hashes = common_prefix(trace, tokens)
     if not hashes:
         raise CellFailed(
@@ -180,12 +181,12 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
 def _replay_spec(
     cell: CellPlan, grid: Grid, url: str, shapes: Mapping[str, CacheShape], folder: Path, context: RunContext
 ) -> ReplaySpec:
-    """The same for every policy of a trial, but for the router's address."""
+    """The same for every policy of a trial under one load, but for the router's address."""
     model = context.profile.model
     return ReplaySpec(
         url=url,
         model=model.served_name,
-        trace_path=str(context.layout.trace),
+        trace_path=str(context.layout.trace_of(cell.params.get("trace", ""))),
         requests_path=str(TrialLayout(folder).metrics),
         seed=cell.params["replay_seed"],
         vocab_low=model.vocab_low,

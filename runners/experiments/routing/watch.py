@@ -12,24 +12,24 @@ from typing import Self
 
 import msgspec
 
+from results.records.events import (
+    CellProgressed,
+    Event,
+    InstanceSampled,
+    MigrationChanged,
+    RoutedLine,
+    RoutedLoad,
+    RouterSampled,
+)
+from results.records.live import LiveLatency
 from results.records.migrations import MigrationStep, TickMigration
+from results.records.plan import CellPlan
 from results.records.turns import EngineSample
 from runners.campaign.engine_group import Member
 from runners.errors import CellFailed
 from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance
 from runners.samplers.engine import MetricsSampler
-from state.events import (
-    CellProgressed,
-    Event,
-    InstanceSampled,
-    LiveLatency,
-    MigrationChanged,
-    RoutedLine,
-    RoutedLoad,
-    RouterSampled,
-)
-from state.run import CellPlan
 
 
 class Watch:

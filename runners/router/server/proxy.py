@@ -5,52 +5,60 @@ The instance's head is held back until its first body byte, so that everything b
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from results.records.visible import has_controls
 from runners.router.dispatch import Request
-from runners.router.facts import ClientMessage, Usage, pause_s, read_facts, session_name
+from runners.router.facts import LONG_BYTES, ClientMessage, Facts, Usage, pause_s, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
 from runners.router.server.front import STATUS_LINES, ClientConnection, HttpRequest
+from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
 REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage, its end and an error are looked for."""
 ERROR_LIMIT = 500
+RESPONSES = b"/v1/responses"
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"([\w.-]{1,200})"')
+"""The first one of an answer is that of the response itself."""
+_Value = TypeVar("_Value")
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
 """A line of its own: text that a model makes has its line feeds escaped."""
 
 
 class Arrival:
-    """From a request's last byte until `begin` is called with its turn; not if its client leaves first."""
+    """A whole request that waits for something before its pick; the wait ends if its client leaves."""
 
-    __slots__ = ("_begin", "_client", "_traffic")
+    __slots__ = ("_client", "_traffic")
 
-    def __init__(self, traffic: Traffic, client: ClientConnection, begin: Callable[[int], None]) -> None:
+    def __init__(self, traffic: Traffic, client: ClientConnection) -> None:
         self._traffic = traffic
         self._client = client
-        self._begin = begin
 
-    def ask(self, session: str) -> None:
-        """Ask, and begin with the answer; at once where the table cannot be asked."""
+    def wait_for(self, ask: Callable[[Callable[[_Value], None]], None], then: Callable[[_Value], None]) -> None:
+        """`ask` gets what is to be called with the answer, maybe at once; `then` gets it, unless the wait has ended."""
         self._traffic.arriving[self] = None
-        self._traffic.dispatcher.ask_arrival(session, self._begin_with)
+        self._client.in_flight = self
 
-    def _begin_with(self, turn: int) -> None:
-        if self in self._traffic.arriving:
-            self._traffic.end_arrival(self)
-            self._begin(turn)
+        def answered(value: _Value) -> None:
+            if self in self._traffic.arriving:
+                self._traffic.end_arrival(self)
+                then(value)
+
+        ask(answered)
 
     def pause(self) -> None:
         """Nothing has been written yet."""
@@ -70,7 +78,7 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One request of a client: the caller of a link, and what its client connection is busy with."""
 
-    __slots__ = ("_answer", "_client", "_pool", "_pools", "_tail", "link")
+    __slots__ = ("_answer", "_client", "_pool", "_pools", "_responses", "_tail", "link")
 
     def __init__(
         self,
@@ -79,9 +87,12 @@ class Exchange(RequestLifecycle):
         client: ClientConnection,
         request: Request,
         message: ClientMessage,
+        responses: StoredResponses | None = None,
     ) -> None:
+        """`responses`: where the id of its answer is noted; None = nobody can continue it."""
         super().__init__(traffic, request, message)
         self.link: Link | None = None
+        self._responses = responses
         self._pools = pools
         self._client = client
         self._pool: Pool | None = None
@@ -149,6 +160,10 @@ class Exchange(RequestLifecycle):
 
     def _open_response(self, data: bytes) -> None:
         self.start_response()
+        if self._responses is not None and self._status == 200:
+            named = _RESPONSE_ID.search(data)
+            if named is not None:
+                self._responses.add_response(named[1].decode(), self.instance, self._request.session)
         head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
         self._client.write(head + data)
 
@@ -181,11 +196,21 @@ class Proxy:
     def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
         self._traffic = traffic
         self._pools = pools
+        self._responses = StoredResponses()
 
     def route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+        block_tokens = self._traffic.dispatcher.block_tokens
+        if len(request.body) <= LONG_BYTES:
+            self._route_read(connection, request, read_facts(request.body, block_tokens, chat=chat))
+        else:
+            read = partial(read_facts, request.body, block_tokens, chat=chat)
+            then = partial(self._route_read, connection, request)
+            Arrival(self._traffic, connection).wait_for(partial(_read_aside, read), then)
+
+    def _route_read(self, connection: ClientConnection, request: HttpRequest, facts: Facts) -> None:
         dispatcher = self._traffic.dispatcher
-        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
-        session, client_id = facts.session, b""
+        stored = self._responses.find_response(facts.previous) if facts.previous else None
+        session, client_id = facts.session or (stored.session if stored else ""), b""
         for header, value in request.headers:
             if header == b"x-session-id":
                 session = session_name(value) or session
@@ -199,15 +224,22 @@ class Proxy:
         message = ClientMessage(request.target, headers, request.body)
 
         def begin(turn: int) -> None:
-            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-            connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
+            wanted = stored.instance if stored else ""
+            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
+            responses = self._responses if request.target.startswith(RESPONSES) else None
+            exchange = Exchange(self._traffic, self._pools, connection, routed, message, responses)
+            connection.in_flight = exchange
             exchange.start_request()
 
         if session and dispatcher.asks_first:
-            connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
-            arrival.ask(session)
+            Arrival(self._traffic, connection).wait_for(partial(dispatcher.ask_arrival, session), begin)
         else:
             begin(dispatcher.count_arrival(session))
+
+
+def _read_aside(read: Callable[[], Facts], then: Callable[[Facts], None]) -> None:
+    reading = asyncio.get_running_loop().run_in_executor(None, read)
+    reading.add_done_callback(lambda done: then(done.result()))
 
 
 def is_done(tail: bytes) -> bool:

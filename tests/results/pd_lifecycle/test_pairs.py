@@ -21,10 +21,10 @@ from results.pd_lifecycle.pairs import (
 )
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import fit_least_squares
+from results.records.events import LifecycleMeasured
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.statistics.judgement import Outcome
-from state.events import LifecycleMeasured
-from state.lifecycle import LifecycleView, lifecycle_after, overheads
+from state.lifecycle import LifecycleView, lifecycle_after, list_overheads
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 
 SIZES = (512, 2048, 8192)
@@ -117,7 +117,7 @@ def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
         )  # fmt: skip
         view = lifecycle_after(view, event, 1.0, 1)
     assert view is not None
-    (shown,) = overheads(view)
+    (shown,) = list_overheads(view)
     assert shown.overhead_ms == pytest.approx(cell.overhead_ms.value)
 
 

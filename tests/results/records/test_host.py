@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from results.records.host import HEADER, Disturbed, HostSample, disturbed, host_notes, read_host
+from results.records.host import HEADER, Disturbed, HostSample, find_disturbed, host_notes, read_host
 
 
 def sample(cell: str, *, late_s: float = 0.0, stolen: float | None = 0.0) -> HostSample:
@@ -21,7 +21,7 @@ def test_a_stolen_core_and_a_late_waking_are_disturbances_and_the_worst_cell_com
         sample("quiet"), sample("a", stolen=0.3), sample("a", stolen=0.2), sample("a"), sample("b", late_s=5.0),
         sample("silent", stolen=None),
     ]  # fmt: skip
-    assert disturbed(samples) == (Disturbed("b", 1, 1, 5.0, 0.0), Disturbed("a", 2, 3, 0.0, 0.3))
+    assert find_disturbed(samples) == (Disturbed("b", 1, 1, 5.0, 0.0), Disturbed("a", 2, 3, 0.0, 0.3))
 
 
 def test_what_the_host_does_not_tell_is_not_known(tmp_path: Path) -> None:

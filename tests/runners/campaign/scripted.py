@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from results.records.layout import publish
+from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import Outcome
-from runners.campaign.plan import freeze
+from runners.campaign.plan import freeze_plan
 from runners.errors import CellFailed, CellSkipped
 from state import lease as leases
-from state.run import CellPlan, RunPlan, StagePlan
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView
 
 CELL_S = 0.02
 
@@ -31,7 +31,7 @@ def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] |
         for s in range(stages)
         for c in range(cells)
     ]
-    return freeze(
+    return freeze_plan(
         experiment="scripted",
         profile="none",
         preset="full",

@@ -17,19 +17,27 @@ from typing import Any
 import pytest
 
 from launch.instance import CrashedAtStart
+from results.records.events import (
+    CellChanged,
+    CellState,
+    EngineDeath,
+    InstanceChanged,
+    InstanceState,
+    RunState,
+    StageState,
+)
+from results.records.plan import CellPlan
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import Outcome
-from runners.cli.asking import ask
+from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import requests
 from state.errors import LeaseHeld
-from state.events import CellChanged, EngineDeath, InstanceChanged
+from state.model import RunView
 from state.process import this_process
-from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
-from state.view import RunView
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
 
 
@@ -92,7 +100,7 @@ async def test_failed_cells_are_named_and_the_rest_is_measured(tmp_path: Path) -
 async def test_retry_reopens_the_failed_cell_only(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s1-c1": "fail"})
     await run_with(folder)
-    assert ask(folder, "retry", "", "")["accepted"]
+    assert ask_run(folder, "retry", "", "")["accepted"]
     code, _ = await run_with(folder)
     assert code == ExitCode.DONE
     assert view_of(folder).cells["s1-c1"].attempt == 2
@@ -142,7 +150,7 @@ async def test_skipping_the_running_cell_cuts_it_and_goes_on(tmp_path: Path) -> 
 def test_what_no_process_works_on_cannot_be_paused(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run")
     with pytest.raises(RunnerError, match="no process works on it") as refused:
-        ask(folder, "pause", "", "")
+        ask_run(folder, "pause", "", "")
     assert "tracon resume" in refused.value.remedy
 
 

@@ -17,11 +17,10 @@ from launch.environment import Engine
 from launch.instance import CrashedAtStart, Instance
 from launch.local import LocalBackend, OnStarted
 from launch.profile import load_config, load_profile
+from results.records.events import InstanceChanged, InstanceState, Noted
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
 from runners.campaign.engine_launcher import Launcher
-from state.events import InstanceChanged, Noted
-from state.run import InstanceState
 from state.store import RunStore
 from tests.launch.engines import ENGINE, PROFILE
 from tests.launch.programs import CHILD_DIES, SERVER

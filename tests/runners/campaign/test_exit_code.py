@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from runners.campaign.exit_code import exit_code, shortfalls
-from runners.campaign.plan import freeze
+from results.records.events import CellState, RunState
+from results.records.plan import CellPlan, StagePlan
+from runners.campaign.exit_code import exit_code, list_shortfalls
+from runners.campaign.plan import freeze_plan
 from runners.errors import ExitCode
-from state.run import CellPlan, CellState, RunState, StagePlan
-from state.view import EMPTY, CellView, RunView
+from state.model import EMPTY, CellView, RunView
 
 PLANS = (
     CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0),
@@ -21,7 +22,7 @@ PLANS = (
 
 def view_with(state: RunState = RunState.DONE, **changed: CellView) -> RunView:
     stages = [StagePlan(name, name) for name in ("preflight", "phase-a", "phase-b")]
-    plan = freeze(
+    plan = freeze_plan(
         experiment="connector-tax", profile="p", preset="q", configs=["plain"], seed=1, stages=stages, cells=PLANS,
         inputs={},
     )  # fmt: skip
@@ -65,4 +66,4 @@ def ended(number: int, state: CellState, **more: str) -> CellView:
 )
 def test_the_code_of_a_run(view: RunView, code: ExitCode, named: tuple[str, ...]) -> None:
     assert exit_code(view) == code
-    assert shortfalls(view) == named
+    assert list_shortfalls(view) == named

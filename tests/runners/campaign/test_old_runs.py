@@ -8,13 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.environment import Engine
+from results.records.events import Noted, RunState
 from results.registry import results_of
 from runners.campaign.run_process import work
 from runners.cli import app
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named
-from state.events import Noted
-from state.run import RunState
 from state.store import RunStore
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 from tests.goldens.outputs import EXPERIMENTS

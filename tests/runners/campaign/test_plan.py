@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
+from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import differences, duration_text, load_cell_s
+from runners.campaign.plan import diff_inputs, duration_text, load_cell_s
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
-from state.run import RunPlan
 from tests.runners.prepared import prepare
 
 
@@ -129,12 +129,12 @@ def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str) -> None:
 def test_differences_name_the_dotted_key() -> None:
     old = {"engine": {"vllm": "0.32.0", "nixl": "1.5"}, "grid": {"rates": [1, 2]}}
     new = {"engine": {"vllm": "0.33.0", "nixl": "1.5"}, "grid": {"rates": [1, 2]}, "extra": 1}
-    assert list(differences(old, new)) == ["engine.vllm: 0.32.0 -> 0.33.0", "extra: (absent) -> 1"]
+    assert list(diff_inputs(old, new)) == ["engine.vllm: 0.32.0 -> 0.33.0", "extra: (absent) -> 1"]
 
 
 def test_a_stored_list_is_the_tuple_it_was_made_from() -> None:
-    assert list(differences({"ports": ["A"], "proofs": []}, {"ports": ("A",), "proofs": ()})) == []
-    assert list(differences({"ports": []}, {"ports": ("A",)})) == ['ports: [] -> ["A"]']
+    assert list(diff_inputs({"ports": ["A"], "proofs": []}, {"ports": ("A",), "proofs": ()})) == []
+    assert list(diff_inputs({"ports": []}, {"ports": ("A",)})) == ['ports: [] -> ["A"]']
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> 
     for plan, secret in zip(plans, ("swordfish", "trout"), strict=True):
         assert secret not in str(plan.inputs["profile"])
         assert plan.inputs["profile"]["engine"]["extra_args"][:2] == ["--api-key", "<redacted>"]
-    changes = differences(plans[0].inputs, plans[1].inputs)
+    changes = diff_inputs(plans[0].inputs, plans[1].inputs)
     assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in changes)

@@ -19,7 +19,7 @@ from results.records.decisions import (
     RoutedRequest,
 )
 from runners.cli import main
-from runners.cli.sessions import _describe_movement, life
+from runners.cli.sessions import _describe_movement, build_life
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(
@@ -75,7 +75,7 @@ def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_life_is_made_of_the_turns_that_were_served() -> None:
-    lived = life(RECORDS, "ear", "s-1")
+    lived = build_life(RECORDS, "ear", "s-1")
     assert [(stay.instance, stay.first_turn, stay.last_turn, stay.reason, stay.migration) for stay in lived.stays] == [
         ("e0", 0, 1, "cold", ""), ("e1", 2, 2, "migration", "transferred")
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_it_is_told_turn_by_turn(
 def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "refused"], said: str) -> None:
     kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
     outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
-    (turn,) = life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
+    (turn,) = build_life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
     assert _describe_movement(turn) == said
 
 

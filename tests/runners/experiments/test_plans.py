@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from launch.profile import PROFILES_FOLDER, load_profile, profile_names
+from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import read_grid as read_connector_tax
 from runners.experiments.pd_lifecycle.grid import read_grid as read_pd_lifecycle
 from runners.experiments.routing.grid import read_grid as read_routing
-from state.run import RunPlan
 from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")

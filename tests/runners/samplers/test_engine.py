@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from results.records.events import STEP_BUCKETS_US
 from results.records.schemas import MetricsRecord
 from runners.samplers.engine import Gauges, MetricsSampler, MetricsText, SamplerError, StepTail, read_gauges
-from state.events import STEP_BUCKETS_US
 from tests.servers.truth_server import TruthServer
 
 PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting.

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from results.records.events import Noted
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import create_run
 from runners.cli import app
 from runners.samplers.rest import HostRest, explain_unrest, read_rest
-from state.events import Noted
 from state.store import RunStore
 from state.workspace import Workspace
 from tests.runners.prepared import prepare

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.profile import load_profile
+from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
 from runners.experiments.connector_tax.confirm import draw_blocks, latin_square, list_loads
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
-from state.run import CellPlan, RunPlan
 from tests.runners.prepared import prepare
 
 FULL = read_grid(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "full")

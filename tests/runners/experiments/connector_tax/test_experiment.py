@@ -12,15 +12,15 @@ from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
 from results.measures.saturation import ReferenceRates
+from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
+from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome, RunOptions
 from runners.cli.asking import skip_stages
 from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
-from state.events import CellChanged, Event, Noted
-from state.run import CellPlan, CellState
 from state.store import RunStore
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, write_cell
 from tests.runners.prepared import prepare

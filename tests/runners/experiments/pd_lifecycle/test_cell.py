@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from results.records.events import CellProgressed, LifecycleMeasured
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan
 from results.records.transfer_log import ProbeEvent
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import Bench
@@ -20,8 +22,6 @@ from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
 from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
 from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
-from state.events import CellProgressed, LifecycleMeasured
-from state.run import CellPlan
 from tests.examples import examples
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import BLOCK, FakeBench, FakeEngine
 

@@ -16,8 +16,10 @@ import pytest
 from launch.errors import LaunchError
 from launch.profile import load_config
 from results.pd_lifecycle.load import read_records
+from results.records.events import CellState, Noted
 from results.records.layout import RunLayout
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.errors import CellFailed
 from runners.experiments.pd_lifecycle import bench as pd_lifecycle_bench
@@ -25,9 +27,7 @@ from runners.experiments.pd_lifecycle.bench import Bench, plan_group
 from runners.experiments.pd_lifecycle.caches import EngineCache
 from runners.experiments.pd_lifecycle.experiment import PdLifecycle
 from runners.experiments.pd_lifecycle.grid import Grid
-from state.events import Noted
-from state.run import CellPlan, CellState
-from state.view import RunView
+from state.model import RunView
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import BLOCK, FakeBench
 from tests.runners.experiments.pd_lifecycle.test_cell import cell, grid
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
+from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import freeze
+from runners.campaign.plan import freeze_plan
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
-from state.run import CellPlan, RunPlan
 from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")
@@ -33,7 +33,7 @@ def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
 
 
 def plan_of(of: Grid, seed: int = 1) -> RunPlan:
-    return freeze(
+    return freeze_plan(
         experiment=EXPERIMENT,
         profile=CPU.name,
         preset="full",

@@ -12,6 +12,7 @@ import pytest
 from launch.profile import load_profile
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
+from results.records.plan import CellPlan
 from results.records.schemas import MetricsRecord, RequestStatus
 from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.load import LoadedCell, load_cell
@@ -27,7 +28,6 @@ from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape
 from runners.samplers.gpu import HEADER, GpuUse
-from state.run import CellPlan
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")

@@ -7,15 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+from results.records.events import Event, InstanceSampled, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
+from results.records.live import LiveLatency
 from results.records.migrations import TickMigration
+from results.records.plan import CellPlan
 from runners.campaign.engine_group import Member
 from runners.experiments.routing.watch import Watch, migration_changed, router_sampled
 from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
-from state.events import Event, InstanceSampled, LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 from state.routing import routing_after
-from state.run import CellPlan
 
 MEMBERS = tuple(
     Member(name, "both", cast(object, SimpleNamespace(name=engine, alive=lambda: True)), Path(name), None)  # type: ignore[arg-type]
