@@ -20,6 +20,7 @@ from results.records.layout import ConfigLayout, RunLayout
 from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
+MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class RunFacts:
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What the host did meanwhile, and what had changed where the run was resumed all the same, in sentences."""
+    """What the host did meanwhile, what of it was open to other machines, and what had changed where the run was
+    resumed all the same, in sentences."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -112,7 +114,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv)),
+            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv), *_list_open_ports(root)),
             host=_describe_host(root),
         ),
         (),
@@ -132,6 +134,22 @@ def _list_accepted(root: Path) -> tuple[str, ...]:
         "The run was resumed with --accept-changes: its later cells were measured with "
         f"{row.changes} (before -> after). Cells from before and after that are compared as if they were alike."
         for row in rows
+    )
+
+
+def _list_open_ports(root: Path) -> tuple[str, ...]:
+    """A sentence where engines listened on every interface of the host, as Mooncake's do."""
+    launches = [_json_object(layout.config_json) for layout in RunLayout(root).configs()]
+    configs = sorted(
+        str(launch.get("config"))
+        for launch in launches
+        if not isinstance(launch, Gap) and MOONCAKE_PORT in _read_object(launch, "ports")
+    )
+    if not configs:
+        return ()
+    return (
+        f"Engines of {', '.join(configs)} listened on every interface of the host: Mooncake has no setting for an "
+        "address. Whoever reaches the host reaches the KV of these engines, so keep it behind a firewall.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the router reads of a request (session, length, prefix) and of a response (token counts, a request for a pause).
+"""What the router reads of a request: session, length, prefix.
 
 Bodies are read, never changed. A prompt of token ids is taken as it is. Text cannot be tokenised here: four bytes of it
 count as one token, of `prompt`, or of what a conversation begins with (`tools`, `system`, `instructions`) and its
@@ -9,8 +9,6 @@ one to refuse it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,7 +26,6 @@ LONG_BYTES = 1 << 20
 """A longer body takes milliseconds: a thread reads it."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """Token ids, of one input or several (embeddings)."""
-_raw_decode = json.JSONDecoder().raw_decode
 
 
 class _Body(msgspec.Struct):
@@ -72,14 +69,6 @@ class ClientMessage(NamedTuple):
     headers: bytes
     """The header lines that go on to an instance."""
     body: bytes
-
-
-class Usage(NamedTuple):
-    """Token counts of a response; None = it has none."""
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
 
 
 def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
@@ -169,33 +158,3 @@ def _key_ids(packed: bytes, block_tokens: int) -> tuple[int, ...]:
 def _read_text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     hashed = text[: BYTES_PER_TOKEN * HASHED_TOKENS] if len(text) > BYTES_PER_TOKEN * HASHED_TOKENS else text
     return byte_keys(hashed, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
-
-
-def read_usage(text: bytes) -> Usage:
-    """The token counts at the end of a response, from its last bytes."""
-    start = text.rfind(b'"usage":')
-    if start < 0 or b'"prompt_tokens"' not in text[start:]:
-        return Usage()
-    try:
-        usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
-    except (ValueError, RecursionError):
-        return Usage()
-    if not isinstance(usage, dict):
-        return Usage()
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_as_count(usage.get("prompt_tokens")), _as_count(cached), _as_count(usage.get("completion_tokens")))
-
-
-def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
-    """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
-    for name, value in headers:
-        if name == b"x-recommended-pause-ms" and value.isdigit():
-            return int(value) / 1e3
-        if refusal and name == b"retry-after" and value.isdigit():
-            return float(value)
-    return 0.0
-
-
-def _as_count(value: object) -> int | None:
-    return value if isinstance(value, int) else None

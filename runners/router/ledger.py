@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
 from results.records.migrations import TickMigration
 from runners.router.driver import Driver, Timer
-from runners.router.facts import Usage, read_usage
 from runners.router.metrics import Counts
 from runners.router.migration_feed import MigrationFeed
 from runners.router.policies.policy import Draft
+from runners.router.response_facts import Usage, read_usage
 from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 

@@ -31,14 +31,25 @@ import numpy as np
 import psutil
 from scipy.stats import theilslopes
 
-from runners.campaign.plan import freeze
+from results.records.events import (
+    CellChanged,
+    CellProgressed,
+    CellState,
+    LiveLatency,
+    RoutedLoad,
+    RouterSampled,
+    RunChanged,
+    RunState,
+    StageChanged,
+    StageState,
+)
+from results.records.plan import CellPlan, StagePlan
+from runners.campaign.plan import freeze_plan
 from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, RouterSpec, RouterTick
 from state import lease as leases
-from state.events import CellChanged, CellProgressed, LiveLatency, RoutedLoad, RouterSampled, RunChanged, StageChanged
-from state.run import CellPlan, CellState, RunState, StagePlan, StageState
 from state.store import RunStore
 from tests.benchmarks.bench_router import streams
 from tests.chaos.terminal import Console
@@ -156,7 +167,7 @@ class Soak:
 
     def _open_store(self) -> RunStore:
         cell = CellPlan(CELL, "trials", "replay", "plain", "soak", {}, self._seconds)
-        plan = freeze(
+        plan = freeze_plan(
             experiment="routing", profile="cpu-tiny", preset="soak", configs=["plain"], seed=1,
             stages=[StagePlan("trials", "Soak")], cells=[cell], inputs={},
         )  # fmt: skip

@@ -12,11 +12,10 @@ import psutil
 
 from launch.ports import holders, is_free
 from results.records.decisions import DecisionRecord
+from results.records.events import CellChanged, CellState
 from results.records.layout import TrialLayout, is_complete
 from results.records.schemas import RequestStatus
 from results.records.turns import RoutingCell, TurnRecord
-from state.events import CellChanged
-from state.run import CellState
 from state.store import RunStore
 
 MEASURED = ("load", "replay")

@@ -18,10 +18,17 @@ from signal import SIGKILL
 import psutil
 
 from launch.ports import free_port
+from results.records.events import (
+    CellChanged,
+    CellProgressed,
+    CellState,
+    Event,
+    InstanceChanged,
+    InstanceState,
+    RunState,
+)
 from runners.campaign.start import spawn_run_process
 from runners.cli.asking import ask
-from state.events import CellChanged, CellProgressed, Event, InstanceChanged
-from state.run import CellState, InstanceState, RunState
 from state.store import RunStore
 from state.view import RunView, fold
 from tests.chaos import audit, processes

@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
 from results.records.layout import sha256, write_indented_json
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
-from state.events import CellChanged, RunChanged, StageChanged
-from state.run import CellState, RunState, StageState
 from tests.chaos import audit, processes, table
 from tests.chaos.audit import Findings
 from tests.chaos.faults import KINDS, MOMENTS_OF, ROUTING, draw_batch

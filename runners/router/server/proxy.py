@@ -11,32 +11,31 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from results.records.visible import has_controls
 from runners.router.dispatch import Request
-from runners.router.facts import LONG_BYTES, ClientMessage, Facts, Usage, pause_s, read_facts, session_name
+from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
-from runners.router.server.front import STATUS_LINES, ClientConnection, HttpRequest
+from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_preamble, pause_s, read_error_event
+from runners.router.server.front import ClientConnection, HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
 REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage, its end and an error are looked for."""
-ERROR_LIMIT = 500
 RESPONSES = b"/v1/responses"
+PREAMBLE_LIMIT_BYTES = 1 << 20
+"""First events of a stream are held back up to this size: they repeat the request's instructions and tools."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"([\w.-]{1,200})"')
 """The first one of an answer is that of the response itself."""
 _Value = TypeVar("_Value")
-_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
-_ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
-"""A line of its own: text that a model makes has its line feeds escaped."""
 
 
 class Arrival:
@@ -78,7 +77,7 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One request of a client: the caller of a link, and what its client connection is busy with."""
 
-    __slots__ = ("_answer", "_client", "_pool", "_pools", "_responses", "_tail", "link")
+    __slots__ = ("_answer", "_client", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
 
     def __init__(
         self,
@@ -98,10 +97,14 @@ class Exchange(RequestLifecycle):
         self._pool: Pool | None = None
         self._answer: Answer
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._preamble = b""
+        """Events that came before the instance computed anything; until others follow, the request can be retried."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
         self.link = None
+        self._preamble = b""
+        self._tail.clear()
         self._pool = pool = self._pools[self.instance]
         message = self._message
         pool.send_request(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
@@ -125,7 +128,8 @@ class Exchange(RequestLifecycle):
         if not answer.events or answer.sized or torn:
             self._client.abort()
             return
-        self._client.write(last_event(message, self.instance, b"".join(self._tail), chunked=answer.chunked))
+        named, tail = self._message.path.startswith(NAMED_EVENTS), b"".join(self._tail)
+        self._client.write(last_event(message, self.instance, tail, named=named, chunked=answer.chunked))
         self._client.finish(keep=answer.chunked)
 
     # the instance's side
@@ -137,16 +141,23 @@ class Exchange(RequestLifecycle):
         self._tail.append(data)
         if self._is_open:
             self._client.write(data)
+        elif self._answer.events and self._message.path.startswith(RESPONSES):
+            self._hold_preamble(data)
         else:
             self._open_response(data)
+
+    def _hold_preamble(self, data: bytes) -> None:
+        self._preamble += data
+        if len(self._preamble) > PREAMBLE_LIMIT_BYTES or not is_preamble(self._preamble):
+            self._open_response(self._preamble)
 
     def response_ended(self, *, proven: bool) -> None:
         tail = b"".join(self._tail) if self._answer.events else b""
         if not proven and self._answer.events and not is_done(tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
-        if not self._is_open:  # a body of no bytes that ended with its connection
-            self._open_response(b"")
+        if not self._is_open:  # a stream that ended before any output, or a body of no bytes
+            self._open_response(self._preamble)
         self._complete_stream(tail)
         self._client.finish(keep=proven)
 
@@ -169,9 +180,9 @@ class Exchange(RequestLifecycle):
 
     # the client's side
     def abandon_request(self, why: str = "the client left") -> None:
-        """The client is gone. One that left after the stream's last event did not wait for the end of its framing."""
+        """The client is gone. One that left after the stream's last event, or an error, did not wait for its end."""
         tail = b"".join(self._tail) if self._is_open and self._answer.events and not self.t_paused_s else b""
-        if is_done(tail):
+        if is_done(tail) or read_error_event(tail) is not None:
             self._cancel_request()
             self._complete_stream(tail)
         else:
@@ -242,36 +253,9 @@ def _read_aside(read: Callable[[], Facts], then: Callable[[Facts], None]) -> Non
     reading.add_done_callback(lambda done: then(done.result()))
 
 
-def is_done(tail: bytes) -> bool:
-    """Whether an event stream that ends in `tail` has had its last event."""
-    return _DONE.search(tail) is not None
-
-
-def read_error_event(tail: bytes) -> tuple[str, int] | None:
-    """Message and code of an error event at the end of an event stream; None = it has none. No code counts as 500."""
-    line = _ERROR.search(tail) if b'"error"' in tail else None
-    if line is None:
-        return None
-    try:
-        error = msgspec.json.decode(line[1], type=_ErrorEvent).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    code = error.code if isinstance(error.code, int) and error.code >= 400 else 500
-    return str(error.message)[:ERROR_LIMIT], code
-
-
-class _Error(msgspec.Struct):
-    message: Any = ""
-    code: Any = 500
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Error
-
-
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
     """The head that a client gets for an instance's `answer` to its `request`."""
-    lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+    lines = [status_line(answer.status)]
     named = False
     for name, value in answer.headers:
         named |= name == b"x-request-id"
@@ -286,10 +270,17 @@ def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bo
     return b"".join(lines)
 
 
-def last_event(message: str, instance: str, tail: bytes, *, chunked: bool) -> bytes:
-    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last."""
+def last_event(message: str, instance: str, tail: bytes, *, named: bool, chunked: bool) -> bytes:
+    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last.
+
+    `named`: events of this stream have names, without which its clients pass them over.
+    """
     error = {"message": message, "type": "instance_failed", "code": 502, "instance": instance}
-    event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+    if named:
+        content = {"type": "error", "code": "instance_failed", "message": message, "param": None, "error": error}
+        event = b"event: error\ndata: " + msgspec.json.encode(content) + b"\n\n"
+    else:
+        event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
     body = tail.removesuffix(b"\r\n") if chunked else tail
     if body and not body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
         event = b"\n\n" + event

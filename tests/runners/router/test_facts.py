@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.router.facts import pause_s, read_facts, read_usage
+from runners.router.facts import read_facts
 from runners.router.prefix_index import block_keys
 
 JSON = st.recursive(
@@ -100,27 +100,3 @@ def test_no_field_is_refused_here(prompt: object, session: object, user: object,
     read = read_facts(json.dumps(body).encode(), 4, chat=chat)
     assert len(read.session) <= 256
     assert read.max_tokens >= 0
-
-
-def test_token_counts_are_found_at_the_end_of_a_stream() -> None:
-    usage = {"prompt_tokens": 8, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
-    chunk = b"data: " + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode() + b"\n\n"
-    counts = read_usage(b'data: {"usage":null}\n\n' + chunk + b"data: [DONE]\n\n")
-    assert (counts.prompt_tokens, counts.cached_tokens, counts.completion_tokens) == (8, 4, 3)
-    spaced = read_usage(b"data: " + json.dumps({"usage": usage}).encode())
-    assert spaced == counts
-    none = read_usage(b'data: {"usage":null}\n\ndata: [DONE]\n\n')
-    assert (none.prompt_tokens, none.cached_tokens, none.completion_tokens) == (None, None, None)
-
-
-@given(st.binary(max_size=120))
-def test_token_counts_are_never_made_up(tail: bytes) -> None:
-    counts = read_usage(tail)
-    assert counts.prompt_tokens is None or b'"prompt_tokens"' in tail
-
-
-def test_an_instance_may_ask_for_a_pause() -> None:
-    assert pause_s([(b"x-recommended-pause-ms", b"250")], refusal=False) == 0.25
-    assert pause_s([(b"retry-after", b"3")], refusal=True) == 3.0
-    assert pause_s([(b"retry-after", b"3")], refusal=False) == 0.0
-    assert pause_s([(b"x-recommended-pause-ms", b"-5")], refusal=True) == 0.0
