@@ -17,6 +17,7 @@ from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.phases import name_phase
 from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
@@ -31,6 +32,8 @@ class PlannedCell:
     config: str
     phase: str
     stem: str
+    reference: str = ""
+    """The reference rate it is measured at, `ref_safe` or `ref_load`; empty = a rate that the plan states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class RunFacts:
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    shapes: Mapping[str, float | None] = field(default_factory=dict)
+    """Of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
@@ -113,6 +118,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
+            shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
             host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv), *_list_open_ports(root)),
             host=_describe_host(root),
@@ -220,12 +226,22 @@ def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
         PlannedCell(
             cell=str(cell.get("cell", "")),
             config=str(cell.get("config", "")),
-            phase=str(_read_object(cell, "params").get("phase", "")),
+            phase=name_phase(str(_read_object(cell, "params").get("phase", ""))),
             stem=str(_read_object(cell, "params").get("stem", "")),
+            reference=str(_read_object(cell, "params").get("rate", "")),
         )
         for cell in rows
         if cell.get("kind") == "load"
     )
+
+
+def _read_shapes(phase_b: Mapping[str, Any]) -> dict[str, float | None]:
+    lengths = (phase_b.get("input_tokens"), phase_b.get("output_tokens"))
+    inputs, outputs = (length if isinstance(length, list) else [] for length in lengths)
+    shapes = [f"{each}x{other}" for each in inputs for other in outputs]
+    own = _read_object(phase_b, "shape_rates")
+    rates = {shape: _read_numbers(_read_object(own, shape)).get("rate_per_s") for shape in own}
+    return {shape: rates.get(shape) for shape in shapes}
 
 
 def _json_object(path: Path) -> dict[str, Any] | Gap:
