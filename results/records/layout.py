@@ -108,6 +108,7 @@ class RunLayout:
     plan = Below("plan.json")
     log = Below("run.log")
     host_csv = Below("host.csv")
+    gpu_csv = Below("gpu.csv")
     accepted_changes = Below("accepted_changes.jsonl")
     """What had changed where the run was resumed with --accept-changes; there is no file where it was not."""
     engine_faults = Below("engine_faults.jsonl")

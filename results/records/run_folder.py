@@ -15,6 +15,7 @@ import msgspec
 
 from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
+from results.records.gpu import gpu_notes
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.phases import name_phase
@@ -56,8 +57,8 @@ class RunFacts:
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What the host did meanwhile, what of it was open to other machines, and what had changed where the run was
-    resumed all the same, in sentences."""
+    """What host and GPUs did meanwhile, what of the host was open to other machines, and what had changed where the run
+    was resumed all the same, in sentences."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -106,6 +107,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
+    kind = str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", ""))
     return (
         RunFacts(
             run=root.name,
@@ -113,14 +115,19 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", "")),
+            engine_kind=kind,
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv), *_list_open_ports(root)),
+            host_notes=(
+                *_list_accepted(root),
+                *host_notes(RunLayout(root).host_csv),
+                *gpu_notes(RunLayout(root).gpu_csv, kind),
+                *_list_open_ports(root),
+            ),
             host=_describe_host(root),
         ),
         (),

@@ -60,6 +60,10 @@ _RUN = (
     Term("launch", "", "one start of an engine; what two launches of one config differ by is noise"),
     Term("progress", "%", "estimated time of the finished cells over that of all cells"),
     Term("ETA", "time", "estimated time of the remaining cells, scaled by how long finished cells took"),
+    Term(
+        "GPU sample", "",
+        "load, clock, power, temperature and memory in use of a GPU in one second, and what limits its clocks",
+    ),
     Term("lease", "age", "the heartbeat of the process that runs the run"),
     Term("dropped request", "requests", "a request that the client did not send because its inflight cap was reached"),
     Term(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.command import ports_needed
 from launch.errors import LaunchError
+from launch.gpu import name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role
@@ -156,4 +157,4 @@ def _device_env(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, st
     size = launcher.profile.engine.tensor_parallel_size
     first = place * size
     devices = [(first + i) % plan.gpus if plan.gpus else first + i for i in range(size)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return {"CUDA_VISIBLE_DEVICES": name_devices(devices)}

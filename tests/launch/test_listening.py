@@ -6,8 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from launch.doctor import WARN, examine
+from launch.doctor import examine
 from launch.dummy_bootstrap import DummyBootstrap
+from launch.findings import WARN
 from launch.ports import LOOPBACK
 from launch.profile import config_names, load_config
 from results.records.layout import RunLayout, write_atomic

@@ -32,7 +32,6 @@ from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import CacheShape, read_baseline_shape
-from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
@@ -81,7 +80,6 @@ async def _replay_trace(
             member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes[member.name]))
             for member in members
         }
-        gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder, context)
@@ -96,7 +94,7 @@ async def _replay_trace(
             outcome = await replay_behind(router, replay, tick, cut)
             await watch.require_engines()
             ended = await router.end()
-    return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+    return Replayed(outcome, ended, members, shapes, scrapes)
 
 
 async def replay_behind(
@@ -129,7 +127,7 @@ def _router_spec(
 ) -> RouterSpec:
     assert cell.config is not None
     config, kind = context.configs[cell.config], context.profile.engine.kind
-    model = members[0].engine.spec.tiny_model
+    model = members[0].engine.spec.model_folder
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return RouterSpec(
         instances=tuple(
