@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import requests
-from state.errors import LeaseHeld
+from state.errors import DiskFull, LeaseHeld
 from state.model import RunView
 from state.process import this_process
 from state.store import RunStore
@@ -248,6 +248,35 @@ async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(
     assert code == ExitCode.INTERRUPTED
     assert view.state is RunState.INTERRUPTED
     assert "disk is full" in view.reason
+    monkeypatch.undo()
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert set(times_done(folder).values()) == {1}
+
+
+class Filling(Scripted):
+    """The disk fills up in the middle of a cell: its load process reports that it cannot write."""
+
+    def __init__(self, folder: Path, error: Exception, fill: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self._error, self._fill = error, fill
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        if cell.cell != "s0-c1" or attempt > 1:
+            return await super().run_cell(cell, attempt)
+        self._fill()
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RunnerError("cannot write requests.jsonl", remedy=""), DiskFull("no space left")])
+async def test_a_cell_that_the_full_disk_cut_is_measured_after_a_resume_and_did_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        cells = Filling(folder, error, lambda: monkeypatch.setattr(disk, "MIN_FREE_BYTES", 1 << 62))
+        assert await CellLoop(store, lease, folder, cells).run() == ExitCode.INTERRUPTED
+        assert store.view().cells["s0-c1"].state is CellState.PENDING
     monkeypatch.undo()
     code, _ = await run_with(folder)
     assert code == ExitCode.DONE
