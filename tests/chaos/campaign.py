@@ -28,7 +28,7 @@ from results.records.events import (
     RunState,
 )
 from runners.campaign.start import spawn_run_process
-from runners.cli.asking import ask
+from runners.cli.asking import ask_run
 from state.store import RunStore
 from state.view import RunView, fold
 from tests.chaos import audit, processes
@@ -197,7 +197,7 @@ class Campaign:
             return
         if failed and run.view.state is RunState.FAILED:
             self._outcome.retried.extend(cell.reason.splitlines()[0][:200] for cell in failed)
-            ask(run.folder, "retry", "", "")
+            ask_run(run.folder, "retry", "", "")
         self._outcome.resumes += 1
         run.resume()
 
