@@ -261,7 +261,7 @@ class Filling(Scripted):
         super().__init__(folder)
         self._error, self._fill = error, fill
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.cell != "s0-c1" or attempt > 1:
             return await super().run_cell(cell, attempt)
         self._fill()
@@ -353,7 +353,7 @@ class Loaded(Scripted):
         super().__init__(folder)
         self._failures, self._ended_by = failures, ended_by
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.cell != "s0-c1" or attempt > self._failures:
             return await super().run_cell(cell, attempt)
         error = RunnerError("the load process ended with no outcome (how): its last words", remedy="")
