@@ -35,7 +35,6 @@ from results.records.events import (
     CellChanged,
     CellProgressed,
     CellState,
-    LiveLatency,
     RoutedLoad,
     RouterSampled,
     RunChanged,
@@ -43,6 +42,7 @@ from results.records.events import (
     StageChanged,
     StageState,
 )
+from results.records.live import LiveLatency
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.plan import freeze_plan
 from runners.load.process import run_load

@@ -29,8 +29,9 @@ from results.records.events import (
 )
 from runners.campaign.start import spawn_run_process
 from runners.cli.asking import ask_run
+from state.model import RunView
 from state.store import RunStore
-from state.view import RunView, fold
+from state.view import fold
 from tests.chaos import audit, processes
 from tests.chaos.audit import Findings
 from tests.chaos.faults import CONNECTOR_TAX, ROUTING, Fault, Script
