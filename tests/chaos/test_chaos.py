@@ -143,7 +143,11 @@ def limits_of(pid: int) -> dict[str, str]:
 
 
 def test_a_process_that_is_starved_gets_its_limits_back() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"up\n")
+        assert child.stdout.readline() == b"up\n"  # from here on it is `cat`, with its own files and memory
         before = limits_of(child.pid)
         with processes.few_descriptors(child.pid, 0.9), processes.little_memory(child.pid, 0.0):
             starved = limits_of(child.pid)
