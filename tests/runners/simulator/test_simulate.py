@@ -23,7 +23,7 @@ from runners.simulator.engine_file import EngineFile, Link, engine_names, read_e
 from runners.simulator.replay import list_keys
 from runners.simulator.simulate import Choice, SimulationReport, Workload, name_instances, read_workload, simulate
 from runners.simulator.step_time import StepTime
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesise_trace
 from tests.runners.load.traces import chain, trace_of
 
