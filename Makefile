@@ -3,6 +3,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+GPU_PROFILE := h200-qwen3-coder-30b-dummy
 # uv keeps its cache below HOME and fails where it may not write there.
 ifeq ($(UV_CACHE_DIR)$(XDG_CACHE_HOME),)
 ifneq ($(shell test -w "$$HOME" && echo writable),writable)
@@ -10,7 +11,7 @@ export UV_CACHE_DIR := $(CURDIR)/.venv/uv-cache
 endif
 endif
 
-.PHONY: help demo test test-long check unit engine lock clean
+.PHONY: help demo gpu test test-long check unit engine lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +35,12 @@ engine: $(STAMP) ## build the CPU engine environment (once, about a minute plus 
 demo: engine ## measure what three KV connectors cost, on real engines, and watch them
 	@$(BIN)/tracon run connector-tax --profile cpu-tiny --preset demo --console; code=$$?; \
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
+
+gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9 GB), check the host, measure (docs/gpu.md)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python "$$(grep ^nvidia-ml-py== launch/engines/cuda.lock)"
+	$(BIN)/tracon engine install cuda
+	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict
+	$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo
 
 check: $(STAMP) ## lint, types, package order
 	$(BIN)/ruff check .

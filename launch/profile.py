@@ -14,8 +14,6 @@ from launch.errors import LaunchError
 
 PROFILES_FOLDER = Path(__file__).with_name("profiles")
 CONFIGS_FOLDER = Path(__file__).with_name("configs")
-TINY_MODEL = "builtin:tiny"
-"""The `model.source` that stands for the small model which Tracon writes out itself."""
 
 Kind = Literal["cpu", "cuda"]
 Need = Literal["patches", "mooncake", "nixl", "lmcache"]
@@ -34,7 +32,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is served."""
 
     source: str
-    """`builtin:tiny`, a Hugging Face id, or a folder."""
+    """`builtin:NAME` (launch/builtin_models.py), a Hugging Face id, or a folder."""
     served_name: str
     vocab_low: Annotated[int, msgspec.Meta(ge=0)]
     vocab_high: Positive

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ few tokens of a long context and weighs more than a token's own embedding: anoth
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257, 258; the last one ends a turn."""
 
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -74,21 +74,22 @@ def _build_files() -> dict[str, dict[str, Any]]:
     }  # fmt: skip
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_POSITION,
-        "pad_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "chat_template": _CHAT_TEMPLATE,
+        "pad_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "chat_template": CHAT_TEMPLATE,
     }  # fmt: skip
     return {
         "config.json": config,
         "generation_config.json": {"eos_token_id": stop},
-        "tokenizer.json": _build_tokenizer(),
+        "tokenizer.json": build_tokenizer(),
         "tokenizer_config.json": tokenizer_config,
     }
 
 
-def _build_tokenizer() -> dict[str, Any]:
-    """The `tokenizers` file format: a BPE without merges over the byte alphabet."""
+def build_tokenizer(words: Sequence[str] = ()) -> dict[str, Any]:
+    """The `tokenizers` file format: a BPE without merges over the byte alphabet; `words` have the ids after it, and the
+    special tokens those after them."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    vocabulary = {token: number for number, token in enumerate((*byte_alphabet(), *SPECIAL_TOKENS))}
+    vocabulary = {token: number for number, token in enumerate((*byte_alphabet(), *words, *SPECIAL_TOKENS))}
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": vocabulary[token], "content": token, **flags} for token in SPECIAL_TOKENS],

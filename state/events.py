@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from results.records.events import EVENTS, CellProgressed, Event, InstanceSampled, RouterSampled, RunPlanned
+from results.records.events import (
+    EVENTS,
+    CellProgressed,
+    Event,
+    GpusSampled,
+    InstanceSampled,
+    RouterSampled,
+    RunPlanned,
+)
 from results.records.plan import upgrade_plan
 
 
@@ -34,7 +42,7 @@ class Recorded:
 
 
 KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in EVENTS}
-LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, CellProgressed)
+LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, GpusSampled, CellProgressed)
 """Numbers that come once a second: they change no state, make no feed line, and are not worth waiting for the disk."""
 
 

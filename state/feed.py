@@ -8,6 +8,7 @@ from typing import Any
 
 from results.records import events
 from results.records.events import CellState, InstanceState, RunState, StageState
+from results.records.gpu import describe_gpu
 from state.events import Recorded, Unknown
 from state.routing import Warned
 
@@ -72,12 +73,8 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return level, f"request {event.request}", _join_reason(word, event.detail)
         case events.Noted():
             return event.level, event.subject, event.text
-        case events.CellProgressed():
-            return "info", event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
-        case events.InstanceSampled():
-            return "info", event.instance, _describe_sample(event)
-        case events.RouterSampled():
-            return "info", event.cell, _describe_router(event)
+        case events.CellProgressed() | events.InstanceSampled() | events.RouterSampled() | events.GpusSampled():
+            return "info", *_describe_second(event)
         case events.MigrationChanged():
             return _describe_migration(event)
         case events.LifecycleMeasured():
@@ -86,6 +83,21 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
             return "info", event.kind, "an event without a text"
+
+
+def _describe_second(
+    event: events.CellProgressed | events.InstanceSampled | events.RouterSampled | events.GpusSampled,
+) -> tuple[str, str]:
+    """What comes once a second: subject and text."""
+    match event:
+        case events.CellProgressed():
+            return event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
+        case events.InstanceSampled():
+            return event.instance, _describe_sample(event)
+        case events.RouterSampled():
+            return event.cell, _describe_router(event)
+        case events.GpusSampled():
+            return "GPU", "; ".join(map(describe_gpu, event.samples)) or "none answered"
 
 
 _RUN_LEVELS: Mapping[RunState, str] = {RunState.FAILED: "error", RunState.INTERRUPTED: "warning"}

@@ -19,6 +19,7 @@ from results.records.events import (
     RunState,
     StageState,
 )
+from results.records.gpu import GpuSample
 from results.records.plan import CellPlan, RunPlan
 from state.feed import FeedLine
 from state.lifecycle import LifecycleView
@@ -172,6 +173,9 @@ class RunView:
     """Of all routed cells; None where no session has migrated or was refused."""
     lifecycle: LifecycleView | None = None
     """None where no lifecycle request was measured."""
+    gpus: tuple[GpuSample, ...] = ()
+    """The last sample of each GPU; empty where none was sampled."""
+    gpus_unix_s: float | None = None
     feed: tuple[FeedLine, ...] = ()
     feed_total: int = 0
     """Lines of the feed so far, with those that it no longer keeps."""

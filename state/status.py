@@ -45,6 +45,7 @@ def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
         "routing": None if view.routing is None else routing_json(view.routing),
         "migrations": None if view.migrations is None else migrations_json(view.migrations),
         "lifecycle": None if view.lifecycle is None else lifecycle_json(view.lifecycle),
+        "gpus": [asdict(sample) for sample in view.gpus],
         "requests": [asdict(request) for request in view.requests.values()],
         "last_seq": view.last_seq,
         "last_t_unix_s": view.last_t_unix_s,

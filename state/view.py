@@ -60,7 +60,9 @@ def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -
 
 def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
     match recorded.event:
-        case events.InstanceSampled() | events.RouterSampled() | events.CellProgressed() as event:
+        case (
+            events.InstanceSampled() | events.RouterSampled() | events.GpusSampled() | events.CellProgressed()
+        ) as event:
             return _change_live(view, event, recorded.t_unix_s)
         case events.CellChanged() as event:
             return _cell_changed(view, event, recorded.t_unix_s)
@@ -120,8 +122,12 @@ def _change_request(
 
 
 def _change_live(
-    view: RunView, event: events.InstanceSampled | events.RouterSampled | events.CellProgressed, t_unix_s: float
+    view: RunView,
+    event: events.InstanceSampled | events.RouterSampled | events.GpusSampled | events.CellProgressed,
+    t_unix_s: float,
 ) -> dict[str, Any]:
+    if isinstance(event, events.GpusSampled):
+        return {"gpus": event.samples, "gpus_unix_s": t_unix_s}
     if isinstance(event, events.InstanceSampled):
         return _add_sample(view, event, t_unix_s)
     before = view.cells.get(event.cell)

@@ -17,14 +17,24 @@ from console.rows.routing import alarms_now
 from console.themes import make_tones
 from console.widgets.table import Span, clip_spans, count_columns
 from results.records.events import RunState
+from results.records.gpu import UNLIMITED, describe_gpu
 from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
+from state.model import RunView
 from state.view import elapsed_s, eta_s, progress
 
 Line = list[Span]
+GPU_STALE_S = 3.0
+"""An older sample of the GPUs is not of now: nothing is being measured."""
 HEADER_ENTRIES = (
     Entry("progress", term("progress"), "plan and journal"),
     Entry("ETA", term("ETA"), "plan and journal"),
+    Entry(
+        "GPU",
+        term("GPU sample"),
+        "NVML, gpu.csv in the run's folder",
+        "ends with what limits its clocks: the numbers of that second are a slower GPU's",
+    ),
     Entry("lease", term("lease"), "state file", "dead: no process measures anything; resume continues from here"),
 )
 
@@ -111,7 +121,15 @@ def _progress_line(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: flo
         parts += [("   about " if wide else ", ~", "dim"), (say.duration(left), ""), (" left", "dim")]
         if wide and picture.live and view.state is RunState.RUNNING:
             parts.append((f", until {say.clock(at + left, seconds=False)}", "dim"))
-    return parts
+    return [*parts, *_gpu_spans(view, at)]
+
+
+def _gpu_spans(view: RunView, at_unix_s: float) -> Line:
+    """Each GPU in the last seconds; what limits its clocks is a warning. Empty where none was sampled."""
+    if view.gpus_unix_s is None or at_unix_s - view.gpus_unix_s > GPU_STALE_S:
+        return []
+    tones = ["dim" if sample.limited_by in (None, UNLIMITED) else "warn" for sample in view.gpus]
+    return [(f"   {describe_gpu(sample)}", tone) for sample, tone in zip(view.gpus, tones, strict=True)]
 
 
 def _attention_line(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:

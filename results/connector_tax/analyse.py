@@ -21,7 +21,7 @@ from results.connector_tax.combined_taxes import (
     follow_trends,
 )
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
-from results.connector_tax.judged_cells import CONFIRM, choose_cells
+from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
@@ -45,6 +45,7 @@ from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
+from results.records.phases import CONFIRM
 from results.records.run_folder import (
     PlannedCell,
     PreflightDecision,
@@ -105,7 +106,7 @@ def analyse(root: Path) -> Analysis:
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
-    cells = choose_cells(collected.summaries, rates, [cell.stem for cell in facts.cells if cell.phase == "B"])
+    cells = choose_cells(collected.summaries, rates, facts.shapes)
     measurements = Measurements(
         cells,
         _sample_reader(collected.paths, {cell.path for cell in cells if cell.phase == "A"}),
@@ -182,16 +183,22 @@ def _find_unmeasured(
         if cell.cell not in done and not skipped and not _is_needless(cell, rates):
             missing.setdefault((cell.config, cell.phase), []).append(cell.stem)
     return tuple(
-        Gap(f"{config}, phase {phase}", f"not measured: {', '.join(stems)}")
+        Gap(f"{config}, {_name_part(phase)}", f"not measured: {', '.join(stems)}")
         for (config, phase), stems in sorted(missing.items())
     )
 
 
+def _name_part(phase: str) -> str:
+    return "confirm stage" if phase == CONFIRM else f"phase {phase}"
+
+
 def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
     """The cell's reference rate does not exist, or is one at which another cell measures the same."""
-    if cell.phase == "Bp" or (cell.phase == CONFIRM and REF_LOAD in cell.stem):
-        return rates.ref_load_per_s is None or rates.ref_load_per_s == rates.ref_safe_per_s
-    return cell.phase in ("B", CONFIRM) and rates.ref_safe_per_s is None
+    if not cell.reference:
+        return False
+    if cell.reference == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
+        return True
+    return rates.rate(cell.reference) is None
 
 
 def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:
@@ -200,9 +207,7 @@ def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[Cel
     return (lambda cell: measure_goodput(paths[cell.path], slo)) if str(slo) else None
 
 
-def _sample_reader(
-    paths: Mapping[str, Path], timed: Collection[str]
-) -> Callable[[CellSummary], Mapping[str, Samples]]:
+def _sample_reader(paths: Mapping[str, Path], timed: Collection[str]) -> Callable[[CellSummary], Mapping[str, Samples]]:
     """Reads a cell's samples; the steps of `timed` cells only, of which step taxes are computed."""
 
     def read(summary: CellSummary) -> Mapping[str, Samples]:

@@ -120,6 +120,10 @@ class Trend:
     """Two-sided, of the slope being FLAT_BELOW."""
     p_fall: float | None = None
     """Of no step going down, corrected for the number of steps (Bonferroni)."""
+    p_rise: float | None = None
+    """Of not every step going up, corrected alike; None where a step does not."""
+    own_rates: tuple[str, ...] = ()
+    """Shapes among them that were measured at a rate of their own, as `32768x64 at 0.1 req/s`."""
 
 
 def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
@@ -317,6 +321,12 @@ class _Surface:
         whys = ((self.shape(length, other), self.why_left_out(length, other)) for other in others for length in lengths)
         return tuple(f"{shape}: {why}" for shape, why in whys if why)
 
+    def _list_own_rates(self, lengths: Sequence[int], others: Sequence[int]) -> tuple[str, ...]:
+        shapes = [self.shape(length, other) for other in others for length in lengths]
+        loads = [self.loads[shape] for shape in shapes if shape in self.loads]
+        own = [load for load in loads if self.measurements.has_own_rate(load)]
+        return tuple(f"{load.shape} at {load.rate_per_s:g} req/s" for load in own)
+
     def _trend(self, at: int | None, lengths: Sequence[int], taxes: Sequence[Measured], others: Sequence[int]) -> Trend:
         left_out = self._list_left_out(others)
         taxes_known = tuple(estimate(measured) for measured in taxes)
@@ -326,14 +336,19 @@ class _Surface:
             return replace(row, slope=unknown(f"fewer than two lengths are left without saturation: {why}"))
         steps = [combine(subtract, after, before) for before, after in pairwise(taxes)]
         slope = combine(_fit_slope(lengths, _weigh_taxes(taxes)), *taxes)
-        falls = [p_value(step) for step in steps if (estimate(step).value or 0.0) < 0]
+        known_steps = tuple(estimate(step, 1 - (1 - LEVEL) / len(steps)) for step in steps)
+        p_steps = [None if (p := p_value(step)) is None else min(1.0, p * len(steps)) for step in steps]
+        signed = [(step.value or 0.0, p) for step, p in zip(known_steps, p_steps, strict=True) if p is not None]
+        rises = len(signed) == len(steps) and all(value > 0 for value, _ in signed)
         return replace(
             row,
-            steps=tuple(estimate(step, 1 - (1 - LEVEL) / len(steps)) for step in steps),
+            steps=known_steps,
             slope=estimate(slope),
             p_zero=p_value(slope),
             p_flat=p_value(slope, FLAT_BELOW),
-            p_fall=min((min(1.0, p * len(steps)) for p in falls if p is not None), default=None),
+            p_fall=min((p for value, p in signed if value < 0), default=None),
+            p_rise=max(p for _, p in signed) if rises else None,
+            own_rates=self._list_own_rates(lengths, others),
         )
 
 

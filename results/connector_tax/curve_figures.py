@@ -68,8 +68,8 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     caption = (
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
         f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a cell in which criterion 1 "
-        f"fired; the knees beside are by any criterion ({_limit_text(analysis)}). Below: the same as a ratio, on an "
-        f"axis that does not begin at 0, with the threshold of criterion 1.{name_absent(analysis)}"
+        f"fired; the knees beside are by any criterion ({_limit_text(analysis)}). Below: the throughput ratio, on an "
+        f"axis that does not begin at 0, with the limit of criterion 1.{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)
@@ -216,7 +216,7 @@ def _bar_text(table: pd.DataFrame) -> str:
 def _limit_text(analysis: Analysis) -> str:
     limit = analysis.rates.thresholds
     return (
-        f"1: throughput / rate < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "
+        f"1: cohort ratio < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "
         f"3: TTFT p90 over that at half the rate > {limit.ttft_p90_growth:g}"
     )
 

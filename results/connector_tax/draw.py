@@ -11,7 +11,7 @@ import pandas as pd
 from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
-from results.connector_tax.tax import TITLES, Metric
+from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
@@ -272,7 +272,8 @@ def _cell_text(row: Mapping[Any, Any]) -> str:
     if pd.isna(row["tax"]):
         return "saturated" if row["saturated"] else "not\nmeasured"
     shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
-    return shown if is_distinguishable(row["verdict"]) else f"({shown})"
+    shown = shown if is_distinguishable(row["verdict"]) else f"({shown})"
+    return f"{shown}\nat {row['rate_per_s']:g}/s" if row["reference"] == OWN_RATE else shown
 
 
 def draw_decomposition(figure: Figure) -> Drawing:

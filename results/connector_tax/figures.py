@@ -20,7 +20,7 @@ from results.connector_tax.combined_taxes import (
     Decomposition,
 )
 from results.connector_tax.curve_figures import name_absent, reference_text
-from results.connector_tax.tax import RATIOS, Metric, TaxRow
+from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.cells import step_samples
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import STEP_SERIES
@@ -81,17 +81,19 @@ def tax_bars(analysis: Analysis) -> Figure:
 
 
 def shape_heatmaps(analysis: Analysis) -> Figure:
-    title = "TTFT p90 tax by shape at ref_safe"
     rows = [row for row in analysis.taxes if row.phase == "B" and row.metric == Metric.TTFT_P90]
+    own = {row.shape: row.rate_per_s for row in rows if row.reference == OWN_RATE}
+    title = "TTFT p90 tax by shape" if own else "TTFT p90 tax by shape at ref_safe"
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
     table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
-    rates = " and ".join(f"{rate:g}" for rate in sorted(set(table["rate_per_s"])))
+    rates = " and ".join(f"{rate:g}" for rate in sorted({row.rate_per_s for row in rows} - set(own.values())))
+    apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())
     caption = (
-        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Orange is more than plain, "
-        "purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the config or "
-        "plain is saturated there, and the colours are scaled without it. The table has the bounds."
+        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s{apart}. Orange is more than "
+        "plain, purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the "
+        "config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
@@ -210,7 +212,7 @@ def _in_table_order(rows: Iterable[TaxRow]) -> list[TaxRow]:
     return sorted(
         rows,
         key=lambda row: (
-            row.reference != REF_SAFE,
+            row.reference == REF_LOAD,
             str(row.metric),
             in_order(row.config),
             row.shape.input_tokens,

@@ -225,39 +225,50 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Jud
     outcome, reason = _judge_growth(trend)
     steps = [decisive(step) for step in trend.steps] if trend is not None else []
     fell = any(step.high is not None and step.high < 0 for step in steps)
-    dipped = trend is not None and any(step.value is not None and step.value <= 0 for step in trend.steps)
+    open_steps = [step for step in steps if step.low is None or step.low <= 0]
     if fell:
         outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_list_steps(trend)}"
-    elif outcome == Outcome.HOLDS and dipped:
-        outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step: {_list_steps(trend)}"
+    elif outcome == Outcome.HOLDS and open_steps:
+        outcome = Outcome.UNDECIDED
+        reason = (
+            f"it grows, but perhaps not at every step ({len(open_steps)} of {len(steps)} undecided): "
+            f"{_list_steps(trend)}"
+        )
     if trend is not None and trend.left_out and trend.slope.value is not None:
         reason += f"; left out: {list_some(trend.left_out, most=2)}"
+    if trend is not None and trend.own_rates:
+        reason += f"; not at ref_safe: {list_some(trend.own_rates, most=3)}"
     return Judgement(
         name=name,
         claim=claim,
-        rule=f"The interval of the slope over log2({length} tokens) lies above 0 and no step goes down; fails where "
-        f"a step's interval lies below 0, or the slope's below {FLAT_BELOW * 100:g} pp per doubling.",
+        rule=f"The interval of the slope over log2({length} tokens) lies above 0, and that of every step (all steps "
+        "together) too; fails where a step's interval lies below 0, or the slope's below "
+        f"{FLAT_BELOW * 100:g} pp per doubling.",
         outcome=outcome,
         quantity="tax per doubling of the length, at ref_safe",
         measured=trend.slope if trend is not None else unknown(_NO_TREND),
         numbers=_name_taxes(trend) if trend is not None else {},
         reason=reason,
-        p=_p_of_trend(trend, fell) if trend is not None else None,
+        p=_p_of_trend(trend) if trend is not None else None,
     )
 
 
-def _p_of_trend(trend: Trend, fell: bool) -> float | None:
-    """Of the nearest decision: a step that falls, growth, or no growth."""
-    if trend.slope.value is None or fell:
-        return _of_launches(trend.slope, trend.p_fall)
-    grows = trend.slope.value > FLAT_BELOW or (trend.slope.low or 0.0) > 0
-    return _of_launches(trend.slope, trend.p_zero if grows else trend.p_flat)
+def _p_of_trend(trend: Trend) -> float | None:
+    """Of the nearest decision: growth at every step, a step that falls, or no growth."""
+    value = trend.slope.value
+    if value is None:
+        return None
+    ways = [trend.p_fall]
+    if value > 0 and trend.p_rise is not None and trend.p_zero is not None:
+        ways.append(max(trend.p_rise, trend.p_zero))
+    if value < FLAT_BELOW:
+        ways.append(trend.p_flat)
+    return _of_launches(trend.slope, min((p for p in ways if p is not None), default=1.0))
 
 
 def _name_taxes(trend: Trend) -> dict[str, Estimate]:
     return {
-        f"{trend.metric} at {length} {trend.along}": tax
-        for length, tax in zip(trend.lengths, trend.taxes, strict=True)
+        f"{trend.metric} at {length} {trend.along}": tax for length, tax in zip(trend.lengths, trend.taxes, strict=True)
     }
 
 

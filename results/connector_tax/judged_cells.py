@@ -1,34 +1,33 @@
 """Which cells verdicts rest on: those of the confirm stage at every load that it has measured, else the sweep's own.
 
-The confirm stage measures loads of the sweep again. A confirmed cell stands for each of them: for Phase A at a
-reference rate, for Phase B at ref_safe, for B' at ref_load.
+The confirm stage measures Phase A's shape at the reference rates again, and the shapes of Phase B and B'. A confirmed
+cell stands for each phase whose load it measured: A at a reference rate, B at ref_safe or the shape's own rate, B' at
+ref_load. A run without that stage, or of an older version, has cells of Phase B and B' in its sweep.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import CellSummary, Shape
-
-CONFIRM = "C"
-"""The phase of the confirm stage's cells."""
+from results.records.phases import CONFIRM
 
 
 def choose_cells(
-    cells: Sequence[CellSummary], rates: ReferenceRates, planned: Collection[str]
+    cells: Sequence[CellSummary], rates: ReferenceRates, planned: Mapping[str, float | None]
 ) -> tuple[CellSummary, ...]:
     """Confirmed cells under the phases whose loads they measured, and the sweep's at loads that none has measured.
 
-    `planned`: the shapes of Phase B in the plan, as `512x32`.
+    `planned`: the shapes of Phase B in the plan, as `512x32`, each with its own rate or None.
     """
     confirmed = [cell for cell in cells if cell.phase == CONFIRM]
     if not confirmed:
         return tuple(cells)
     swept = next((cell.shape for cell in cells if cell.phase == "A"), None)
-    shapes = {*planned, *(str(cell.shape) for cell in cells if cell.phase == "B")}
+    shapes = planned or {str(cell.shape): None for cell in cells if cell.phase == "B"}
     chosen = [replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes)]
     loads = {(cell.phase, cell.rate_per_s, cell.shape) for cell in chosen}
     judged = (rates.ref_safe_per_s, rates.ref_load_per_s)
@@ -41,9 +40,12 @@ def choose_cells(
 
 
 def _list_phases(
-    cell: CellSummary, rates: ReferenceRates, swept: Shape | None, shapes: Collection[str]
+    cell: CellSummary, rates: ReferenceRates, swept: Shape | None, shapes: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """swept: Phase A's shape; shapes: those of Phase B."""
+    """swept: Phase A's shape; shapes: those of Phase B, with their own rates."""
+    if shapes.get(str(cell.shape)) is not None:
+        yield "B"
+        return
     safe, loaded = (_is_at(cell, rate) for rate in (rates.ref_safe_per_s, rates.ref_load_per_s))
     if cell.shape == swept and (safe or loaded):
         yield "A"

@@ -53,7 +53,7 @@ def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> t
 
 
 def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
-    configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
+    configs, names = max(len(fit.contrasts) + len(fit.apart), 1), 1 if fit.repeat is None else 2
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))
     smallest = detectable_effect(fit.sigma, launches, configs, references=names) if launches >= MIN_PAIRED else None
     return LaunchNoise(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from results.connector_tax.judged_cells import CONFIRM
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
+from results.records.phases import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import figure
 

@@ -51,6 +51,13 @@ class Load:
         return self.phase, self.rate_per_s, self.shape.input_tokens, self.shape.output_tokens
 
 
+def has_own_rate(load: Load, ref_safe_per_s: float | None) -> bool:
+    """As Measurements.has_own_rate. Without a ref_safe, only shapes with a rate of their own are measured."""
+    if load.phase != "B":
+        return False
+    return ref_safe_per_s is None or not math.isclose(load.rate_per_s, ref_safe_per_s, rel_tol=1e-6)
+
+
 class Measurements:
     """The percentiles of POINTS of every cell; a cell's samples are read when one of them is first asked for."""
 
@@ -124,6 +131,10 @@ class Measurements:
         sides = (BASELINE, REPEAT, config) if at_safe else (BASELINE, REPEAT)
         return next((f"{side} is saturated at this load" for side in sides if self.is_saturated(load, side)), "")
 
+    def has_own_rate(self, load: Load) -> bool:
+        """Whether this shape of Phase B was measured at a rate of its own instead of ref_safe."""
+        return has_own_rate(load, self._ref_safe_per_s)
+
     def is_saturated(self, load: Load, config: str) -> bool:
         """At least half of the config's launches that could be judged are saturated at this load."""
         cells = self._cells[load].get(config, ()) if load in self._cells else ()
@@ -135,7 +146,8 @@ class Measurements:
         """All configs at this load against both names of plain, or why they cannot be compared.
 
         Seconds are compared as logarithms, microseconds of a step as they are. A config that is left out at this load
-        takes no part: the noise of its queue is not that of the others.
+        takes no part. One that is saturated where a queue is part of the tax is set apart: the noise of its queue is
+        not that of the others.
         """
         key = load, series
         if key not in self._fits:
@@ -145,7 +157,8 @@ class Measurements:
                 for config in self._cells[load]
                 if not self.why_left_out(load, config)
             }
-            self._fits[key] = fit_blocks(launches, (BASELINE, REPEAT))
+            queued = [config for config in launches if self.is_saturated(load, config)]
+            self._fits[key] = fit_blocks(launches, (BASELINE, REPEAT), apart=queued)
         return self._fits[key]
 
     def draws(self, load: Load, series: str) -> Mapping[str, Samples]:

@@ -11,10 +11,9 @@ from results.connector_tax.capacity import capacity_table
 from results.connector_tax.children import children_table
 from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
 from results.connector_tax.engine_changes import engine_changes_table
-from results.connector_tax.judged_cells import CONFIRM
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
-from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
+from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow, name_rate
 from results.measures.cells import headline
 from results.measures.drift import Drift
 from results.measures.goodput import Slo
@@ -22,6 +21,7 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, desc
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
+from results.records.phases import CONFIRM
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
@@ -142,21 +142,26 @@ def _saturation_table(analysis: Analysis) -> Table:
     columns: tuple[Column[CellSaturation], ...] = (
         Column("config", lambda cell: cell.config),
         Column("req/s", lambda cell: cell.rate_per_s, form="g"),
-        Column(f"1: completed/sent < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
+        Column(f"1: cohort ratio < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
         Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion_text(cell.criteria[1])),
         Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion_text(cell.criteria[2])),
-        Column("specification: throughput/rate", lambda cell: cell.criteria[0].specified, form=".3f"),
-        Column("its criteria fire", lambda cell: ", ".join(map(str, cell.specified_fired)) or "none"),
+        Column("fire by the point", lambda cell: _list_numbers(cell.fired_by_point)),
+        Column("specification: throughput ratio", lambda cell: cell.criteria[0].specified, form=".3f"),
+        Column("its criteria fire", lambda cell: _list_numbers(cell.specified_fired)),
         Column("saturated", lambda cell: {True: "yes", False: "no", None: f"not known: {cell.reason}"}[cell.saturated]),
         Column("config saturates at", describe_knee),
     )
     note = (
-        "A star marks the criterion that fired. 1: completions of the requests due in the window, until the last, over "
-        "their sends; the specification counts completions inside the window over the rate. 3: growth against half "
-        "the rate. 1 and 3 fire where their whole spread (in brackets) is beyond the limit; the specification goes by "
-        "the number alone."
+        f"A star marks the criterion that fired. Cohort ratio: {term('cohort ratio').meaning}. The specification "
+        f"judges the throughput ratio instead: {term('throughput ratio').meaning}. 3: growth against half the rate. 1 "
+        "and 3 fire where their whole spread (in brackets) is beyond the limit; by the point: where the number alone "
+        "is, as the specification goes."
     )
     return make_table("Saturation", columns, judged, note)
+
+
+def _list_numbers(criteria: Sequence[int]) -> str:
+    return ", ".join(map(str, criteria)) or "none"
 
 
 def _criterion_text(criterion: Criterion) -> str:
@@ -228,7 +233,7 @@ def _step_taxes(analysis: Analysis) -> Table:
     return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
 
 
-REFERENCE: Column[TaxRow] = Column("reference", lambda row: row.reference)
+REFERENCE: Column[TaxRow] = Column("reference", lambda row: name_rate(row.reference, row.rate_per_s))
 RATE: Column[TaxRow] = Column("req/s", lambda row: row.rate_per_s, form="g")
 SHAPE: Column[TaxRow] = Column("shape", lambda row: str(row.shape))
 CONFIG: Column[TaxRow] = Column(

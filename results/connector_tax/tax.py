@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements
+from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements, has_own_rate
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
@@ -49,6 +49,8 @@ TITLES: Mapping[Metric, str] = {
 """What is taxed, as tables and figures name it."""
 RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
 DIFFERENCES = (Metric.STEP_P50, Metric.ENGINE_STEP_P50)
+OWN_RATE = "own rate"
+"""What the rate of a shape is called that the plan does not measure at ref_safe."""
 CALLBACKS = "connector_total_us"
 REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
@@ -62,7 +64,7 @@ class TaxRow:
     """One tax of one config against plain at one load."""
 
     reference: str
-    """`ref_safe` or `ref_load`."""
+    """`ref_safe` or `ref_load`; OWN_RATE of a shape that is measured at a rate of its own."""
     phase: str
     """`A`, `B` or `Bp`: whose cells it comes from."""
     rate_per_s: float
@@ -153,24 +155,30 @@ def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measur
 
 def _find_joint(fit: BlockFit, draws: Mapping[str, Samples], config: str, series: str) -> Joint | None:
     """The tax in the comparison of all configs at this load; None where too few launches of the config are in it."""
-    if config not in fit.contrasts or fit.contrasts[config].launches < MIN_PAIRED:
+    contrast = fit.find(config)
+    if contrast is None or contrast.launches < MIN_PAIRED:
         return None
-    value, drawn = fit.contrasts[config].difference, draws[config]
+    value, drawn = contrast.difference, draws[config]
     if series in LOGARITHMIC:
         return Joint(series, math.expm1(value), np.expm1(drawn))
     return Joint(series, value, drawn)
 
 
 def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
-    """Which reference rates this load stands for; Phase B was sent at ref_safe and B' at ref_load by definition."""
+    """What this load's rate is called; Phase B was sent at ref_safe or its shape's own rate, B' at ref_load."""
     if load.phase == "B":
-        return (REF_SAFE,)
+        return (OWN_RATE if has_own_rate(load, rates.ref_safe_per_s) else REF_SAFE,)
     if load.phase == "Bp":
         return (REF_LOAD,)
     named = ((name, rates.rate(name)) for name in (REF_SAFE, REF_LOAD))
     return tuple(
         name for name, value in named if value is not None and math.isclose(value, load.rate_per_s, rel_tol=1e-6)
     )
+
+
+def name_rate(reference: str, rate_per_s: float) -> str:
+    """The reference rate by its name; a shape's own rate with its value."""
+    return f"{reference}, {rate_per_s:g} req/s" if reference == OWN_RATE else reference
 
 
 def subtract(ours: Samples, theirs: Samples) -> Samples:
@@ -215,7 +223,7 @@ def _name_saturated(measurements: Measurements, load: Load, config: str) -> str:
 def _find_contrast(fit: BlockFit | str, config: str) -> Contrast | None:
     if not isinstance(fit, BlockFit):
         return None
-    return fit.repeat if config == REPEAT else fit.contrasts.get(config)
+    return fit.repeat if config == REPEAT else fit.find(config)
 
 
 def _apply_contrast(row: TaxRow, contrast: Contrast) -> TaxRow:

@@ -26,6 +26,7 @@ from results.measures.summary import LATENCIES, CellSummary, Shape, percentile_n
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
+from results.records.phases import name_phase
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 
@@ -45,7 +46,7 @@ def analyse_cell(cell_json: Path) -> CellSummary:
     return CellSummary(
         cell=record.cell,
         config=record.config,
-        phase=record.phase,
+        phase=name_phase(record.phase),
         trial=int(load.get("trial", 0)),
         rate_per_s=float(load["rate_per_s"]),
         shape=Shape(int(load["input_tokens"]), int(load["output_tokens"])),

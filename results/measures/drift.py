@@ -19,6 +19,7 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.summary import CellSummary
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.statistics.judgement import Verdict, judged, withheld
 
 SERIES = ("ttft_p50_s", "tpot_p50_s")
 """Medians: a drift moves the whole distribution, and they are the least noisy."""
@@ -80,24 +81,32 @@ def drift_of(
     *,
     short: str,
     kind: str = "configs",
+    least: int = MIN_CONFIGS,
 ) -> Drift:
     """The drift of values (above 0) that repeat one another: seconds and value, in groups of one config.
 
-    what: what repeats what; short: what too few of the configs have; kind: what a config is called.
+    what: what repeats what; short: what too few of the configs have; kind: what a config is called: a launch of its
+    own, or all launches of a trial; least: how many of them give an interval.
     """
     used = [value for repeats in groups.values() for values in repeats for value in values]
     pieces = [(config, *_fit_slope(repeats)) for config, repeats in sorted(groups.items())]
     pieces = [(config, slope, weight) for config, slope, weight in pieces if weight > 0]
-    if len(pieces) < MIN_CONFIGS:
-        why = f"{len(pieces)} of the {short}; it needs {MIN_CONFIGS}"
+    if len(pieces) < least:
+        why = f"{len(pieces)} of the {short}; it needs {least}"
         return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
     times = [at for at, _ in used]
     slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
     slope = _over_configs(slopes, weights, len(used), kind)
-    detected = slope.low is not None and slope.high is not None and not slope.low <= 0 <= slope.high
-    verdict = DriftVerdict.DETECTED if detected else DriftVerdict.NOT_DETECTED
     reason = f"{len(used)} cells of {len(pieces)} {kind}, {what}"
-    return Drift(series, slope, (max(times) - min(times)) / 3600, verdict, reason)
+    if why := withheld(slope):
+        reason = f"{reason}; {why}"
+    return Drift(series, slope, (max(times) - min(times)) / 3600, _name_verdict(judged(slope)), reason)
+
+
+def _name_verdict(verdict: Verdict | None) -> DriftVerdict:
+    if verdict is None:
+        return DriftVerdict.NOT_TESTABLE
+    return DriftVerdict.NOT_DETECTED if verdict == Verdict.NOT_DISTINGUISHABLE else DriftVerdict.DETECTED
 
 
 def _group_repeats(
@@ -136,4 +145,8 @@ def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estim
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
     half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
     low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
-    return Estimate(value, low, high, n, basis=f"over {count} {kind}")
+    if half <= 0:
+        return Estimate(
+            value, n=n, reason=f"the slopes of all {kind} agree: nothing tells how they vary", launches=count
+        )
+    return Estimate(value, low, high, n, basis=f"over {count} {kind}", launches=count)

@@ -17,7 +17,7 @@ from results.statistics.estimates import Estimate
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
 CRITERIA: Mapping[int, str] = {
-    THROUGHPUT: "completion rate / send rate",
+    THROUGHPUT: "cohort ratio",
     QUEUE: "p50 of requests waiting",
     GROWTH: "growth of TTFT p90 over half the rate",
 }
@@ -52,6 +52,8 @@ class Criterion:
     """The number that the specification judges: of criterion 1, completions inside the window / rate."""
     specified_fired: bool | None = None
     """What the specification's rule gives for it."""
+    fired_by_point: bool | None = None
+    """What `measured` alone gives, without its spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class CellSaturation:
     def fired(self) -> tuple[int, ...]:
         """Numbers of the criteria that fired."""
         return tuple(criterion.number for criterion in self.criteria if criterion.fired)
+
+    @property
+    def fired_by_point(self) -> tuple[int, ...]:
+        """Numbers of the criteria that fire by their number alone."""
+        return tuple(criterion.number for criterion in self.criteria if criterion.fired_by_point)
 
     @property
     def specified_fired(self) -> tuple[int, ...]:
@@ -105,7 +112,8 @@ def judge(summary: CellSummary, half: CellSummary | None, thresholds: Thresholds
     )
     if summary.degraded:
         criteria = tuple(
-            replace(one, fired=None, specified_fired=None, reason="the cell is degraded") for one in criteria
+            replace(one, fired=None, specified_fired=None, fired_by_point=None, reason="the cell is degraded")
+            for one in criteria
         )
     saturated, reason = _judge_criteria(summary, criteria)
     return CellSaturation(
@@ -148,6 +156,7 @@ def _judge_throughput(summary: CellSummary, threshold: float) -> Criterion:
         high=ratio.high,
         specified=specified,
         specified_fired=_fires(specified, threshold),
+        fired_by_point=_fires(ratio.value, threshold),
     )
 
 
@@ -167,6 +176,7 @@ def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
         waiting.reason if fired is None else None,
         specified=waiting.value,
         specified_fired=fired,
+        fired_by_point=fired,
     )
 
 
@@ -185,6 +195,7 @@ def _judge_growth(summary: CellSummary, half: CellSummary | None, threshold: flo
         growth.high,
         specified=growth.value,
         specified_fired=by_point,
+        fired_by_point=by_point,
     )
 
 

@@ -74,7 +74,7 @@ class CellSummary:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What vLLM settled on for the engine; empty = not recorded."""
     gpu: Mapping[str, Any] = field(default_factory=dict)
-    """utilisation, memory_used_mib, clock_mhz, reason; empty = not recorded."""
+    """As in the cell's record; empty = not recorded."""
 
     def estimate(self, name: str) -> Estimate:
         """The value called `name`; one that no cell of this kind has is unknown, not an error."""

@@ -48,7 +48,7 @@ from results.records.frames import Gap
 from results.records.layout import LifecycleLayout
 from results.records.lifecycle import Clock, LifecycleRecord
 from results.records.run_folder import RunFacts, run_facts
-from results.statistics.judgement import Judgement
+from results.statistics.judgement import Judgement, correct_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,7 @@ def analyse(root: Path) -> LifecycleAnalysis:
     crossings, order_effects = find_break_evens(overheads), measure_order_effects(group_by_size(records))
     plain = _measure_plain(records)
     plain_crossings = find_break_evens(plain)
-    criteria = (
-        verdicts.judge_completeness(records),
-        verdicts.over_launches(verdicts.judge_dominance(records, settings.min_new_tokens), launches),
-        verdicts.over_launches(verdicts.judge_linearity(fitted), launches),
-        verdicts.judge_increment(moved),
-        verdicts.over_launches(verdicts.judge_overhead(overheads, crossings, order_effects), launches),
-        *([verdicts.over_launches(verdicts.judge_overhead(plain, plain_crossings), launches)] if plain else []),
-    )
+    criteria = _judge_criteria(records, settings, fitted, moved, overheads, plain)
     return LifecycleAnalysis(
         facts=facts,
         settings=settings,
@@ -166,6 +159,28 @@ def analyse(root: Path) -> LifecycleAnalysis:
             *_find_gaps(root, contents, planned, records),
         ),
     )
+
+
+def _judge_criteria(
+    records: Sequence[LifecycleRecord],
+    settings: Settings,
+    costs: Costs,
+    volumes: Sequence[Volume],
+    overheads: Sequence[OverheadCell],
+    plain: Sequence[OverheadCell],
+) -> tuple[Judgement, ...]:
+    """In the specification's order; those that compare times are corrected for one another (Holm)."""
+    compared = [
+        verdicts.judge_dominance(records, settings.min_new_tokens),
+        verdicts.judge_linearity(costs),
+        verdicts.judge_overhead(overheads, find_break_evens(overheads), measure_order_effects(group_by_size(records))),
+    ]
+    if plain:
+        compared.append(verdicts.judge_overhead(plain, find_break_evens(plain)))
+    launches = count_launches(records)
+    dominance, linearity, *overhead = (verdicts.over_launches(one, launches) for one in compared)
+    complete, increment = verdicts.judge_completeness(records), verdicts.judge_increment(volumes)
+    return correct_together((complete, dominance, linearity, increment, *overhead))
 
 
 def _find_gaps(

@@ -21,6 +21,7 @@ from results.pd_lifecycle.phases import TURNED
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate
+from results.statistics.trials import MIN_PAIRED
 
 HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_signal", "d_first_decode")
 """Durations from a send in one process to the receipt in another: a wrong clock or join makes them negative."""
@@ -124,9 +125,7 @@ def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
     return Check(what, sum(share <= 1 for share in shares), len(shares), text)
 
 
-def find_size_mismatches(
-    records: Sequence[LifecycleRecord], block_tokens: Mapping[CellKey, int]
-) -> tuple[Gap, ...]:
+def find_size_mismatches(records: Sequence[LifecycleRecord], block_tokens: Mapping[CellKey, int]) -> tuple[Gap, ...]:
     """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration.
 
     block_tokens: by trial, C, N and O.
@@ -150,7 +149,7 @@ def find_size_mismatches(
 
 
 def measure_drifts(records: Sequence[LifecycleRecord]) -> tuple[RunDrift, ...]:
-    """The change of each TTFT over a launch, from the (C, N) that have several output lengths."""
+    """The change of each TTFT over a launch, which is the unit, from the (C, N) that have several output lengths."""
     counted = [record for record in records if record.counted]
     return tuple(_measure_drift(name, ttft_of, counted) for name, ttft_of in _DRIFTS.items())
 
@@ -168,15 +167,14 @@ def _measure_drift(
             times.setdefault(record.trial, []).append(at / 1e9)
     span_s = max((max(own) - min(own) for own in times.values()), default=0.0)
     unit = 3600 / span_s if span_s > 0 else 1.0  # scale a launch to an hour: its slope per hour is the change over it
-    groups = {
-        f"launch {trial} C={context} N={size}": [
-            [(at * unit, value) for at, value in map(_median_of, lengths.values())]
-        ]
-        for (trial, context, size), lengths in cells.items()
-        if len(lengths) > 1
-    }
+    groups: dict[str, list[list[tuple[float, float]]]] = {}
+    for (trial, _, _), lengths in cells.items():
+        if len(lengths) > 1:
+            medians = map(_median_of, lengths.values())
+            groups.setdefault(f"launch {trial}", []).append([(at * unit, value) for at, value in medians])
     what = "medians of cells of one size and several output lengths"
-    drift = drift_of(f"{name}_ms", groups, what, short="(C, N) have several output lengths", kind="(C, N)")
+    short = "launches have a (C, N) of several output lengths"
+    drift = drift_of(f"{name}_ms", groups, what, short=short, kind="launches", least=MIN_PAIRED)
     return RunDrift(drift.series, drift.slope_per_h, span_s or None, drift.verdict, drift.reason)
 
 

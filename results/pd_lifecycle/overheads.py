@@ -283,3 +283,17 @@ def _interpolate_crossing(left: OverheadCell, right: OverheadCell) -> float:
     share = first / (first - last) if first != last else 0.5
     low, high = math.log2(left.new_tokens), math.log2(right.new_tokens)
     return float(2 ** (low + share * (high - low)))
+
+
+def find_p_of_signs(cells: Sequence[OverheadCell]) -> float | None:
+    """Of both signs occurring: 1 less the level up to which a (C, N) is slower and another faster (Holm over all).
+
+    None where no (C, N) has a p.
+    """
+    tested = [cell for cell in cells if cell.p is not None]
+    corrected = holm([cell.p for cell in tested if cell.p is not None])
+    slower, faster = (
+        min((p for cell, p in zip(tested, corrected, strict=True) if sign * _side(cell) > 0), default=1.0)
+        for sign in (1, -1)
+    )
+    return max(slower, faster) if tested else None

@@ -271,8 +271,8 @@ CHECK_COLUMNS: tuple[Column[Check], ...] = (
     Column("", lambda row: row.text),
 )
 _DRIFT_NOTE = (
-    "Relative change from the begin of a launch to its end; jackknife over the (C, N). Where the cells of a (C, N) ran "
-    "by rising output length, the change includes the effect of that on TTFT."
+    "Relative change from the begin of a launch to its end; jackknife over the launches. Where the cells of a (C, N) "
+    "ran by rising output length, the change includes the effect of that on TTFT."
 )
 DRIFT_COLUMNS: tuple[Column[RunDrift], ...] = (
     Column("", lambda row: row.series),

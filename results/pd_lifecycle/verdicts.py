@@ -15,13 +15,14 @@ from dataclasses import replace
 
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, find_p_of_signs
 from results.pd_lifecycle.pairs import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean, unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.launches import fit_sizes
+from results.statistics.student import find_p_value
 
 RESIDUAL_BELOW = 0.05
 """1."""
@@ -71,7 +72,7 @@ def over_launches(within: Judgement, launches: int) -> Judgement:
     few = few_launches(launches, "engine")
     if not few or within.outcome is Outcome.OPEN:
         return within
-    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}")
+    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}", p=None)
 
 
 def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
@@ -92,11 +93,9 @@ def _format_percent(estimate: Estimate) -> str:
 
 def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
     """2: rdma_transfer_ms > p_prefill_ms for N >= 4k."""
-    ratios = {
-        f"C={context} N={size}": ratio
-        for (context, size), ratio in _measure_dominance(records).items()
-        if size >= min_new_tokens
-    }
+    measured, p_values = _measure_dominance(records)
+    sizes = {size: f"C={size[0]} N={size[1]}" for size in measured if size[1] >= min_new_tokens}
+    ratios = {name: measured[size] for size, name in sizes.items()}
     known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
     below = [name for name, one in known.items() if one.high is not None and one.high < 1]
@@ -124,22 +123,31 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         reason=f"{reason}{_example_text(decided, ratios)}",
         measured=shown,
         numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
+        p=_find_p_of_all({name: p_values[size] for size, name in sizes.items() if size in p_values}, below),
     )
 
 
-def _measure_dominance(records: Sequence[LifecycleRecord]) -> Mapping[Size, Estimate]:
-    """Median rdma_transfer / p_prefill of every (C, N)."""
+def _find_p_of_all(p_values: Mapping[str, float], contradict: Sequence[str]) -> float | None:
+    """Of a claim about every size: as large as that of any; contradicted by one of them, as many chances as sizes."""
+    against = [p_values[name] for name in contradict if name in p_values]
+    if against:
+        return min(1.0, min(against) * len(p_values))
+    return max(p_values.values(), default=None)
+
+
+def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:
+    """Median rdma_transfer / p_prefill of every (C, N), and over launches the p of its being 1."""
     logs = measure_log_ratios(records, _transfer_over_prefill)
     fit = fit_sizes(logs)
     if not isinstance(fit, str):
         lacking = unknown("not measured in every launch")
-        return {size: to_ratio(fit.estimates.get(size, lacking)) for size in logs}
+        return {size: to_ratio(fit.estimates.get(size, lacking)) for size in logs}, fit.p
     cells: dict[Size, dict[tuple[int, int], list[LifecycleRecord]]] = {}
     for record in records:
         config = record.config
         own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
         own.setdefault((record.trial, config.output_length), []).append(record)
-    return {size: to_ratio(mean([_median_log(own) for own in cells[size].values()])) for size in logs}
+    return {size: to_ratio(mean([_median_log(own) for own in cells[size].values()])) for size in logs}, {}
 
 
 def _median_log(records: Sequence[LifecycleRecord]) -> float:
@@ -194,6 +202,7 @@ def judge_linearity(costs: Costs) -> Judgement:
             "alpha, ms": costs.relative.alpha_ms,
             "longest wait of a writing thread for a core, ms": spread.run_delay_ms,
         },
+        p=find_p_value(r2, R2_ABOVE),
     )
 
 
@@ -296,6 +305,7 @@ def judge_overhead(
             **{f"relative, C={cell.prior_context} N={cell.new_tokens}": cell.change for cell in cells},
             **({} if order is None else {"overhead, combined first less handover first, ms": order}),
         },
+        p=find_p_of_signs(cells),
     )
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
 from results.records.environment import CapturedEnvironment
+from results.records.gpu import GpuSample
 from results.records.host import HostSample
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.link import LinkRecord
@@ -21,7 +22,7 @@ from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
 from results.records.preflight import PreflightCheck, PreflightRecord
-from results.records.samples import CounterSpan, GpuSample, InterferenceRecord, PromptCounters
+from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
 from results.records.transfer_log import ProbeEvent, ProbeStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
@@ -96,7 +97,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
-    Declared(GpuSample, (f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv")),
+    Declared(GpuSample, ("gpu.csv", f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv")),
     Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
     Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),

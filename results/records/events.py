@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from results.records.gpu import GpuSample
 from results.records.live import LiveLatency
 from results.records.migrations import MigrationStep
 from results.records.plan import RunPlan
@@ -314,6 +315,15 @@ class RouterSampled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GpusSampled(Event):
+    """What the GPUs did in one second of a measured cell."""
+
+    kind: ClassVar[str] = "gpus_sampled"
+    samples: tuple[GpuSample, ...]
+    """One of each GPU, as `gpu.csv` has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class MigrationChanged(MigrationStep, Event):
     """A step in the migration of one session: a line of the feed, and of the migrations table."""
 
@@ -436,6 +446,7 @@ EVENTS: tuple[type[Event], ...] = (
     InstanceChanged,
     InstanceSampled,
     RouterSampled,
+    GpusSampled,
     MigrationChanged,
     LifecycleMeasured,
     CellProgressed,

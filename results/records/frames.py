@@ -19,7 +19,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, fields_of
-from results.records.layout import parquet_beside, sha256
+from results.records.layout import open_atomically, parquet_beside, sha256
 from results.records.schemas import CELL_VERSION, CellRecord, MetricsRecord, RequestRecord, StepRecord
 from results.records.turns import TurnRecord
 
@@ -156,14 +156,13 @@ def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
     stat = jsonl.stat()
     source = msgspec.json.encode(_Source(stat.st_size, stat.st_mtime_ns, digest))
     target = parquet_beside(jsonl)
-    partial = target.with_name(f".{target.name}.partial")
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]  # numbers hardly repeat
     try:
         stamped = table.replace_schema_metadata({_SOURCE: source})
-        pq.write_table(stamped, partial, compression="zstd", use_dictionary=texts)
-        partial.replace(target)
+        with open_atomically(target) as file:
+            pq.write_table(stamped, file, compression="zstd", use_dictionary=texts)
     except OSError:  # a read-only or full disk only costs the next reader some time
-        partial.unlink(missing_ok=True)
+        return
 
 
 def read_table(

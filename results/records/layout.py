@@ -18,18 +18,21 @@ The tree (specs/connector_tax, "Run artifacts"):
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import msgspec
 
 TRANSFER_LOGS = "transfer.*.jsonl"
 """Files of the transfer probe in the folder of one launch."""
+_write_number = itertools.count()
 
 
 class Folder(Protocol):
@@ -105,6 +108,7 @@ class RunLayout:
     plan = Below("plan.json")
     log = Below("run.log")
     host_csv = Below("host.csv")
+    gpu_csv = Below("gpu.csv")
     accepted_changes = Below("accepted_changes.jsonl")
     """What had changed where the run was resumed with --accept-changes; there is no file where it was not."""
     engine_faults = Below("engine_faults.jsonl")
@@ -124,12 +128,14 @@ class RunLayout:
     migrations_csv = Below("migrations.csv")
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
-    """What every cell of `routing` replays."""
-    trace_record = Below("trace/trace.json")
-    """The commit mark of the trace."""
+    """What every cell of `routing` replays that has no trace of its own."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
+
+    def trace_of(self, name: str = "") -> Path:
+        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it."""
+        return self.trace.parent / name / self.trace.name
 
     def interference_of(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""
@@ -311,13 +317,24 @@ def sha256(path: Path) -> str:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: after a crash either the old content or the new is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with open_atomically(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+
+
+@contextlib.contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when it is whole and on disk; of several writers the last one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_write_number)}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

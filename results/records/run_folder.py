@@ -15,11 +15,14 @@ import msgspec
 
 from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
+from results.records.gpu import gpu_notes
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.phases import name_phase
 from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
+MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class PlannedCell:
     config: str
     phase: str
     stem: str
+    reference: str = ""
+    """The reference rate it is measured at, `ref_safe` or `ref_load`; empty = a rate that the plan states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,13 @@ class RunFacts:
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    shapes: Mapping[str, float | None] = field(default_factory=dict)
+    """Of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What the host did meanwhile, and what had changed where the run was resumed all the same, in sentences."""
+    """What host and GPUs did meanwhile, what of the host was open to other machines, and what had changed where the run
+    was resumed all the same, in sentences."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -99,6 +107,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
+    kind = str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", ""))
     return (
         RunFacts(
             run=root.name,
@@ -106,13 +115,19 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", "")),
+            engine_kind=kind,
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
+            shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv)),
+            host_notes=(
+                *_list_accepted(root),
+                *host_notes(RunLayout(root).host_csv),
+                *gpu_notes(RunLayout(root).gpu_csv, kind),
+                *_list_open_ports(root),
+            ),
             host=_describe_host(root),
         ),
         (),
@@ -132,6 +147,22 @@ def _list_accepted(root: Path) -> tuple[str, ...]:
         "The run was resumed with --accept-changes: its later cells were measured with "
         f"{row.changes} (before -> after). Cells from before and after that are compared as if they were alike."
         for row in rows
+    )
+
+
+def _list_open_ports(root: Path) -> tuple[str, ...]:
+    """A sentence where engines listened on every interface of the host, as Mooncake's do."""
+    launches = [_json_object(layout.config_json) for layout in RunLayout(root).configs()]
+    configs = sorted(
+        str(launch.get("config"))
+        for launch in launches
+        if not isinstance(launch, Gap) and MOONCAKE_PORT in _read_object(launch, "ports")
+    )
+    if not configs:
+        return ()
+    return (
+        f"Engines of {', '.join(configs)} listened on every interface of the host: Mooncake has no setting for an "
+        "address. Whoever reaches the host reaches the KV of these engines, so keep it behind a firewall.",
     )
 
 
@@ -202,12 +233,22 @@ def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
         PlannedCell(
             cell=str(cell.get("cell", "")),
             config=str(cell.get("config", "")),
-            phase=str(_read_object(cell, "params").get("phase", "")),
+            phase=name_phase(str(_read_object(cell, "params").get("phase", ""))),
             stem=str(_read_object(cell, "params").get("stem", "")),
+            reference=str(_read_object(cell, "params").get("rate", "")),
         )
         for cell in rows
         if cell.get("kind") == "load"
     )
+
+
+def _read_shapes(phase_b: Mapping[str, Any]) -> dict[str, float | None]:
+    lengths = (phase_b.get("input_tokens"), phase_b.get("output_tokens"))
+    inputs, outputs = (length if isinstance(length, list) else [] for length in lengths)
+    shapes = [f"{each}x{other}" for each in inputs for other in outputs]
+    own = _read_object(phase_b, "shape_rates")
+    rates = {shape: _read_numbers(_read_object(own, shape)).get("rate_per_s") for shape in own}
+    return {shape: rates.get(shape) for shape in shapes}
 
 
 def _json_object(path: Path) -> dict[str, Any] | Gap:

@@ -1,4 +1,4 @@
-"""What is sampled or repeated beside a cell: GPU use, engine counters, what a prefill does to running decodes."""
+"""What is sampled or repeated beside a cell: engine counters, what a prefill does to running decodes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ from typing import Literal
 
 INTERFERENCE_VERSION = 2
 """Of a row of `interference.jsonl`; `results.records.rows` reads the older ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """A sample of one GPU; the file holds its header alone where no GPU answers."""
-
-    t_ns: int
-    """When the sample was requested."""
-    gpu: int
-    """Index of the GPU, as nvidia-smi counts."""
-    utilisation_percent: float
-    """Share of the last sample period with a kernel running."""
-    memory_used_mib: float
-    """Of the GPU's memory."""
-    clock_mhz: float | None = None
-    """Of its multiprocessors; None = the GPU does not state it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,8 @@ class CellRecord:
     client: Mapping[str, Any] = field(default_factory=dict)
     """How the load process fared: cut, retried, wrong_length, late_bodies, completed_in_window, realtime."""
     gpu: Mapping[str, Any] = field(default_factory=dict)
-    """utilisation (0..1, mean), memory_used_mib (largest sum over all GPUs), clock_mhz (mean), reason (why none of
-    them was measured)."""
+    """As `GpuUse` has it: utilisation (0..1, mean), memory_used_mib (largest sum over all GPUs), clock_mhz and power_w
+    (means), temperature_c (highest), limited {what limited clocks: share of the samples}, reason (why none)."""
     version: int = CELL_VERSION
     """Of this record."""
 

@@ -53,6 +53,8 @@ class TraceRecord:
     """Turns left out because they do not fit an engine (`max_tokens`)."""
     max_tokens: int
     """The longest prompt with its answer that an engine takes."""
+    name: str = ""
+    """Which of the run's traces; empty = the one that policies replay unless they name another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ class RoutingCell:
     """Of the replay's prompts."""
     trace: Mapping[str, Any]
     """file, sha256, format, requests, sessions, input_tokens, output_tokens, span_s (after scaling), apc_bound_any,
-    apc_bound_intra (both at the engine's block size)."""
+    apc_bound_intra (both at the engine's block size), name (empty = the run's own)."""
     replay: Mapping[str, Any]
     """time_scale, idle_gap_cap_s, max_inflight_sessions, sent, completed, failed, cut, sessions_done, wall_clock_s,
     trace_span_s, amplification, fidelity."""
@@ -174,6 +176,8 @@ class RoutingCell:
     """Why it was not measured."""
     checksums: Mapping[str, str] = field(default_factory=dict)
     """File name to SHA-256, of every file that cannot be made again from another."""
+    kv_cache_memory_bytes: int | None = None
+    """KV cache of its instances, where the policy has its own; None = the run's."""
     version: int = CELL_VERSION
     """Of this record."""
 

@@ -55,11 +55,15 @@ _RUN = (
     Term("cell", "", "one measurement: one config (or policy) under one load in one trial"),
     Term("stage", "", "a group of cells that run one after the other"),
     Term("trial", "", "one pass over all configs (or policies) on fresh engines, in an order of its own"),
-    Term("sweep", "", "Phase A and B of connector-tax: one launch per config and phase; finds the reference rates"),
+    Term("sweep", "", "Phase A of connector-tax: one launch per config; finds the reference rates"),
     Term("confirm stage", "", "several launches of every config at the loads that verdicts rest on"),
     Term("launch", "", "one start of an engine; what two launches of one config differ by is noise"),
     Term("progress", "%", "estimated time of the finished cells over that of all cells"),
     Term("ETA", "time", "estimated time of the remaining cells, scaled by how long finished cells took"),
+    Term(
+        "GPU sample", "",
+        "load, clock, power, temperature and memory in use of a GPU in one second, and what limits its clocks",
+    ),
     Term("lease", "age", "the heartbeat of the process that runs the run"),
     Term("dropped request", "requests", "a request that the client did not send because its inflight cap was reached"),
     Term(
@@ -77,6 +81,7 @@ _TAX = (
     Term("saturated", "", "the cell's cohort ratio, queue or TTFT growth is beyond its limit"),
     Term("goodput", "req/s", "requests per second of the measured window that completed within the SLO"),
     Term("ref_safe", "req/s", "the highest rate at which no config is saturated"),
+    Term("own rate", "req/s", "the rate that a preset states for a shape of connector-tax in place of ref_safe"),
     Term("ref_load", "req/s", "the highest rate at which `plain` is not saturated"),
     Term("framework cost", "%", "the tax of noop_connector"),
     Term("implementation cost", "%", "the config's tax - the framework's"),
@@ -118,7 +123,10 @@ _ROUTING = (
         "migration", "sessions",
         "the router moves a session from a hot instance to a colder one, with its KV, and binds it there",
     ),
-    Term("unneeded migration", "sessions", "a migration whose target already held almost all the KV of the source"),
+    Term(
+        "unneeded migration", "sessions",
+        "a migration without a transfer: the target lacked fewer than `min_tokens` of what the source held",
+    ),
     Term(
         "recomputed migration", "sessions",
         "a migration served without KV from the source: the target computed the prompt",

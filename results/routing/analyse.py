@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
-from results.routing.claims import UNIFIED, judge_claims, measure_scale
+from results.routing.claims import UNIFIED, Arms, judge_claims
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarise_interference
 from results.routing.load import LoadedCell, load_cells
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
+from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import all_metrics
@@ -49,9 +50,10 @@ from results.routing.pairs import (
 )
 from results.routing.pools import InstancePool, measure_pools
 from results.routing.recomputing import recomputing_arms
+from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.statistics.estimates import Estimate, unknown
-from results.statistics.judgement import Judgement
+from results.statistics.judgement import Judgement, correct_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class RoutingAnalysis:
     policies: Mapping[str, str]
     """Label to the policy's name."""
     baseline: str
-    """The label that the others are set against; empty where nothing was measured."""
+    """The label that the others of the first load are set against (`baseline_of`); empty where nothing was measured."""
     trials: int
     """The most trials that any policy has."""
     values: Mapping[str, Mapping[str, Estimate]]
@@ -97,10 +99,14 @@ class RoutingAnalysis:
     settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
     claims: tuple[Judgement, ...]
+    loads: tuple[Load, ...]
+    """Arrival rate, trace or KV cache: only policies under one of them are compared."""
     planned: Mapping[str, int]
     """Label to its trials in the plan; empty where the plan cannot be read."""
     trace: Mapping[str, Any]
     """Of the first cell."""
+    trace_digests: tuple[str, ...]
+    """SHA-256 of every trace that was replayed, in the order of their names."""
     replay: Mapping[str, Any]
     gaps: tuple[Gap, ...]
 
@@ -124,6 +130,23 @@ class RoutingAnalysis:
             for instance in cell.instances:
                 by_name.setdefault(instance.instance, []).append(instance)
         return by_name
+
+    def baseline_of(self, label: str) -> str:
+        """What the label is set against: the first one under its load, itself where it is that."""
+        return next((load.labels[0] for load in self.loads if label in load.labels), "")
+
+    @property
+    def baseline_name(self) -> str:
+        """Of several loads, the policy that each has."""
+        if len(self.loads) < 2:
+            return self.baseline
+        names = dict.fromkeys(strip_load(load.labels[0]) for load in self.loads)
+        return f"{', '.join(names)} under the same load"
+
+    @property
+    def pairs_with_baseline(self) -> Iterator[Pair]:
+        """Every metric of every label against its baseline."""
+        return (row for row in self.pairs if row.second == self.baseline_of(row.first))
 
     def value(self, label: str, metric: str) -> Estimate:
         """A label's metric; unknown where there is none."""
@@ -152,8 +175,8 @@ def analyse(root: Path) -> RoutingAnalysis:
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
     planned = _read_plan(root)
-    groups = _group_by_rate(cells, labels)
-    pairs = tuple(pair for group in groups for pair in compare_labels(measurements, group))
+    loads = group_by_load(cells, labels)
+    pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
     curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
     counted = [cell for cell in cells if not cell.degraded]
@@ -165,9 +188,9 @@ def analyse(root: Path) -> RoutingAnalysis:
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
     moving = _moving_policies(cells, policies)
-    ablation = specification.ablation_rows(moving, parameters)
-    paper = specification.end_to_end_rows(moving, parameters, _even_pools(summaries))
-    named = _label_rows(paper, ablation, moving)
+    table_rows = _SpecifiedRows(moving, parameters, _even_pools(summaries))
+    arms = _list_arms(loads, cells, table_rows, facts.engine_kind, couplings)
+    claims, points = _judge_together(arms, pairs, moves, floor)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -177,8 +200,8 @@ def analyse(root: Path) -> RoutingAnalysis:
         trials=measurements.trials,
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
         pairs=pairs,
-        turn_pairs=tuple(pair for group in groups for pair in compare_turns(measurements, group)),
-        standings=rank_labels(measurements, groups, pairs),
+        turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
+        standings=rank_labels(measurements, loads, pairs),
         couplings=couplings,
         curve=None if isinstance(curve, str) else curve,
         curve_reason=curve if isinstance(curve, str) else curve.reason,
@@ -189,23 +212,27 @@ def analyse(root: Path) -> RoutingAnalysis:
         interference=summarise_interference(rows),
         moves=moves,
         floor=floor,
-        decision_points=() if floor is None else judge_decision_points(floor),
+        decision_points=points,
         pools=measure_pools(cells, labels),
-        paper=paper,
-        ablation=ablation,
-        settings=specification.threshold_settings(moving, parameters),
-        claims=judge_claims(named, pairs, moves, measure_scale(cells, facts.engine_kind)),
+        paper=table_rows.end_to_end(labels),
+        ablation=table_rows.ablation(labels),
+        settings=max(map(table_rows.thresholds, loads), key=len, default=()),
+        claims=claims,
+        loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
 
 
-def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, dict[str, Any]]:
-    """The trace and the replay's settings, of the first cell."""
+def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
+    """The trace and the replay's settings, of the first cell that replayed the run's own; all digests."""
     if not cells:
-        return {"trace": {}, "replay": {}}
-    return {"trace": dict(cells[0].record.trace), "replay": dict(cells[0].record.replay)}
+        return {"trace": {}, "trace_digests": (), "replay": {}}
+    traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
+    first = traces[min(traces)]
+    digests = tuple(str(traces[name].trace.get("sha256") or "") for name in sorted(traces))
+    return {"trace": dict(first.trace), "trace_digests": digests, "replay": dict(first.replay)}
 
 
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
@@ -216,24 +243,60 @@ def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -
     return {label: policy for label, policy in policies.items() if label not in beside}
 
 
-def _label_rows(
-    paper: Sequence[specification.SpecifiedRow],
-    ablation: Sequence[specification.SpecifiedRow],
-    policies: Mapping[str, str],
-) -> dict[str, str]:
-    """What was measured for each row that claims speak of."""
-    unified = [label for label, policy in policies.items() if policy == UNIFIED]
-    labels = {row.name: row.label for row in (*paper, *ablation)}
-    return labels | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+@dataclass(frozen=True, slots=True)
+class _SpecifiedRows:
+    """The rows of tables 5.2 and 5.3 among some of the labels."""
+
+    policies: Mapping[str, str]
+    """Of the labels that may stand for a row."""
+    parameters: Mapping[str, Mapping[str, Any]]
+    even: Collection[str]
+    """As in end_to_end_rows."""
+
+    def end_to_end(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
+        return specification.end_to_end_rows(self._among(labels), self.parameters, self.even)
+
+    def ablation(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
+        return specification.ablation_rows(self._among(labels), self.parameters)
+
+    def name_labels(self, labels: Sequence[str]) -> dict[str, str]:
+        """What was measured for each row that claims speak of."""
+        unified = [label for label, policy in self._among(labels).items() if policy == UNIFIED]
+        named = {row.name: row.label for row in (*self.end_to_end(labels), *self.ablation(labels))}
+        return named | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+
+    def thresholds(self, load: Load) -> tuple[specification.Setting, ...]:
+        """The grid of figure 9 under this load."""
+        return specification.threshold_settings(self._among(load.labels), self.parameters)
+
+    def _among(self, labels: Sequence[str]) -> dict[str, str]:
+        return {label: self.policies[label] for label in labels if label in self.policies}
 
 
-def _group_by_rate(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Labels whose sessions arrived at one rate: only these are compared. In the order of labels."""
-    scales = {cell.record.label: cell.record.replay.get("time_scale") for cell in cells}
-    groups: dict[object, list[str]] = {}
-    for label in labels:
-        groups.setdefault(scales.get(label), []).append(label)
-    return tuple(tuple(group) for group in groups.values())
+def _list_arms(
+    loads: Sequence[Load],
+    cells: Sequence[LoadedCell],
+    rows: _SpecifiedRows,
+    engine_kind: str,
+    couplings: Sequence[Coupling],
+) -> list[Arms]:
+    """What claims speak of, under each load."""
+    no_loop = {row.label: row.why_no_loop for row in couplings}
+    arms = []
+    for load in loads:
+        own = [cell for cell in cells if cell.record.label in load.labels]
+        arms.append(Arms(rows.name_labels(load.labels), measure_scale(own, engine_kind, no_loop), load.text))
+    return arms
+
+
+def _judge_together(
+    arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None
+) -> tuple[tuple[Judgement, ...], tuple[Judgement, ...]]:
+    """Claims and decision points, corrected for one another (Holm)."""
+    claims = judge_claims(arms, pairs, moves)
+    points = () if floor is None else judge_decision_points(floor)
+    corrected = correct_together((*claims, *points))
+    return corrected[: len(claims)], corrected[len(claims) :]
 
 
 def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:

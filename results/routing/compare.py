@@ -20,7 +20,7 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
             "trials": str(analysis.trials),
             "trace": ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key)),
         },
-        must_agree={"trace": str(trace.get("sha256") or "")},
+        must_agree={"trace": ", ".join(analysis.trace_digests)},
     )
 
 
@@ -37,9 +37,7 @@ def _list_values(analysis: RoutingAnalysis) -> Iterator[Measure]:
 
 def _list_ratios(analysis: RoutingAnalysis) -> Iterator[Measure]:
     """Paired by trial inside each run: what two policies differ by holds less of the host than each one's own time."""
-    for pair in analysis.pairs:
-        if pair.second != analysis.baseline:
-            continue
+    for pair in analysis.pairs_with_baseline:
         key = {"policy": pair.first, "against": pair.second, "metric": metric_named(pair.metric).title}
         if pair.ratio is not None:
             yield Measure("Ratios to the baseline", key, pair.ratio, "times", verdict=pair.verdict)

@@ -7,6 +7,7 @@ from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing import shown
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import list_cautions
+from results.routing.loads import join_load
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.pairs import Pair, Standing, TurnPair
 from results.statistics.estimates import Estimate, figure
@@ -22,7 +23,7 @@ CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
 
 
 BEST_COLUMNS: tuple[Column[Standing], ...] = (
-    Column("metric", lambda row: metric_named(row.metric).heading),
+    Column("metric", lambda row: join_load(metric_named(row.metric).heading, row.load)),
     Column("best", lambda row: row.best),
     Column("value", lambda row: row.value.text(3, metric_named(row.metric).scale)),
 )
@@ -32,7 +33,8 @@ def best_values_table(analysis: RoutingAnalysis) -> Table:
 
     def others(row: Standing) -> str:
         scale = metric_named(row.metric).scale
-        values = [analysis.value(label, row.metric).value for label in analysis.labels if label != row.best]
+        compared = next(load.labels for load in analysis.loads if row.best in load.labels)
+        values = [analysis.value(label, row.metric).value for label in compared if label != row.best]
         known = [value * scale for value in values if value is not None]
         return f"{figure(min(known), 3)} to {figure(max(known), 3)}" if known else NOT_MEASURED
 
@@ -57,9 +59,13 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
 )
 
 
+def _list_others(analysis: RoutingAnalysis) -> list[str]:
+    return [label for label in analysis.labels if label != analysis.baseline_of(label)]
+
+
 def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
     """By the other label and the metric."""
-    return {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
+    return {(row.first, row.metric): row for row in analysis.pairs_with_baseline}
 
 
 def ratios_table(analysis: RoutingAnalysis) -> Table:
@@ -79,7 +85,7 @@ def ratios_table(analysis: RoutingAnalysis) -> Table:
         "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1."
     )
     columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
-    return make_table(f"Against {analysis.baseline}, as ratios", columns, analysis.labels[1:], note)
+    return make_table(f"Against {analysis.baseline_name}, as ratios", columns, _list_others(analysis), note)
 
 
 def differences_table(analysis: RoutingAnalysis) -> Table:
@@ -101,13 +107,13 @@ def differences_table(analysis: RoutingAnalysis) -> Table:
         "pairs stand in pairs.csv."
     )
     columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
-    return make_table(f"Against {analysis.baseline}", columns, analysis.labels[1:], note)
+    return make_table(f"Against {analysis.baseline_name}", columns, _list_others(analysis), note)
 
 
 def turns_table(analysis: RoutingAnalysis) -> Table:
     note = "The same turn of the same session under both policies: the median of the differences is of single turns."
-    rows = [row for row in analysis.turn_pairs if row.second == analysis.baseline]
-    return make_table(f"Turn by turn against {analysis.baseline}", TURN_COLUMNS, rows, note)
+    rows = [row for row in analysis.turn_pairs if row.second == analysis.baseline_of(row.first)]
+    return make_table(f"Turn by turn against {analysis.baseline_name}", TURN_COLUMNS, rows, note)
 
 
 TURN_COLUMNS: tuple[Column[TurnPair], ...] = (

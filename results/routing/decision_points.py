@@ -5,12 +5,22 @@ Pure functions of LoadFloor. The intervals decide: a difference that its interva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from results.routing.floor_facts import DecodeRequests
-from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
+from results.routing.load_floor import (
+    BONUS,
+    NO_FIX,
+    NON_TRIVIAL,
+    TTFT_RATIO,
+    FloorVariant,
+    LoadFloor,
+    TimeoutPair,
+    change_floor_level,
+)
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged
+from results.statistics.student import find_p_of_rule
 
 OVERLAP_WITHIN = 0.05
 """Wins by overlap survive where at most this much less of it is kept; the specification states no number."""
@@ -28,12 +38,34 @@ DISTINGUISHED_BY = {
 """What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
 
 
+Answering = Callable[[LoadFloor], tuple[Outcome, str]]
+"""Applies the rule of a decision point: the outcome, and why."""
+
+
 def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
-    """Every decision point in the specification's order."""
+    """Every decision point in the specification's order; not yet corrected for one another."""
     return tuple(
-        Judgement(name, claim, rule, *answer(floor), prior=f"the specification's default: {default}")
+        Judgement(
+            name,
+            claim,
+            rule,
+            *answer(floor),
+            prior=f"the specification's default: {default}",
+            p=_find_p(name, answer, floor),
+        )
         for name, claim, default, rule, answer in DECISION_POINTS
     )
+
+
+def _find_p(name: str, answer: Answering, floor: LoadFloor) -> float | None:
+    """Of a rule over intervals; None where it counts, and where there is nothing to judge.
+
+    A rule that one of several comparisons may satisfy has as many chances to do so by chance (Bonferroni).
+    """
+    if name not in CHANCES or answer(floor)[0] == Outcome.OPEN or few_launches(floor.trials):
+        return None
+    p = find_p_of_rule(lambda level: answer(change_floor_level(floor, level))[0])
+    return min(1.0, p * CHANCES[name](floor))
 
 
 def _judge_d1(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -329,7 +361,16 @@ def _format_percent(share: Estimate) -> str:
     return "-" if share.value is None else f"{share.value:.1%}"
 
 
-DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Outcome, str]]], ...] = (
+CHANCES: Mapping[str, Callable[[LoadFloor], int]] = {
+    "D1": lambda floor: 2 * len(_list_bonuses(floor)),
+    "D2": lambda floor: len(floor.timeouts),
+    "D3": lambda floor: len(_list_bonuses(floor)) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
+    "D5": lambda floor: len(DISTINGUISHED_BY),
+    "D6": lambda floor: 1,
+    "D7": lambda floor: 1,
+}
+"""By decision point, the comparisons of which one may satisfy its rule. Those that are not here count."""
+DECISION_POINTS: tuple[tuple[str, str, str, str, Answering], ...] = (
     (
         "D1",
         "The load floor comes first, before the transport.",

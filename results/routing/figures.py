@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.routing import load_figures, migration_figures, policy_figures, schematics
+from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
 from results.routing.analyse import RoutingAnalysis
 
 FIGURES = (
@@ -17,7 +17,8 @@ FIGURES = (
     policy_figures.LATENCIES,
     migration_figures.ABLATION,
     load_figures.COUPLING,
-    migration_figures.SENSITIVITY,
+    sensitivity_figures.THRESHOLDS,
+    sensitivity_figures.LOADS,
     migration_figures.TIMELINE,
     schematics.COUPLING,
     schematics.ARCHITECTURE,

@@ -28,6 +28,7 @@ from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict, decisive, judged
+from results.statistics.student import change_level
 from results.statistics.trials import Measured, Trial, combine
 
 NO_FIX = "none"
@@ -345,3 +346,22 @@ def _measure_differences(first: _Label, second: _Label, measurements: Measuremen
     labels = first.label, second.label
     differences |= {name: mean_interval(measurements.difference(*labels, metric_named(name))) for name in OF_TURNS}
     return differences | {TTFT_RATIO: ratio_interval(measurements.log_ratio(*labels, metric_named("ttft_p90_s")))}
+
+
+def change_floor_level(floor: LoadFloor, level: float) -> LoadFloor:
+    """The same with every interval over trials at this level."""
+    variants = tuple(
+        replace(
+            one,
+            values=_change_levels(one.values, level),
+            differences=_change_levels(one.differences, level),
+            against={label: _change_levels(own, level) for label, own in one.against.items()},
+        )
+        for one in floor.variants
+    )
+    timeouts = tuple(replace(pair, lost_share=change_level(pair.lost_share, level)) for pair in floor.timeouts)
+    return replace(floor, variants=variants, timeouts=timeouts)
+
+
+def _change_levels(estimates: Mapping[str, Estimate], level: float) -> dict[str, Estimate]:
+    return {name: change_level(one, level, is_ratio=name == TTFT_RATIO) for name, one in estimates.items()}

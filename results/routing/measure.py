@@ -307,12 +307,12 @@ def log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
 
 
 def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
-    """Cells that did not replay what the first cell of their trial did: nothing can be paired with them."""
-    first: dict[int, tuple[object, object]] = {}
+    """Cells that did not replay what the first cell of their trial and trace did: nothing can be paired with them."""
+    first: dict[tuple[int, str], tuple[object, object]] = {}
     odd: dict[str, str] = {}
     for cell in cells:
         sent = cell.record.trace.get("sha256"), cell.record.seed
-        if first.setdefault(cell.record.trial, sent) != sent:
+        if first.setdefault((cell.record.trial, str(cell.record.trace.get("name") or "")), sent) != sent:
             odd[cell.path] = "of another trace or seed than the trial's first cell"
     return odd
 

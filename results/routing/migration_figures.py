@@ -1,4 +1,4 @@
-"""The figures about sessions that move, what they draw and how: f7, f9 and f10 of specs/ear."""
+"""The figures about sessions that move, what they draw and how: f7 and f10 of specs/ear."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pandas as pd
 
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
-from results.report.marks import QUIET, draw_grid, draw_panel, name_rows
+from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import why_no_verdict
 from results.routing.figure_kinds import FigureData, FigureKind, has_values
 from results.routing.load import number_or_none
 from results.routing.logs import PendingSeries
@@ -21,7 +20,6 @@ from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
 from results.routing.shown import describe_bars, estimate_columns
 from results.statistics.estimates import Samples
-from results.statistics.estimates import figure as digits
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -32,16 +30,12 @@ if TYPE_CHECKING:
 Dashes = tuple[float, tuple[float, ...]]
 
 OF_ABLATION = ("apc", "ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s")
-OF_SENSITIVITY = ("ttft_p90_s", "trigger_rate", "accuracy", "thrash_rate")
 BINS = 120
 """Stretches of time of a heat map."""
 PANELS = 6
 """Policies that figure 10 shows at most."""
 HEAT, ARROW = "heat", "arrow"
 """What a row of figure 10 is."""
-_RATES = {"trigger_rate": "trigger rate (%)", "accuracy": "accuracy (%)", "thrash_rate": "thrash rate (%)"}
-_COUNTED = ("accuracy", "thrash_rate")
-"""Rates of a handful of migrations: each with its n."""
 _ARROWS: Mapping[str, tuple[Dashes, str]] = {
     "transferred": ((0.0, ()), "#d55e00"),
     "recomputed": ((0.0, (3.0, 2.0)), "#0072b2"),
@@ -91,78 +85,6 @@ def draw_ablation(figure: Figure) -> Drawing:
     return drawing
 
 
-def collect_sensitivity(analysis: RoutingAnalysis) -> FigureData | str:
-    """f9, of the two thresholds."""
-    if not analysis.settings:
-        return "it needs EAR with at least two values of hot_tokens or cooldown_s in one run"
-    rates = {row.label: row.values for row in analysis.moves.migrations}
-    rows = [
-        {"metric": name, "hot_tokens": one.hot_tokens, "cooldown_s": one.cooldown_s, "label": one.label}
-        | estimate_columns(rates[one.label].get(name) or analysis.value(one.label, name))
-        for name in OF_SENSITIVITY
-        for one in analysis.settings
-    ]
-    table = pd.DataFrame(rows)
-    few = why_no_verdict(analysis.trials)
-    calm = not (table[table["metric"] == "thrash_rate"]["value"] > 0).any()
-    gate = (
-        "It is 0 by construction: EAR's cooldown gate refuses such a migration, so it checks the gate and says nothing "
-        "of the thresholds. "
-        if calm
-        else ""
-    )
-    caption = (
-        "Means over the trials, each with its interval. Trigger rate: requests that asked to migrate. Accuracy: served "
-        "migrations whose target stayed cool, of n. Thrash rate: of n sessions that migrated, those that did again "
-        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {describe_bars(table)}{few}"
-    )
-    return FigureData(table, caption)
-
-
-def draw_sensitivity(figure: Figure) -> Drawing:
-    """A heat map per metric, T_hot upwards, T_cool to the right, each cell with its value and interval."""
-    table = figure.table
-    names = list(dict.fromkeys(table["metric"]))
-    hot, cool = (sorted(set(table[axis])) for axis in ("hot_tokens", "cooldown_s"))
-    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot))
-    for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        rows = table[table["metric"] == name]
-        scale = 100.0 if name in _RATES else metric_named(name).scale
-        values, low, high = (_grid_values(rows, column, hot, cool) * scale for column in ("value", "low", "high"))
-        counts = _grid_values(rows, "n", hot, cool) if name in _COUNTED else None
-        labels = ([f"{value:g}" for value in hot], [f"{value:g}" for value in cool])
-        draw_grid(axes, values, _describe_cells(values, (low, high), counts), labels)
-        by_gate = ", 0 by construction" if name == "thrash_rate" and not (values > 0).any() else ""
-        title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
-        axes.set_title(f"{title}{by_gate}", loc="left")
-        axes.set_xlabel("cooldown (s)")
-    drawing.axes[0].set_ylabel("hot above (pending tokens)")
-    title_sheet(drawing, figure.title)
-    return drawing
-
-
-def _grid_values(rows: pd.DataFrame, column: str, hot: Sequence[float], cool: Sequence[float]) -> Samples:
-    """A column over the grid, T_hot by T_cool; NaN where there is none."""
-    grid = rows.pivot_table(index="hot_tokens", columns="cooldown_s", values=column, dropna=False)
-    return grid.reindex(index=list(hot), columns=list(cool)).to_numpy(dtype=np.float64)
-
-
-def _describe_cells(
-    values: Samples, bounds: tuple[Samples, Samples], counts: Samples | None
-) -> dict[tuple[int, int], str]:
-    """Each cell's value, its interval, and what it was counted of."""
-    words = {}
-    for place, value in np.ndenumerate(values):
-        lines = [digits(float(value), 3) if np.isfinite(value) else "-"]
-        span = [float(side[place]) for side in bounds]
-        if np.isfinite(value) and np.isfinite(span).all():
-            lines.append(f"[{digits(span[0], 3)}, {digits(span[1], 3)}]")
-        if np.isfinite(value) and counts is not None:
-            lines.append(f"n = {counts[place]:.0f}")
-        words[place[0], place[1]] = "\n".join(lines)
-    return words
-
-
 def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
     """f10."""
     cells = analysis.moves.shown()
@@ -181,7 +103,7 @@ def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
         f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.migrations.events)})' for cell in shown)}. "
         "Shade: the most prompt tokens pending in that stretch of time, by the router's counters at every pick and at "
         "1 Hz; white: nothing pending; hatched: not seen. Framed: hot, more than the policy's T_hot pending. Arrows: "
-        "from source to target at the pick, by what became of the session's KV; unneeded: nothing was lacking there."
+        "from source to target at the pick, by what became of the session's KV; unneeded: nothing had to move."
         f"{left_out}"
     )
     return FigureData(table, caption)
@@ -306,7 +228,6 @@ def _legend_keys(table: pd.DataFrame) -> list[Artist]:
 
 
 ABLATION = FigureKind(8, "7", "EAR and its parts", collect_ablation, draw_ablation)
-SENSITIVITY = FigureKind(10, "9", "EAR by its thresholds", collect_sensitivity, draw_sensitivity)
 TIMELINE = FigureKind(
     11, "10", "Prompt tokens pending at each instance, and migrations", collect_timeline, draw_timeline
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from results.report.document import describe_engine
 from results.report.page import Answer, OpenQuestion, Page, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.statistics.blocks import BlockFit, fit_blocks, launches_for
@@ -83,19 +85,22 @@ def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
 def _describe_planned(analysis: RoutingAnalysis, fit: BlockFit) -> str:
     count = _plan_trials(analysis, fit)
     needed = "more trials than can be planned" if count is None else f"{count} trials"
-    return f"{needed[:1].upper()}{needed[1:]} detect a difference of {NAMED_EFFECT:.0%} to {analysis.baseline}."
+    return f"{needed[:1].upper()}{needed[1:]} detect a difference of {NAMED_EFFECT:.0%} to {analysis.baseline_name}."
 
 
 def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
-    return launches_for(math.log1p(NAMED_EFFECT), fit.sigma, max(len(analysis.labels) - 1, 1), references=1)
+    most = max(len(load.labels) for load in analysis.loads)
+    return launches_for(math.log1p(NAMED_EFFECT), fit.sigma, max(most - 1, 1), references=1)
 
 
 def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
     """An answer where one policy is better than every other, or where the run ranks none."""
     answers, questions = list[Answer](), list[OpenQuestion]()
     unranked = bool(why_no_verdict(analysis.trials)) or len(analysis.labels) < 2
+    if not unranked and len(analysis.loads) > 1:
+        return _rank_under_loads(analysis, remedy)
     for row in analysis.standings:
-        title, text = metric_named(row.metric).title, _describe_best(row)
+        title, text = join_load(metric_named(row.metric).title, row.load), _describe_best(row)
         others = len(row.behind) + len(row.level) + len(row.unjudged)
         if unranked:
             answers.append(Answer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
@@ -107,23 +112,40 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer],
         else:
             questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
     if not unranked and analysis.standings:
-        answers.insert(0, _answer_overall(analysis, len(answers)))
+        answers.insert(0, _answer_overall(analysis.standings, "Best policy"))
     elif analysis.standings:
         why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
         questions.append(OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE))
     return answers, questions
 
 
-def _answer_overall(analysis: RoutingAnalysis, decided: int) -> Answer:
-    rows = analysis.standings
+def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+    """An answer per load: the table has every metric of each."""
+    answers, questions = list[Answer](), list[OpenQuestion]()
+    for load in analysis.loads:
+        rows = [row for row in analysis.standings if row.load == load.text]
+        answer = _answer_overall(rows, join_load("Best policy", load.text))
+        if any(row.alone for row in rows):
+            answers.append(answer)
+        else:
+            questions.append(OpenQuestion(answer.name, answer.text, remedy, HEADLINE_FIGURE))
+    return answers, questions
+
+
+def _answer_overall(rows: Sequence[Standing], name: str) -> Answer:
+    """Of metrics under one load, or of a run that has one."""
+    alone = [row for row in rows if row.alone]
+    decided = len(alone)
     comparisons = sum(len(row.behind) + len(row.level) for row in rows)
     stand = sum(len(row.corrected) for row in rows)
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
+    if alone and alone[0].load:
+        which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     text = (
         f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
         f"{stand} are distinguishable after Holm's correction."
     )
-    return Answer("Best policy", "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+    return Answer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
 
 def _describe_best(row: Standing) -> str:
@@ -136,7 +158,7 @@ def _describe_best(row: Standing) -> str:
 
 def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     """What would tell policies apart that this run does not."""
-    if len(analysis.labels) < 2:
+    if all(len(load.labels) < 2 for load in analysis.loads):
         return "a run with several policies"
     count = None if isinstance(fit, str) else _plan_trials(analysis, fit)
     if isinstance(fit, str):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
+from results.routing.loads import Load
 from results.routing.measure import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
 from results.statistics.judgement import Verdict, judged
-from results.statistics.trials import MIN_PAIRED, p_value
+from results.statistics.trials import p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
@@ -103,6 +104,8 @@ class Standing:
     """What the intervals cover."""
     corrected: tuple[str, ...] = ()
     """Those of `behind` that stay so when all comparisons of all these metrics are corrected for (Holm)."""
+    load: str = ""
+    """As in Load: only policies under one load are compared."""
 
     @property
     def alone(self) -> bool:
@@ -143,7 +146,7 @@ def compare_two(measurements: Measurements, first: str, second: str, metric: Met
     if metric.series in latency.METRICS:
         common = measurements.common_turns(first, second, metric.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
-    p = p_value(tested) if len(tested.trials) >= MIN_PAIRED else None
+    p = None if verdict is None else p_value(tested)
     above, below = (sum(sign * one.value > 0 for one in tested.trials.values()) for sign in (1, -1))
     return Pair(metric.name, first, second, difference, base, relative, verdict, *common, p, ratio, above, below)
 
@@ -179,11 +182,9 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
     )
 
 
-def rank_labels(
-    measurements: Measurements, groups: Sequence[Sequence[str]], pairs: Sequence[Pair]
-) -> tuple[Standing, ...]:
-    """Who is best of each group on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for labels in groups for name in HEADLINE)
+def rank_labels(measurements: Measurements, loads: Sequence[Load], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
+    """Who is best under each load on each of HEADLINE; a metric that no policy has is left out."""
+    rows = (_rank_by_metric(measurements, load, pairs, metric_named(name)) for load in loads for name in HEADLINE)
     return correct_standings([row for row in rows if row is not None], pairs)
 
 
@@ -203,10 +204,8 @@ def correct_standings(rows: Sequence[Standing], pairs: Sequence[Pair]) -> tuple[
     )
 
 
-def _rank_by_metric(
-    measurements: Measurements, labels: Sequence[str], pairs: Sequence[Pair], metric: Metric
-) -> Standing | None:
-    values = {label: value_of(measurements, label, metric) for label in labels}
+def _rank_by_metric(measurements: Measurements, load: Load, pairs: Sequence[Pair], metric: Metric) -> Standing | None:
+    values = {label: value_of(measurements, label, metric) for label in load.labels}
     known = {label: estimate.value for label, estimate in values.items() if estimate.value is not None}
     if not known:
         return None
@@ -215,7 +214,7 @@ def _rank_by_metric(
     worse = Verdict.HIGHER if sign > 0 else Verdict.LOWER
     behind, level, unjudged = list[str](), list[str](), list[str]()
     bases: dict[str, None] = {}
-    for label in labels:
+    for label in load.labels:
         if label == best:
             continue
         row = pair_of(pairs, label, best, metric.name)
@@ -225,4 +224,5 @@ def _rank_by_metric(
         (behind if row.verdict == worse else level).append(label)
         bases[row.difference.basis or ""] = None
     basis = "; ".join(bases)
-    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(unjudged), basis)
+    sides = tuple(behind), tuple(level), tuple(unjudged)
+    return Standing(metric.name, best, values[best], *sides, basis, load=load.text)

@@ -6,6 +6,7 @@ from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.tables import build_tables
@@ -73,7 +74,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
         )
     wins: dict[str, list[str]] = {}
     for row in alone:
-        wins.setdefault(row.best, []).append(metric_named(row.metric).title)
+        wins.setdefault(row.best, []).append(join_load(metric_named(row.metric).title, row.load))
     named = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
     open_rows = [row for row in analysis.standings if not row.alone]
     rest = f" Undecided: {'; '.join(_name_leader(row) for row in open_rows)}." if open_rows else ""
@@ -87,7 +88,7 @@ def _name_leader(row: Standing) -> str:
     others = len(row.level) + len(row.unjudged) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
     value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
-    return f"{metric.title} {row.best} ({value}{shared})"
+    return f"{join_load(metric.title, row.load)} {row.best} ({value}{shared})"
 
 
 def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
@@ -134,6 +135,8 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
             "Tokens of transfers that overlapped at a target are known from its transfer log alone. What a "
             "migration spares the other sessions of a hot instance shows in the policies' latencies alone."
         )
+    if len(analysis.loads) > 1:
+        limits.append("Policies are compared under one load only: arrival rate, trace and KV cache alike.")
     if len(analysis.labels) < 2:
         limits.append("Fewer than two policies were measured: there is nothing to compare.")
     return (*analysis.facts.host_notes, *limits)

@@ -7,6 +7,10 @@ so that three blocks of nine launches leave 16 degrees of freedom where one conf
 All configs are judged together: Dunnett's intervals against a reference (Dunnett, JASA 50, 1955) hold for every config
 at once. The reference is the mean of the baseline's launches under all its names. Each comparison also has two
 intervals that hold by itself only: with the residual of all configs, and from its own differences alone.
+
+A config whose noise is another one (a queue) is set apart: it takes no part in the residual, and its bounds come from
+its own differences. Bounds for all configs at once then share the error: of m configs, k of them apart, Dunnett's
+intervals of the others hold at 1 - (1 - level)(m - k)/m, each of the k at 1 - (1 - level)/m (Bonferroni).
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import LEVEL, Samples
+from results.statistics.estimates import LEVEL, ROUNDING, Samples, all_agree
 from results.statistics.trials import MIN_PAIRED
 
 POWER = 0.8
@@ -32,8 +36,6 @@ DRAWS = 100_000
 JOINT_DRAWS = 20_000
 SEED = 1955
 LEVEL_OF_F = 0.05
-ROUNDING = 1e-12
-"""A residual below this share of the largest y is rounding, not noise."""
 
 Key = TypeVar("Key", bound=Hashable)
 Launches = Mapping[str, Mapping[int, float]]
@@ -65,6 +67,8 @@ class Contrast:
     """Blocks in which both the config and the reference were measured."""
     widening: float
     """By how much its own bounds are wider, where its launches vary more than those of the others; else 1."""
+    error: float
+    """Standard error of the difference, before it is widened."""
     together: Together | None = None
     """None for the reference's second name, which is no config to be judged."""
 
@@ -78,7 +82,7 @@ class BlockFit:
     degrees: int
     """Degrees of freedom of `sigma`."""
     contrasts: Mapping[str, Contrast]
-    """By config, without the names of the reference."""
+    """By config, without the names of the reference and without those apart."""
     repeat: Contrast | None
     """The reference's second name less its first: the A/A diagnostic. None where it has one name."""
     cells: tuple[tuple[str, int], ...]
@@ -87,22 +91,60 @@ class BlockFit:
     """Of every launch: what block and config leave over."""
     estimator: Samples
     """Contrasts x launches: a contrast's difference is its row times the launches' y."""
+    apart: Mapping[str, Contrast] = field(default_factory=dict)
+    """Configs whose noise is their own. Without one that has fewer than two launches, or launches that all agree."""
+
+    def find(self, config: str) -> Contrast | None:
+        return self.contrasts.get(config) or self.apart.get(config)
 
 
-def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEVEL) -> BlockFit | str:
+def fit_blocks(
+    launches: Launches, references: Sequence[str], level: float = LEVEL, *, apart: Collection[str] = ()
+) -> BlockFit | str:
     """Compare every config with the mean of the references that were measured; a sentence where that cannot be done.
 
     Launches may be missing. Without any residual nothing tells chance from effect: then there is no fit. Where the
     launches of one config vary more than the others' (F test, LEVEL_OF_F), its bounds are as wide as its own at least.
+    `apart`: configs that take no part in the residual.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
     bases = [name for name in references if name in measured]
-    others = [name for name in measured if name not in references]
+    judged = [name for name in measured if name not in references]
+    others = [name for name in judged if name not in apart]
     if not bases:
         return f"{references[0]} was not measured"
     model = _fit([*bases, *others], measured)
     if isinstance(model, str):
         return model
+    reference_launches = [measured[name] for name in bases]
+    contrasts, estimator = _contrast_others(model, measured, bases, others, level, family=len(judged))
+    set_apart = {
+        name: _contrast_apart(_own_differences(measured[name], reference_launches), level, len(judged))
+        for name in judged
+        if name in apart
+    }
+    repeat = _compare_references(model, measured, bases, level)
+    return BlockFit(
+        model.sigma,
+        model.degrees,
+        contrasts,
+        repeat,
+        model.cells,
+        model.residuals,
+        estimator,
+        {name: contrast for name, contrast in set_apart.items() if contrast is not None},
+    )
+
+
+def _contrast_others(
+    model: _Model,
+    measured: Launches,
+    bases: Sequence[str],
+    others: Sequence[str],
+    level: float,
+    family: int,
+) -> tuple[dict[str, Contrast], Samples]:
+    """The configs that are not apart, with their part of the error that the whole family may make; the estimator."""
     reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
     weights = np.array([_unit(model, name) - reference for name in others]).reshape(len(others), len(model.names))
     differences, covariance = model.compare(weights)
@@ -110,16 +152,30 @@ def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEV
     errors = np.sqrt(np.diag(covariance))
     correlation = covariance / np.outer(errors, errors)
     reference_launches = [measured[name] for name in bases]
+    part = len(others) / family if family else 1.0
     contrasts: dict[str, Contrast] = {}
     for name, difference, error in zip(others, differences, map(float, errors), strict=True):
         own = _own_differences(measured[name], reference_launches)
         rest = _fit([other for other in model.names if other != name], measured)
         alone = _contrast(model, rest, difference, error, own, level)
-        half = dunnett_critical(correlation, model.degrees, level) * error * alone.widening
-        p = dunnett_p(correlation, model.degrees, difference / error / alone.widening)
+        half = dunnett_critical(correlation, model.degrees, 1 - (1 - level) * part) * error * alone.widening
+        p = min(1.0, dunnett_p(correlation, model.degrees, difference / error / alone.widening) / part)
         contrasts[name] = replace(alone, together=Together(difference - half, difference + half, p))
-    repeat = _compare_references(model, measured, bases, level)
-    return BlockFit(model.sigma, model.degrees, contrasts, repeat, model.cells, model.residuals, estimator)
+    return contrasts, estimator
+
+
+def _contrast_apart(own: Samples, level: float, family: int) -> Contrast | None:
+    """Of differences to the reference in each block. None where they give no spread."""
+    if own.size < 2 or all_agree(own) or not own.any():
+        return None
+    difference, degrees = float(own.mean()), own.size - 1
+    error = float(own.std(ddof=1)) / math.sqrt(own.size)
+    half = float(special.stdtrit(degrees, (1 + level) / 2)) * error
+    half_together = float(special.stdtrit(degrees, 1 - (1 - level) / family / 2)) * error
+    p = min(1.0, family * 2 * float(special.stdtr(degrees, -abs(difference) / error)))
+    low, high = difference - half, difference + half
+    together = Together(difference - half_together, difference + half_together, p)
+    return Contrast(difference, low, high, low, high, own.size, 1.0, error, together)
 
 
 def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:
@@ -129,7 +185,8 @@ def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Sample
     correlate: their covariance, estimated over all configs, is that of the draws, together with the share of plain in
     every contrast. So draw k of all contrasts belongs together, within a load and across loads; a share, a sum, a step
     or a slope computed draw by draw has the right spread. A single contrast is Student's t with its fit's degrees of
-    freedom; with the same degrees at all loads, so is every linear combination.
+    freedom; with the same degrees at all loads, so is every linear combination. A config apart is drawn by itself: what
+    a difference to it cancels at another load is not known, so its interval is wider than it need be.
     """
     if not fits:
         return {}
@@ -159,6 +216,9 @@ def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Sample
         for name, contrast in fit.contrasts.items():
             drawn[key][name] = contrast.difference + normal[:, column] * scale * contrast.widening
             column += 1
+    for key, fit in fits.items():
+        for name, contrast in fit.apart.items():
+            drawn[key][name] = contrast.difference + contrast.error * rng.standard_t(contrast.launches - 1, JOINT_DRAWS)
     return drawn
 
 
@@ -250,7 +310,7 @@ def _contrast(
     """`rest`: the fit of the other configs, against which this one's spread is tested."""
     half = float(special.stdtrit(model.degrees, (1 + level) / 2)) * error
     if own.size < 2:
-        return Contrast(difference, difference - half, difference + half, None, None, own.size, 1.0)
+        return Contrast(difference, difference - half, difference + half, None, None, own.size, 1.0, error)
     own_error = float(own.std(ddof=1)) / math.sqrt(own.size)
     own_half = float(special.stdtrit(own.size - 1, (1 + level) / 2)) * own_error
     widening = 1.0
@@ -260,7 +320,7 @@ def _contrast(
             widening = max(own_half / half, 1.0)
     half *= widening
     own_low, own_high = difference - own_half, difference + own_half
-    return Contrast(difference, difference - half, difference + half, own_low, own_high, own.size, widening)
+    return Contrast(difference, difference - half, difference + half, own_low, own_high, own.size, widening, error)
 
 
 def dunnett_critical(correlation: Samples, degrees: int, level: float = LEVEL) -> float:

@@ -24,6 +24,10 @@ LEVEL = 0.95
 """Confidence of every interval unless a caller says otherwise."""
 DRAWS = 2000
 """Bootstrap replicates."""
+ROUNDING = 1e-12
+"""What differs by less than this share of the largest value is rounding, not noise."""
+ALL_AGREE = "all repeats agree to the last digit: nothing tells by how much two of them differ"
+"""Why numbers have no interval: one of no width, away from zero, would promise certainty."""
 MAX_BLOCKS = 256
 MAX_BINS = 256
 
@@ -90,6 +94,12 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
         least = max(least, min(1.0, (order.size - rank) * p_values[place]))
         corrected[place] = least
     return tuple(float(value) for value in corrected)
+
+
+def all_agree(values: npt.ArrayLike) -> bool:
+    """Whether numbers have no spread beyond rounding, and are not all zero: no repeat shows a difference then."""
+    array = clean(values)
+    return bool(array.any()) and bool(np.ptp(array) <= ROUNDING * np.abs(array).max())
 
 
 def clean(values: npt.ArrayLike) -> Samples:

@@ -107,10 +107,17 @@ def decisive(estimate: Estimate) -> Estimate:
     return replace(estimate, low=None, high=None, reason=why) if why else estimate
 
 
-def correct_together(judgements: Sequence[Judgement], level: float = LEVEL) -> tuple[Judgement, ...]:
-    """Each judgement after Holm's correction over all that have a p: one that holds or fails must survive it."""
-    corrected = iter(holm([one.p for one in judgements if one.p is not None]))
-    count = sum(one.p is not None for one in judgements)
+def correct_together(
+    judgements: Sequence[Judgement], level: float = LEVEL, *, undefined: int = 0
+) -> tuple[Judgement, ...]:
+    """Each judgement after Holm's correction over all that have a p: one that holds or fails must survive it.
+
+    `undefined`: how many of those without a p belong to the family all the same, because the data alone leave their
+    number undefined. They count with p = 1: else the family, and with it the correction, would depend on the data.
+    """
+    known = [one.p for one in judgements if one.p is not None]
+    count = len(known) + undefined
+    corrected = iter(holm([*known, *[1.0] * undefined]))
     return tuple(
         one if one.p is None else _require_survival(one, one.p, next(corrected), count, level) for one in judgements
     )

@@ -16,8 +16,17 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.blocks import LEVEL_OF_F, ROUNDING
-from results.statistics.estimates import LEVEL, Estimate, Samples, mean, unknown
+from results.statistics.blocks import LEVEL_OF_F
+from results.statistics.estimates import (
+    ALL_AGREE,
+    LEVEL,
+    ROUNDING,
+    Estimate,
+    Samples,
+    all_agree,
+    mean,
+    unknown,
+)
 from results.statistics.trials import MIN_PAIRED
 
 Size = TypeVar("Size", bound=Hashable)
@@ -52,14 +61,11 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
     means = y.mean(axis=1)
     errors = np.sqrt(variances / len(launches))
     halves = special.stdtrit(degrees, (1 + level) / 2) * errors
-    basis = f"over {len(launches)} launches"
-    estimates = {
-        size: Estimate(
-            float(value), float(value - half), float(value + half), len(launches), None, basis, len(launches)
-        )
-        for size, value, half in zip(sizes, means, halves, strict=True)
-    }
     exact = errors <= ROUNDING * max(float(np.abs(y).max()), 1.0)
+    estimates = {
+        size: _estimate_mean(float(value), None if agree and value else float(half), len(launches))
+        for size, value, half, agree in zip(sizes, means, halves, exact, strict=True)
+    }
     t = np.abs(means) / np.where(exact, 1.0, errors)
     signs_alone = np.where(means == 0, 1.0, 2.0 ** (1 - len(launches)))  # no spread to hold them against
     p = np.where(exact, signs_alone, 2 * special.stdtr(degrees, -t))
@@ -69,6 +75,13 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
         mean_over_launches([float(one) for one in y.mean(axis=0)], level),
         float(degrees.max()),
     )
+
+
+def _estimate_mean(value: float, half: float | None, launches: int) -> Estimate:
+    """half: of its interval; None = the launches do not differ."""
+    if half is None:
+        return Estimate(value, n=launches, reason=ALL_AGREE, launches=launches)
+    return Estimate(value, value - half, value + half, launches, None, f"over {launches} launches", launches)
 
 
 def _pool_variances(y: Samples) -> tuple[Samples, Samples]:
@@ -98,5 +111,7 @@ def mean_over_launches(values: Sequence[float | None], level: float = LEVEL) -> 
     if launches < MIN_PAIRED or launches < len(values):
         why = f"{launches} of {len(values)} launches have this number"
         return Estimate(value, n=launches, reason=why, launches=launches)
+    if all_agree(known):
+        return _estimate_mean(value, None, launches)
     bounds = mean(known, level=level)
     return Estimate(value, bounds.low, bounds.high, launches, None, f"over {launches} launches", launches)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.statistics.estimates import ALL_AGREE, LEVEL, Estimate, Samples, all_agree, unknown
 
 MIN_PAIRED = 3
 """From this many trials on their spread gives the interval."""
@@ -111,8 +111,9 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
         low, high = _quantiles(measured.joint.draws, level)
         by_itself = f"over {values.size} launches, by itself"
         return Estimate(measured.joint.value, low, high, n, measured.reason or None, by_itself, values.size)
-    if values.size >= MIN_PAIRED and measured.no_interval:
-        return Estimate(value, n=n, reason=measured.no_interval, basis=basis(measured), launches=values.size)
+    if values.size >= MIN_PAIRED and (measured.no_interval or all_agree(values)):
+        why = measured.no_interval or ALL_AGREE
+        return Estimate(value, n=n, reason=why, basis=basis(measured), launches=values.size)
     if values.size >= MIN_PAIRED:
         half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
         return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
@@ -184,8 +185,10 @@ def p_value(measured: Measured, none: float = 0.0) -> float | None:
     if values.size >= MIN_PAIRED and measured.no_interval:
         return None
     if values.size >= MIN_PAIRED:
-        if not np.ptp(values):  # no spread to hold them against: only the signs tell (sign test)
-            return 1.0 if not values.any() else 2.0 ** (1 - values.size)
+        if not values.any():
+            return 1.0
+        if all_agree(values):  # no spread to hold them against: only the signs tell (sign test)
+            return float(2.0 ** (1 - values.size))
         error = float(values.std(ddof=1)) / math.sqrt(values.size)
         return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
     draws = _mean_draws(measured) if values.size else ""

@@ -19,6 +19,7 @@ from results.records.events import (
     CellChanged,
     CellState,
     Event,
+    GpusSampled,
     InstanceChanged,
     InstanceState,
     Noted,
@@ -34,6 +35,7 @@ from runners.campaign.exit_code import exit_code
 from runners.campaign.experiment import CellRunner, Outcome
 from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
+from runners.samplers.gpu import GpuSampler
 from runners.samplers.host import HostSampler
 from state.errors import StateError
 from state.lease import HEARTBEAT_S, Lease
@@ -59,6 +61,7 @@ class CellLoop:
         self._folder = folder
         self._cells = cells
         self._host = HostSampler(RunLayout(folder).host_csv)
+        self._gpus = GpuSampler(RunLayout(folder).gpu_csv, lambda samples: store.append(GpusSampled(samples)))
         self._steering = Steering(store)
         self._view = store.view()
         self._lost: StateError | None = None
@@ -69,7 +72,7 @@ class CellLoop:
         try:
             self.recover()
             self._append_events(RunChanged(RunState.RUNNING, pid=os.getpid()))
-            with self._host:
+            with self._host, self._gpus:
                 return await self._run_pending()
         except (StateError, LaunchError, RunnerError, OSError) as error:
             return self._cannot_go_on(error)
@@ -186,7 +189,7 @@ class CellLoop:
         attempt = self._view.cells[plan.cell].attempt + 1
         self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
         begin_seq = self._view.last_seq
-        self._host.cell = "" if plan.kind in UNMEASURED else plan.cell
+        self._host.cell = self._gpus.cell = "" if plan.kind in UNMEASURED else plan.cell
         task = asyncio.create_task(self._cells.run_cell(plan, attempt))
         try:
             await self._follow_cell(plan, task)
@@ -209,7 +212,7 @@ class CellLoop:
         else:
             self._end_cell(plan, outcome)
         finally:
-            self._host.cell = ""
+            self._host.cell = self._gpus.cell = ""
         return True
 
     def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.command import ports_needed
 from launch.errors import LaunchError
+from launch.gpu import name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role
@@ -64,8 +65,10 @@ class GroupPlan:
     """Added to every engine's environment."""
     transfer_log: bool = False
     """The engines also write what happens to KV on its way (docs/probe.md)."""
+    args: tuple[str, ...] = ()
+    """Last arguments of every engine."""
     decode_args: tuple[str, ...] = ()
-    """Last arguments of the engines that only decode."""
+    """After them, those of the engines that only decode."""
 
     def config_of(self, place: int) -> str:
         return self.configs[place] if self.configs else self.config
@@ -120,6 +123,7 @@ async def _launch_member(launcher: Launcher, plan: GroupPlan, place: int, turn: 
             prefix=name,
             extra_args=(
                 *(() if events is None else ("--kv-events-config", _event_settings(events))),
+                *plan.args,
                 *(plan.decode_args if plan.roles[place] == "decode" else ()),
             ),
             extra_env={**plan.env, **_device_env(launcher, plan, place)},
@@ -153,4 +157,4 @@ def _device_env(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, st
     size = launcher.profile.engine.tensor_parallel_size
     first = place * size
     devices = [(first + i) % plan.gpus if plan.gpus else first + i for i in range(size)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return {"CUDA_VISIBLE_DEVICES": name_devices(devices)}

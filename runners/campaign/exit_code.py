@@ -38,9 +38,12 @@ def list_shortfalls(view: RunView) -> tuple[str, ...]:
 
 def _is_missing(view: RunView, plan: CellPlan) -> bool:
     state = view.cells[plan.cell].state
-    return state is CellState.FAILED or (state is CellState.SKIPPED and not _may_repeat(plan))
+    return state is CellState.FAILED or (state is CellState.SKIPPED and not _would_repeat(view, plan))
 
 
-def _may_repeat(plan: CellPlan) -> bool:
-    """Whether the plan itself provides for leaving it out: its rate is ref_load, which may turn out to be ref_safe."""
-    return plan.params.get("rate") == "ref_load"
+def _would_repeat(view: RunView, plan: CellPlan) -> bool:
+    """Whether the plan itself provides for leaving it out: its rate is ref_load, which turned out to be ref_safe."""
+    if plan.params.get("rate") != "ref_load":
+        return False
+    chosen = [view.cells[one.cell].summary for one in view.plan.cells if one.kind == "reference"]
+    return any(rates.get("ref_load_per_s") == rates.get("ref_safe_per_s") for rates in chosen if rates)

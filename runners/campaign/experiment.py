@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
     from launch.profile import ConnectorConfig, Profile
-    from results.records.plan import CellPlan, StagePlan
+    from results.records.plan import CellPlan, RunPlan, StagePlan
     from runners.campaign.context import RunContext
     from runners.campaign.plan import Sum
     from state.model import RunView
+    from state.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Experiment:
     """Of a draft's grid."""
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
+    describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()
+    """Sentences for a plan: what its launches can tell, by the newest finished run in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)

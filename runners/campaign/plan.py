@@ -76,9 +76,14 @@ def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def find_changes(old: RunPlan, new: RunPlan) -> str:
     """What shapes the numbers of `new` otherwise than those of `old`; empty where nothing does.
 
-    The fingerprint of `old` is taken again: what it names may have had other names when it was stored.
+    The fingerprint of `old` is taken again: what it names may have had other names when it was stored. An old plan may
+    have more cells: an older version measured more, and shapes nothing that the others measure.
     """
-    if compute_fingerprint(old.inputs, old.seed, old.stages, old.cells) == new.fingerprint:
+    planned = {cell.cell for cell in new.cells}
+    stages = {cell.stage for cell in new.cells}
+    common = [cell for cell in old.cells if cell.cell in planned]
+    again = compute_fingerprint(old.inputs, old.seed, [one for one in old.stages if one.stage in stages], common)
+    if again == new.fingerprint:
         return ""
     return "; ".join(diff_inputs(old.inputs, new.inputs)) or "stages or cells are laid out differently"
 

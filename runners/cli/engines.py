@@ -42,10 +42,12 @@ def doctor(
     profile: ProfileOption = "cpu-tiny",
     engine_python: PythonOption = None,
     workspace: WorkspaceOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where anything is missing.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Say what this machine has, what each of the eight configs would need, and the remedy."""
     from launch.doctor import examine, to_json
+    from launch.findings import MISSING
     from launch.profile import config_names, load_config, load_profile
     from runners.cli.tables import doctor_tables
 
@@ -57,11 +59,14 @@ def doctor(
         engine_python=engine_python,
         port_base=chosen.launch.port_base,
         workspace=workspace,
+        gpu_memory_share=chosen.engine.gpu_memory_utilization,
     )
     if json:
         output.print_json(to_json(report))
     else:
         output.out().print(doctor_tables(report))
+    if strict and any(row.state == MISSING for row in report.rows):
+        raise typer.Exit(ExitCode.GATE_FAILED)
 
 
 def profiles(json: JsonOption = False) -> None:

@@ -51,13 +51,15 @@ def add_to(app: typer.Typer) -> None:
     app.command(hidden=True)(work)
 
 
-def plan(context: typer.Context, experiment: ExperimentArg, json: JsonOption = False) -> None:
-    """Print stages, cells and the estimated time without running anything.
+def plan(
+    context: typer.Context, experiment: ExperimentArg, workspace: WorkspaceOption = None, json: JsonOption = False
+) -> None:
+    """Print stages, cells and the estimated time without running anything, and what the launches can tell.
 
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    _print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), json)
+    _print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), workspace, json)
 
 
 def run(
@@ -89,7 +91,7 @@ def run(
 
     options = from_root(RunOptions(experiment, **chosen(context, RUN)))
     if dry_run:
-        _print_plan(options, json)
+        _print_plan(options, workspace, json)
         return
     prepared = _prepare_run(options, need_engine=True)
     require_ports(prepared)
@@ -281,13 +283,15 @@ def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
     return prepare_run(experiment_named(options.experiment), options, need_engine=need_engine)
 
 
-def _print_plan(options: RunOptions, json: bool) -> None:
+def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
     from runners.cli.tables import plan_json, plan_tables
+    from runners.experiments.registry import experiment_named
     from runners.samplers.rest import explain_unrest, read_rest
 
     prepared = _prepare_run(options, need_engine=False)
+    precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
     unrest = explain_unrest(read_rest())
-    notes = (*prepared.draft.notes, *([unrest] if unrest else []))
+    notes = (*precision, *prepared.draft.notes, *([unrest] if unrest else []))
     if json:
         output.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
     else:

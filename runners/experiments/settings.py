@@ -37,14 +37,14 @@ def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ..
         return own
     if other not in tables or other in (*seen, preset):
         raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
-    return _merge_tables(_inherit_tables(tables, other, where, (*seen, preset)), own)
+    return merge_tables(_inherit_tables(tables, other, where, (*seen, preset)), own)
 
 
-def _merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merge, every other value replaces."""
     for key, value in changes.items():
         below = base.get(key)
-        base[key] = _merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        base[key] = merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return base
 
 

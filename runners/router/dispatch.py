@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.driver import Driver
-from runners.router.facts import Usage
 from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
-from runners.router.policies.policy import Policy
-from runners.router.prefix_index import Index, cached_tokens
+from runners.router.policies import POLICIES
+from runners.router.policies.policy import Draft, Policy, WholePolicy
+from runners.router.prefix_index import Index, cached_by_instance
+from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim
 from runners.router.transfer.movement import Movement
 from runners.router.view import Cluster, CounterReservation
@@ -34,6 +35,8 @@ class Request(NamedTuple):
     keys: tuple[int, ...]
     input_tokens: int
     max_tokens: int
+    wanted: str = ""
+    """The instance that stores the response it continues; empty = any will do."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -42,7 +45,8 @@ class Reservation:
 
     _dispatcher: Dispatcher
     record: DecisionRecord
-    """The decision and its grounds, without an outcome."""
+    """The decision and its grounds, without candidates and outcome."""
+    _draft: Draft
     _counters: CounterReservation | None
     binding: BindingVersion | None
     """Of its session at the decision; None = no other router shares it."""
@@ -105,6 +109,7 @@ class Reservation:
                 usage,
                 error,
                 self.movement,
+                self._draft,
             )
         )
 
@@ -134,6 +139,7 @@ class Dispatcher:
         self.driver = driver
         self.ledger = ledger
         self._policy = policy
+        self._drafts = _find_drafts(policy)
         self._cluster = cluster
         self._bindings = bindings
         self._indexes = indexes
@@ -164,13 +170,14 @@ class Dispatcher:
         t_ns = self.driver.now_ns()
         routed = self._routed_request(request, tried)
         view = self._cluster.take_view()
-        decision = self._ask_policy(routed, view)
+        draft = self._decide(request, routed, view)
+        decision = draft.decision
         counters = self._cluster.reserve_counters(decision, routed) if decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
         binding = self._bindings.version_of(request.session)
-        return Reservation(self, record, counters, binding, self.driver.now_ns())
+        return Reservation(self, record, draft, counters, binding, self.driver.now_ns())
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
@@ -193,7 +200,8 @@ class Dispatcher:
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
         """The policy would pick an instance that has not been tried, or have the request wait for one."""
-        decision = self._ask_policy(self._routed_request(request, tried), self._cluster.take_view())
+        routed = self._routed_request(request, tried)
+        decision = self._decide(request, routed, self._cluster.take_view()).decision
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def bind_session(self, reservation: Reservation) -> None:
@@ -224,9 +232,7 @@ class Dispatcher:
         bindings, session = self._bindings, request.session
         cached = NO_TOKENS
         if request.keys:
-            cached = {
-                name: cached_tokens(index, request.keys, request.input_tokens) for name, index in self._indexes.items()
-            }
+            cached = cached_by_instance(self._indexes, request.keys, request.input_tokens)
         owner = bindings.owner_of(session) if session else ""
         return RoutedRequest(
             request=request.request,
@@ -246,27 +252,42 @@ class Dispatcher:
             reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,
         )
 
-    def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Decision:
+    def _decide(self, request: Request, routed: RoutedRequest, view: ClusterView) -> Draft:
+        wanted = request.wanted
+        if not wanted or wanted in routed.tried or not self._cluster.may_be_picked(wanted):
+            return self._ask_policy(routed, view)
+        why = f"{wanted} stores the response that the request continues"
+        candidates = tuple(
+            Candidate(load.instance, (), ruled_out="" if load.instance == wanted else why) for load in view.instances
+        )
+        return Draft(Decision(self._policy.name, wanted, "stored_response", candidates, binds=False))
+
+    def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Draft:
         """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
         try:
-            decision = self._policy.decide(request, view)
+            draft = self._drafts(request, view)
         except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
             return self._decide_instead(request, view, f"{type(error).__name__}: {error}")
-        pickable = {load.instance for load in view.instances if load.available} - set(request.tried)
-        named = {decision.instance, decision.prefill} - {""}
-        if not named <= pickable:
-            wrong = ", ".join(sorted(named - pickable))
-            return self._decide_instead(request, view, f"it named {wrong}, which may not be picked")
-        return decision
+        for named in (draft.decision.instance, draft.decision.prefill):
+            if named and (named in request.tried or not self._cluster.may_be_picked(named)):
+                return self._decide_instead(request, view, f"it named {named}, which may not be picked")
+        return draft
 
-    def _decide_instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Decision:
+    def _decide_instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Draft:
         self._counts.policy_errors += 1
         if not self._complained:
             self._complained = True
             sys.stderr.write(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n")
         loads = [load for load in view.instances if load.available and load.instance not in request.tried]
         instance = min(loads, key=_count_requests).instance if loads else ""
-        return Decision(self._policy.name, instance, "policy_error")
+        return Draft(Decision(self._policy.name, instance, "policy_error"))
+
+
+def _find_drafts(policy: Policy) -> Callable[[RoutedRequest, ClusterView], Draft]:
+    """How the policy is asked. Most of ours list their candidates later; a user's own fails at once, where it may."""
+    if isinstance(policy, WholePolicy) and type(policy) in POLICIES.values():
+        return policy.draft_decision
+    return lambda request, view: Draft(policy.decide(request, view))
 
 
 def _count_requests(load: InstanceLoad) -> int:

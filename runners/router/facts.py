@@ -1,20 +1,20 @@
-"""What the router reads of a request (session, length, prefix) and of a response (token counts, a request for a pause).
+"""What the router reads of a request: session, length, prefix.
 
 Bodies are read, never changed. A prompt of token ids is taken as it is. Text cannot be tokenised here: four bytes of it
-count as one token, of `prompt`, or of `tools` and `messages` as they stand in the body, so that a longer conversation
-of the same client begins with the shorter one. A body that is no JSON object, or whose prompt is none of these, counts
-by its bytes; the instance is the one to refuse it.
+count as one token, of `prompt`, or of what a conversation begins with (`tools`, `system`, `instructions`) and its
+`messages` or `input` as they stand in the body, so that a longer conversation of the same client begins with the
+shorter one. A body that is no JSON object, or whose prompt is none of these, counts by its bytes; the instance is the
+one to refuse it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
+import simdjson
 
-from runners.router.prefix_index import block_keys, byte_keys
+from runners.router.prefix_index import TOKEN_BYTES, byte_keys
 
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
@@ -22,7 +22,10 @@ COMPLETIONS_MAX_TOKENS = 16
 SESSION_LIMIT = 256
 HASHED_TOKENS = 1 << 18
 """Of a longer prompt only the beginning is known to the prefix index: hashing holds up every other request."""
-_raw_decode = json.JSONDecoder().raw_decode
+LONG_BYTES = 1 << 20
+"""A longer body takes milliseconds: a thread reads it."""
+_NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
+"""Token ids, of one input or several (embeddings)."""
 
 
 class _Body(msgspec.Struct):
@@ -30,6 +33,9 @@ class _Body(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
     tools: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    previous_response_id: Any = None
     session_id: Any = None
     user: Any = None
     max_tokens: Any = None
@@ -38,8 +44,7 @@ class _Body(msgspec.Struct):
 
 
 _read_body = msgspec.json.Decoder(_Body).decode
-_read_ids = msgspec.json.Decoder(list[int]).decode
-_read_many = msgspec.json.Decoder(list[list[int]]).decode
+_read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Facts(NamedTuple):
@@ -52,6 +57,8 @@ class Facts(NamedTuple):
     input_tokens: int
     max_tokens: int
     """0 = not given, and the API has no default."""
+    previous: str = ""
+    """Id of the stored response that it continues; empty = none."""
 
 
 class ClientMessage(NamedTuple):
@@ -64,14 +71,6 @@ class ClientMessage(NamedTuple):
     body: bytes
 
 
-class Usage(NamedTuple):
-    """Token counts of a response; None = it has none."""
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
 def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     """The facts of a request body; never raises. `chat`: everything but a completion, also `input` for `messages`."""
     try:
@@ -80,8 +79,10 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
     if chat:
         conversation = bytes(read.messages) or bytes(read.input)
-        text = bytes(read.tools) + conversation[:-1]
-        if text:
+        text = b"".join((read.tools, read.system, read.instructions, conversation[:-1]))
+        if len(text) == len(conversation) - 1 and text.startswith(_NUMBERS):
+            keys, count = _read_prompt(conversation, block_tokens)
+        elif text:
             keys, count = _read_text(text, block_tokens)
         else:  # neither a conversation nor an input: it only has a length
             keys, count = (), -(-len(body) // BYTES_PER_TOKEN)
@@ -95,6 +96,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         keys,
         count,
         limit if isinstance(limit, int) and limit >= 0 else default,
+        read.previous_response_id if isinstance(read.previous_response_id, str) else "",
     )
 
 
@@ -116,13 +118,12 @@ def _decode_header(value: bytes) -> str:
 
 
 def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
-    if not prompt.startswith(b"["):
-        return _read_text(prompt[1:-1], block_tokens)
-    try:
-        ids = _read_ids(prompt)
-    except msgspec.DecodeError:
+    packed = _pack_ids(prompt)
+    if packed is not None:
+        return _key_ids(packed, block_tokens), len(packed) // TOKEN_BYTES
+    if prompt.startswith(b"["):
         return _read_prompts(prompt, block_tokens)
-    return _key_ids(ids, block_tokens), len(ids)
+    return _read_text(prompt[1:-1], block_tokens)
 
 
 def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
@@ -131,46 +132,29 @@ def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], in
         many = _read_many(prompt)
     except msgspec.DecodeError:
         return _read_text(prompt[1:-1], block_tokens)
-    return _key_ids(many[0] if many else [], block_tokens), sum(len(ids) for ids in many)
+    packed = [_pack_ids(bytes(ids)) for ids in many]
+    whole = [ids for ids in packed if ids is not None]
+    if len(whole) < len(packed):
+        return _read_text(prompt[1:-1], block_tokens)
+    return _key_ids(whole[0], block_tokens) if whole else (), sum(map(len, whole)) // TOKEN_BYTES
 
 
-def _key_ids(ids: list[int], block_tokens: int) -> tuple[int, ...]:
+def _pack_ids(prompt: bytes) -> bytes | None:
+    """A JSON array of token ids, TOKEN_BYTES each; None = it is something else."""
+    if not prompt.startswith(b"[") or prompt.find(b"[", 1) > 0:  # the parser would join inner arrays
+        return None
     try:
-        return block_keys(ids[:HASHED_TOKENS] if len(ids) > HASHED_TOKENS else ids, block_tokens)
-    except OverflowError:  # no token id is that large: the instance will refuse it
-        return ()
+        array = simdjson.Parser().parse(prompt)  # a new one each time: it keeps the memory of its longest document
+        assert isinstance(array, simdjson.Array)
+        return bytes(array.as_buffer(of_type="u"))
+    except (ValueError, TypeError):
+        return None
+
+
+def _key_ids(packed: bytes, block_tokens: int) -> tuple[int, ...]:
+    return byte_keys(packed[: TOKEN_BYTES * HASHED_TOKENS], TOKEN_BYTES * block_tokens)
 
 
 def _read_text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     hashed = text[: BYTES_PER_TOKEN * HASHED_TOKENS] if len(text) > BYTES_PER_TOKEN * HASHED_TOKENS else text
     return byte_keys(hashed, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
-
-
-def read_usage(text: bytes) -> Usage:
-    """The token counts at the end of a response, from its last bytes."""
-    start = text.rfind(b'"usage":')
-    if start < 0 or b'"prompt_tokens"' not in text[start:]:
-        return Usage()
-    try:
-        usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
-    except (ValueError, RecursionError):
-        return Usage()
-    if not isinstance(usage, dict):
-        return Usage()
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_as_count(usage.get("prompt_tokens")), _as_count(cached), _as_count(usage.get("completion_tokens")))
-
-
-def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
-    """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
-    for name, value in headers:
-        if name == b"x-recommended-pause-ms" and value.isdigit():
-            return int(value) / 1e3
-        if refusal and name == b"retry-after" and value.isdigit():
-            return float(value)
-    return 0.0
-
-
-def _as_count(value: object) -> int | None:
-    return value if isinstance(value, int) else None

@@ -8,6 +8,11 @@ REFUSALS = (429, 503)
 """Statuses by which an instance does not admit a request."""
 
 
+def blames_request(status: int) -> bool:
+    """Whether a status says something of the request alone: a 4xx, or 501 from an engine whose model lacks that API."""
+    return 400 <= status < 500 or status == 501
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failed attempt, as health, counters and records see it."""

@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
 from results.records.migrations import TickMigration
 from runners.router.driver import Driver, Timer
-from runners.router.facts import Usage, read_usage
 from runners.router.metrics import Counts
 from runners.router.migration_feed import MigrationFeed
+from runners.router.policies.policy import Draft
+from runners.router.response_facts import Usage, read_usage
 from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
@@ -54,6 +55,8 @@ class PendingOutcome(NamedTuple):
     error: str
     movement: Movement | None = None
     """The transfer that the decision asked for; None = none, or the router has no transport."""
+    draft: Draft | None = None
+    """Lists the decision's candidates; None = the record has them."""
 
 
 class Ledger:
@@ -189,7 +192,9 @@ class Ledger:
             migration=_migration_result(outcome),
             transfer=transfer,
         )
-        self._log.append_record(replace(outcome.record, outcome=routed))
+        record = outcome.record
+        decision = record.decision if outcome.draft is None else outcome.draft.complete()
+        self._log.append_record(replace(record, decision=decision, outcome=routed))
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:

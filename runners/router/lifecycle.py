@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from results.records.visible import visible
 from runners.router.dispatch import HOLD, Request, Reservation
-from runners.router.facts import ClientMessage, Usage
-from runners.router.failure import REFUSALS, Failure
+from runners.router.facts import ClientMessage
+from runners.router.failure import REFUSALS, Failure, blames_request
+from runners.router.response_facts import Usage
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement, MoveRequest
 
@@ -224,7 +225,7 @@ class RequestLifecycle(ABC):
         self._status = status
         if status in REFUSALS:
             dispatcher.note_refusal(self._request.session, instance, pause_s)
-        if status < 500 and status != 429:
+        if status < 400 or (blames_request(status) and status != 429):
             dispatcher.pause_instance(instance, pause_s)
             return True
         if self.is_handed_over and status not in REFUSALS:
@@ -252,7 +253,7 @@ class RequestLifecycle(ABC):
             traffic.offer_room()
         if status < 400:
             traffic.health.note_success(instance)
-        elif status < 500:
+        elif blames_request(status):
             traffic.health.release_trial(instance)
         else:
             traffic.counts.failures[instance, "status"] += 1
@@ -260,16 +261,17 @@ class RequestLifecycle(ABC):
 
     def complete_response(self) -> None:
         status = self._status
-        error = "" if status < 400 else f"HTTP {status}"
-        self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
         if status < 400:
+            self._end_attempt("ok")
             self._traffic.health.note_whole(self.instance)
+        else:
+            self._end_attempt("client_error" if blames_request(status) else "error", f"HTTP {status}")
 
     def complete_with_error(self, message: str, code: int) -> None:
         """The client has a whole response, at whose end the instance reports an error; `code` as HTTP's."""
         traffic, instance = self._traffic, self.instance
         text = f"error event at the end of the response: {message} (code {code})"
-        if code < 500:
+        if blames_request(code):
             self._end_attempt("client_error", text)
             return
         failure = Failure("event", text, status=code)

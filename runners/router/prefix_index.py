@@ -8,12 +8,14 @@ be computed to give the next one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
-KEY_BYTES = 8
-TOKEN_BYTES = array("I").itemsize
+from xxhash import xxh3_64_intdigest
+
+TOKEN_BYTES = array("Q").itemsize
 
 
 class Index(Protocol):
@@ -43,7 +45,7 @@ class PrefixIndex:
             raise ValueError(f"block_tokens {block_tokens} and capacity_blocks {capacity_blocks} must be at least 1")
         self.block_tokens = block_tokens
         self.capacity_blocks = capacity_blocks
-        self._used: dict[int, None] = {}
+        self._used: OrderedDict[int, None] = OrderedDict()
         """Keys, the one unused for longest first. A path's tail always comes before its head."""
 
     def __len__(self) -> int:
@@ -52,26 +54,38 @@ class PrefixIndex:
 
     def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; changes nothing."""
-        low, high = 0, len(keys)
-        while low < high:  # a block's use touches all before it later: along a path, presence never returns
-            middle = (low + high) // 2
-            if keys[middle] in self._used:
-                low = middle + 1
-            else:
-                high = middle
-        return low * self.block_tokens
+        return self._count_held(keys) * self.block_tokens
 
     def insert_keys(self, keys: Sequence[int]) -> None:
         """Hold the path `keys` as used just now; what has been unused for longest makes room, tails before heads."""
-        used = self._used
-        if self.capacity_blocks is not None:
-            keys = keys[: self.capacity_blocks]
-        for key in reversed(keys):
-            used.pop(key, None)
+        used, capacity = self._used, self.capacity_blocks
+        if capacity is not None and len(keys) > capacity:
+            keys = keys[:capacity]
+        held = self._count_held(keys)
+        for key in reversed(keys[held:]):
             used[key] = None
-        if self.capacity_blocks is not None:
-            while len(used) > self.capacity_blocks:
-                del used[next(iter(used))]
+        with suppress(KeyError):  # of forged keys, which are held here and there along a path
+            deque(map(used.move_to_end, reversed(keys[:held])), maxlen=0)
+        if capacity is not None:
+            for _ in range(len(used) - capacity):
+                used.popitem(last=False)
+
+    def _count_held(self, keys: Sequence[int]) -> int:
+        """How many keys from the first on. A block's use touches all before it later: along a path, presence never
+        returns."""
+        used = self._used
+        if not keys or keys[0] not in used:
+            return 0
+        if keys[-1] in used:
+            return len(keys)
+        low, high = 1, len(keys) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in used:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def clear(self) -> None:
         self._used.clear()
@@ -81,27 +95,39 @@ def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     """A 64-bit key per full block of the prompt, each chained to those before it.
 
     The same in every process and on every host. Raises TypeError for ids that are not integers, OverflowError for ids
-    below 0 or beyond 32 bits.
+    below 0 or beyond 64 bits.
     """
-    return byte_keys(array("I", token_ids).tobytes(), TOKEN_BYTES * block_tokens)
+    return byte_keys(pack_tokens(token_ids), TOKEN_BYTES * block_tokens)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """TOKEN_BYTES for each id, as `byte_keys` takes them. Raises as `block_keys`."""
+    return array("Q", token_ids).tobytes()
 
 
 def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
-    """The same for a prompt known as bytes only (a text): a key per full `block_bytes`."""
+    """The same for a prompt as bytes (packed ids, or a text): a key per full `block_bytes`.
+
+    The hash is quick, not cryptographic: who forges two prompts with one key misroutes their own requests.
+    """
     keys = []
-    parent = b""
+    parent = 0
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        parent = blake2b(parent + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
-        keys.append(int.from_bytes(parent, "little"))
+        parent = xxh3_64_intdigest(data[start : start + block_bytes], parent)
+        keys.append(parent)
     return tuple(keys)
 
 
 def chain_key(parent: int | None, block: Sequence[int]) -> int:
     """The key of one block of token ids below the block with key `parent`; None = it is a prompt's first."""
-    above = b"" if parent is None else parent.to_bytes(KEY_BYTES, "little")
-    return int.from_bytes(blake2b(above + array("I", block).tobytes(), digest_size=KEY_BYTES).digest(), "little")
+    return xxh3_64_intdigest(pack_tokens(block), parent or 0)
 
 
 def cached_tokens(index: Index, keys: Sequence[int], input_tokens: int) -> int:
     """How much of a prompt of `input_tokens` the instance need not compute: full blocks, and never its last token."""
     return min(index.count_matching(keys), max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)
+
+
+def cached_by_instance(indexes: Mapping[str, Index], keys: Sequence[int], input_tokens: int) -> dict[str, int]:
+    """`cached_tokens` of every instance, by name."""
+    return {name: cached_tokens(index, keys, input_tokens) for name, index in indexes.items()}

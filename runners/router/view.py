@@ -41,13 +41,16 @@ class _Counters:
     retained_tokens: int = 0
     reserved_tokens: int = 0
     """KV tokens for the answers of its open requests, by the router's setting."""
+    load: InstanceLoad | None = None
+    """As the last view had it; None = something has changed since. Whatever changes a field above sets it to None."""
 
     def make_load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
         used = self.ongoing_tokens + self.retained_tokens + self.reserved_tokens
         free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
-        return InstanceLoad(
+        paused_for_s = max(0.0, self.paused_until_s - now)
+        load = InstanceLoad(
             instance=name,
             role=self.member.role,
             available=self.available and not self.draining,
@@ -61,8 +64,10 @@ class _Counters:
             free_kv_tokens=free,
             assigned=bindings.count_assigned(name),
             active_sessions=bindings.count_active(name),
-            paused_for_s=max(0.0, self.paused_until_s - now),
+            paused_for_s=paused_for_s,
         )
+        self.load = None if paused_for_s else load  # a pause is another with every view
+        return load
 
 
 class _Share:
@@ -81,11 +86,13 @@ class _Share:
         counters.pending_prefill_tokens += new
         counters.ongoing_tokens += tokens
         counters.reserved_tokens += reserved
+        counters.load = None
 
     def recount_new(self, new: int) -> None:
         """Correct the prompt tokens to be computed there; without effect after the first byte."""
         if self._prefilling:
             self._counters.pending_prefill_tokens += new - self._new
+            self._counters.load = None
             self._new = new
 
     def end_prefill(self) -> None:
@@ -93,6 +100,7 @@ class _Share:
             self._prefilling = False
             self._counters.pending_prefill_tokens -= self._new
             self._counters.ongoing_decode_tokens += self._tokens
+            self._counters.load = None
 
     def retain_blocks(self) -> None:
         """The instance has answered, and retains the prompt's blocks for another one, until `end`."""
@@ -100,9 +108,11 @@ class _Share:
             self.end()
             self._retains = True
             self._counters.retained_tokens += self._tokens
+            self._counters.load = None
 
     def end(self) -> None:
         counters = self._counters
+        counters.load = None
         if self._retains:
             self._retains = False
             counters.retained_tokens -= self._tokens
@@ -192,11 +202,13 @@ class CounterReservation:
 
     def _pin_blocks(self, source: _Counters, tokens: int) -> None:
         source.retained_tokens += tokens
+        source.load = None
         self._pinned_at, self._pinned_tokens = source, tokens
 
     def _unpin_blocks(self) -> None:
         if self._pinned_at is not None:
             self._pinned_at.retained_tokens -= self._pinned_tokens
+            self._pinned_at.load = None
             self._pinned_at = None
 
 
@@ -214,19 +226,28 @@ class Cluster:
         self.fallbacks = 0
         self._clock = clock
         self._counters: dict[str, _Counters] = {}
+        """In the order of their names."""
         for member in instances:
             self.add_member(member)
 
     @property
     def members(self) -> tuple[Member, ...]:
         """In the order of their names."""
-        return tuple(self._counters[name].member for name in sorted(self._counters))
+        return tuple(counters.member for counters in self._counters.values())
 
     def take_view(self) -> ClusterView:
         """Everything a policy may know of the cluster now."""
-        now = self._clock()
-        loads = tuple(self._counters[name].make_load(self.bindings, now) for name in sorted(self._counters))
-        return ClusterView(loads, self.picks, self.fallbacks)
+        for name in self.bindings.take_recounted():
+            if name in self._counters:
+                self._counters[name].load = None
+        bindings, now = self.bindings, self._clock()
+        loads = [counters.load or counters.make_load(bindings, now) for counters in self._counters.values()]
+        return ClusterView(tuple(loads), self.picks, self.fallbacks)
+
+    def may_be_picked(self, instance: str) -> bool:
+        """It is a member, up, and not draining."""
+        counters = self._counters.get(instance)
+        return counters is not None and counters.available and not counters.draining
 
     def reserve_counters(self, decision: Decision, request: RoutedRequest) -> CounterReservation:
         """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
@@ -247,14 +268,17 @@ class Cluster:
         known = self._counters.get(member.instance)
         if known is None:
             self._counters[member.instance] = _Counters(member)
+            self._counters = dict(sorted(self._counters.items()))
         elif known.draining and known.member.url == member.url:
             known.draining = False
+            known.load = None
         else:
             raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
 
     def drain_instance(self, instance: str) -> None:
         """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
-        self._counters[instance].draining = True
+        counters = self._counters[instance]
+        counters.draining, counters.load = True, None
 
     def remove_instance(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.
@@ -273,6 +297,7 @@ class Cluster:
         counters = self._counters[instance]
         came_back = available and not counters.available
         counters.available, counters.why = available, "" if available else why or "unavailable"
+        counters.load = None
         if not came_back or counters.draining:
             return ()
         others = [name for name, other in self._counters.items() if other.available and not other.draining]
@@ -280,12 +305,14 @@ class Cluster:
 
     def pause_instance(self, instance: str, seconds: float) -> None:
         """Back-pressure: the instance asked for nothing new for `seconds`; 0 ends the pause."""
-        self._counters[instance].paused_until_s = self._clock() + seconds
+        counters = self._counters[instance]
+        counters.paused_until_s, counters.load = self._clock() + seconds, None
 
     def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
         """What its KV pool has room for, once the engine has reported it."""
         counters = self._counters[instance]
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
+        counters.load = None
 
 
 def _lacking_tokens(request: RoutedRequest, instance: str) -> int:

@@ -1,129 +1,144 @@
-"""GPU utilisation, memory and clock at 1 Hz beside a cell, or the reason why there are none."""
+"""Samples the GPUs once a second while cells are measured, in a thread; writes the run's `gpu.csv`.
+
+NVML (through nvidia-ml-py) answers in microseconds; a call of nvidia-smi takes a core for a tenth of a second and more.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import shutil
+import csv
+import importlib
+import logging
+import threading
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from results.records.samples import GpuSample
+from launch.gpu import DRIVER
+from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample
 
-HEADER = ",".join(one.name for one in fields(GpuSample)) + "\n"
-QUERY = ("--query-gpu=index,utilization.gpu,memory.used,clocks.sm", "--format=csv,noheader,nounits")
-QUERY_TIMEOUT_S = 5.0
 PERIOD_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """What the samples come to."""
-
-    utilisation: float | None
-    """0..1, the mean over all samples of all GPUs; None = not measured."""
-    memory_used_mib: float | None
-    """The largest sum over all GPUs; None = not measured."""
-    clock_mhz: float | None
-    """The mean over all samples that state it; None = none does."""
-    reason: str
-    """Why the utilisation was not measured; empty where it was."""
+IDLE = 0x1
+LIMITS = {
+    0x2: "clocks set by a user", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
+    0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake",
+    0x100: "display clocks",
+}  # fmt: skip
+"""NVML's bits of what limits clocks (nvmlClocksEventReason...), but for IDLE: a GPU with nothing to do."""
+MIB = 1 << 20
+Tell = Callable[[tuple[GpuSample, ...]], object]
+log = logging.getLogger("tracon.gpu")
 
 
 class GpuSampler:
-    """Writes `gpu_util.csv` for the length of an `async with` block; only its header where no GPU can be asked."""
+    """Samples while `cell` is not empty, for the length of a `with` block; `tell` is called with each sample in the
+    sampler's thread. Without a GPU the file states the reason. An error ends the samples and nothing else."""
 
-    def __init__(self, path: Path, *, period_s: float = PERIOD_S) -> None:
+    def __init__(self, path: Path, tell: Tell = lambda samples: None, *, period_s: float = PERIOD_S) -> None:
+        self.cell = ""
+        """The cell that is measured now."""
         self._path = path
+        self._tell = tell
         self._period_s = period_s
-        self._tool = shutil.which("nvidia-smi")
-        self._sum_percent = 0.0
-        self._samples = 0
-        self._clocks_mhz: list[float] = []
-        self._most_used_mib = 0.0
-        self._reason = "" if self._tool else "this host has no nvidia-smi: no GPU is used"
-        self._task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample_gpus, name="gpu-sampler", daemon=True)
 
-    @property
-    def use(self) -> GpuUse:
-        """So far."""
-        if not self._samples:
-            return GpuUse(None, None, None, self._reason or "nvidia-smi gave no sample")
-        clock_mhz = fmean(self._clocks_mhz) if self._clocks_mhz else None
-        return GpuUse(self._sum_percent / self._samples / 100, self._most_used_mib, clock_mhz, "")
-
-    async def __aenter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(HEADER)
-        if self._tool:
-            self._task = asyncio.create_task(self._sample_gpus(self._tool))
+    def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        self._ended.set()
+        self._thread.join()
 
-    async def _sample_gpus(self, tool: str) -> None:
-        while True:
-            due_s = time.monotonic() + self._period_s
-            t_ns = time.perf_counter_ns()
-            self._keep_answer(t_ns, await self._ask_tool(tool))
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-
-    async def _ask_tool(self, tool: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            tool, *QUERY, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+    def _sample_gpus(self) -> None:
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                out, _ = await process.communicate()
-                return out.decode("utf-8", "replace")
-        except TimeoutError:
-            self._reason = f"nvidia-smi did not answer within {QUERY_TIMEOUT_S:g} s"
-            return ""
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    def _keep_answer(self, t_ns: int, answer: str) -> None:
-        rows = [row for line in answer.splitlines() if (row := _parse_row(t_ns, line)) is not None]
-        if not rows:
-            self._reason = self._reason or "nvidia-smi names no GPU with a utilisation"
-            return
-        with self._path.open("a") as file:
-            file.writelines(_format_row(row) for row in rows)
-        self._clocks_mhz += [row.clock_mhz for row in rows if row.clock_mhz is not None]
-        self._most_used_mib = max(self._most_used_mib, sum(row.memory_used_mib for row in rows))
-        self._sum_percent += sum(row.utilisation_percent for row in rows)
-        self._samples += len(rows)
+            fresh = not self._path.exists() or self._path.stat().st_size == 0
+            with self._path.open("a", newline="", encoding="utf-8", buffering=1) as file:
+                rows = csv.writer(file, lineterminator="\n")
+                if fresh:
+                    rows.writerow(HEADER)
+                gpus = open_gpus()
+                if isinstance(gpus, str):
+                    file.write(f"{REASON_MARK}{gpus}\n")
+                    return
+                while not self._ended.wait(self._period_s):
+                    if not (cell := self.cell):
+                        continue
+                    samples = gpus.look(cell)
+                    rows.writerows(map(format_sample, samples))
+                    self._tell(samples)
+        except Exception as error:  # noqa: BLE001 - NVML raises classes of its own; a run goes on without samples
+            log.warning("the GPUs are not sampled any more: %s: %s", type(error).__name__, error)
+            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{REASON_MARK}the samples end: {type(error).__name__}: {error}\n")
 
 
-def _format_row(row: GpuSample) -> str:
-    clock = "" if row.clock_mhz is None else f"{row.clock_mhz:g}"
-    return f"{row.t_ns},{row.gpu},{row.utilisation_percent:g},{row.memory_used_mib:g},{clock}\n"
+class Gpus:
+    """The GPUs that NVML lists."""
 
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:  # noqa: ANN401 - a module without types
+        self._nvml = nvml
+        self._handles = handles
 
-def _parse_row(t_ns: int, line: str) -> GpuSample | None:
-    """`0, 37, 81252, 1980`: GPU, utilisation in percent, memory in MiB, clock in MHz; None where it states no load."""
-    try:
-        gpu, percent, used, clock = (part.strip() for part in line.split(","))
-        return GpuSample(t_ns, int(gpu), float(percent), float(used), _parse_number(clock))
-    except ValueError:
+    def look(self, cell: str) -> tuple[GpuSample, ...]:
+        """A sample of each. Raises NVML's error where a GPU does not answer what every GPU has."""
+        t_ns = time.perf_counter_ns()
+        return tuple(self._look_at(handle, index, cell, t_ns) for index, handle in enumerate(self._handles))
+
+    def _look_at(self, handle: Any, index: int, cell: str, t_ns: int) -> GpuSample:  # noqa: ANN401
+        nvml = self._nvml
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        watts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        return GpuSample(
+            t_ns=t_ns,
+            gpu=index,
+            utilisation_percent=self._ask("nvmlDeviceGetUtilizationRates", handle, of="gpu"),
+            memory_used_mib=memory.used / MIB,
+            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            power_w=None if watts is None else watts / 1000,
+            temperature_c=self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            memory_total_mib=memory.total / MIB,
+            limited_by=None if bits is None else name_limits(int(bits)),
+            cell=cell,
+        )
+
+    def _ask(self, function: str, *arguments: Any, of: str = "") -> float | None:
+        """The answer, or the field `of` it; None where this GPU, its driver or this nvidia-ml-py does not know."""
+        ask = getattr(self._nvml, function, None)
+        if ask is None:
+            return None
+        with suppress(self._nvml.NVMLError):
+            answer = ask(*arguments)
+            return float(getattr(answer, of) if of else answer)
         return None
 
 
-def _parse_number(text: str) -> float | None:
-    """None for `[N/A]` and the like."""
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return None
+def open_gpus() -> Gpus | str:
+    """The GPUs of this host, or why none can be asked."""
+    if not DRIVER.exists():
+        return "this host has no NVIDIA driver: no GPU is used"
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return "nvidia-ml-py is not installed beside Tracon: `pip install nvidia-ml-py`"
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        return f"NVML does not answer: {error}"
+    return Gpus(nvml, handles) if handles else "NVML lists no GPU"
+
+
+def name_limits(bits: int) -> str:
+    """What limits the clocks, joined by `+`; a bit that has no name here by its number."""
+    names = [name for bit, name in LIMITS.items() if bits & bit]
+    unknown = bits & ~(IDLE | sum(LIMITS))
+    names += [f"{unknown:#x}"] if unknown else []
+    return "+".join(names) or UNLIMITED

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from results.records.decisions import DecisionRecord, Role
 from runners.router.dispatch import Dispatcher, Request
-from runners.router.facts import ClientMessage, Usage
+from runners.router.facts import ClientMessage
 from runners.router.health import Health
 from runners.router.ledger import Ledger, RecordLog
 from runners.router.lifecycle import RequestLifecycle
@@ -16,6 +16,7 @@ from runners.router.metrics import Counts
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.prefix_index import PrefixIndex
+from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, InstanceSpec, KvEndpoint, Limits, TransferRules
 from runners.router.traffic import Traffic

@@ -52,6 +52,9 @@ from tests.servers.truth_server import Truth, TruthServer
 READY_S = 60.0
 WARMUP_S = 0.5
 OURS, PEER, DIRECT = "tracon", "vllm-router", "direct"
+GOALS = {"added_ttft_p50_us": 0.9, "added_ttft_p99_us": 1.2, "cpu_us_per_request": 1.0, "cpu_us_per_chunk": 0.6}
+"""Largest ratio to the peer."""
+GOAL_ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,22 +258,36 @@ def summary(rounds: dict[str, list[Figures]]) -> dict[str, Any]:
         made[name] = {key: spread(values) for key, values in added[name].items()}
         made[name]["failed"] = sum(r.failed for r in runs)
     if PEER in added:
-        made["ratio"] = {
-            key: spread([our / their for our, their in zip(values, added[PEER][key], strict=True) if their > 0])
+        ratios = {
+            key: [our / their for our, their in zip(values, added[PEER][key], strict=True) if their > 0]
             for key, values in added[OURS].items()
         }
+        made["ratio"] = {key: spread(values) for key, values in ratios.items()}
         noise = {
             "added_ttft_p50_us": _width([r.overhead_p50_us for r in direct]),
             "added_ttft_p99_us": _width([r.overhead_p99_us for r in direct]),
         }
         made["within_noise"] = [key for key in added[PEER] if min(added[PEER][key]) <= noise.get(key, 0.0)]
+        made["goals"] = {
+            key: judge(ratios[key], limit, within_noise=key in made["within_noise"]) for key, limit in GOALS.items()
+        }
     else:
-        made["ratio"], made["within_noise"] = None, []
+        made["ratio"], made["within_noise"], made["goals"] = None, [], {}
     made[DIRECT] = {
         "overhead_p50_us": spread([r.overhead_p50_us for r in direct]),
         "overhead_p99_us": spread([r.overhead_p99_us for r in direct]),
     }
     return made
+
+
+def judge(ratios: list[float], limit: float, *, within_noise: bool) -> str:
+    """Whether the ratios reach a goal: `holds`, `fails`, or why neither can be said."""
+    if within_noise:
+        return "open: the denominator is within noise"
+    if len(ratios) < GOAL_ROUNDS:
+        return f"open: {len(ratios)} rounds, {GOAL_ROUNDS} needed"
+    upper = float(np.quantile(ratios, 0.75))
+    return "holds" if max(median(ratios), upper) <= limit else "fails"
 
 
 def _width(values: list[float]) -> float:
@@ -284,7 +301,13 @@ def spread(values: list[float]) -> tuple[float, float, float] | None:
 
 def table(figures_by_scenario: dict[str, dict[str, list[Figures]]]) -> Table:
     drawn = Table(
-        "scenario", "measure", OURS, PEER, f"{OURS} / {PEER}", title="median (lowest to highest) over the rounds"
+        "scenario",
+        "measure",
+        OURS,
+        PEER,
+        f"{OURS} / {PEER}",
+        "goal",
+        title="median (lowest to highest) over the rounds",
     )
     for scenario, rounds in figures_by_scenario.items():
         made = summary(rounds)
@@ -293,7 +316,8 @@ def table(figures_by_scenario: dict[str, dict[str, list[Figures]]]) -> Table:
             peer = made[PEER][key] if PEER in made else None
             mark = " (within noise)" if key in made["within_noise"] else ""
             shown = _show_spread(ratio, "x") + mark
-            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), shown)
+            goal = f"<= {GOALS[key]:g}: {made['goals'][key]}" if key in made["goals"] else ""
+            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), shown, goal)
         drawn.add_row(scenario, "direct: overhead_p50_us", _show_spread(made[DIRECT]["overhead_p50_us"]), "", "")
         drawn.add_row(scenario, "direct: overhead_p99_us", _show_spread(made[DIRECT]["overhead_p99_us"]), "", "")
     return drawn

@@ -32,7 +32,7 @@ def program(folder: Path, code: str = SERVER, config: str = "plain", *arguments:
         instance=f"{config}-1", port=own_port(21_000, 2), layout=ConfigLayout(folder), launch=1,
     )  # fmt: skip
     argv = (sys.executable, "-c", code, *(arguments or spec.argv[3:]))
-    return replace(spec, argv=argv, method="spawn", tiny_model=None)
+    return replace(spec, argv=argv, method="spawn", model_folder=None)
 
 
 def ignore_start(process: ProcessIdentity, started_by: str) -> None:

@@ -256,7 +256,7 @@ def test_an_engine_gets_one_thread_and_every_core_of_any_host(
 
 
 def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None:
-    assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").tiny_model is None
-    tiny = spec_of(tmp_path).tiny_model
+    assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").model_folder is None
+    tiny = spec_of(tmp_path).model_folder
     assert tiny is not None
     assert option(spec_of(tmp_path), "--model") == str(tiny)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.doctor import MISSING, OK, PORTS_LOOKED_AT, WARN, DoctorReport, Row, examine, to_json
+from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, to_json
+from launch.findings import MISSING, OK, WARN, Row
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
 from launch.patching import apply
@@ -135,7 +136,7 @@ def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeyp
     assert rows(examine("cuda", {}))["GPU"].state == MISSING
     assert rows(examine("cuda", {}))["RDMA"].state == WARN
     (tmp_path / "none" / "mlx5_0").mkdir(parents=True)
-    assert rows(examine("cuda", {}))["RDMA"] == Row("RDMA", OK, "mlx5_0")
+    assert rows(examine("cpu", {}))["RDMA"] == Row("RDMA", OK, "mlx5_0")
 
 
 def test_gpus_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

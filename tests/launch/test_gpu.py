@@ -1,4 +1,4 @@
-"""Which GPUs a second engine takes beside the first."""
+"""Which GPUs an engine takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.gpu import second_devices
+from launch.errors import LaunchError
+from launch.gpu import name_devices, second_devices
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,10 @@ def test_without_a_choice_all_gpus_of_the_host_are_visible(tmp_path: Path) -> No
     tool.chmod(0o755)
     assert second_devices(1, {"PATH": str(tmp_path)}) == "1"
     assert second_devices(1, {"PATH": ""}) == ""
+
+
+def test_engines_take_gpus_among_those_that_the_user_named() -> None:
+    assert name_devices([0, 1], {}) == "0,1"
+    assert name_devices([1], {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}) == "GPU-7"
+    with pytest.raises(LaunchError, match="names 1 GPUs"):
+        name_devices([1], {"CUDA_VISIBLE_DEVICES": "4"})

@@ -13,8 +13,8 @@ import pytest
 
 from launch import doctor
 from launch.caches import cache_env
-from launch.doctor import OK, WARN
 from launch.environment import capture
+from launch.findings import OK, WARN
 from launch.host import Host, Limits, read_host, read_limits
 from tests.launch.engines import ENGINE
 

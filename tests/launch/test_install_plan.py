@@ -81,6 +81,15 @@ def test_no_package_but_torch_is_looked_for_on_pytorchs_index(tmp_path: Path) ->
     assert all("--no-deps" in step and "--only-binary :all:" in step for step in steps[1:3])
 
 
+def test_a_wheel_folder_gives_a_cuda_environment_no_torch_without_cuda(tmp_path: Path) -> None:
+    """`torch==2.13.0` is met by a wheel of 2.13.0+cpu: a CUDA environment built with such a folder had no CUDA."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    assert str(wheels) not in " ".join(steps_text(tmp_path, "cuda", {"PIP_FIND_LINKS": str(wheels)}))
+    assert "was built without CUDA" in steps_text(tmp_path, "cuda", {})[3]
+
+
 def test_a_cuda_environment_needs_no_step_for_torch(tmp_path: Path) -> None:
     steps = steps_text(tmp_path, "cuda", {})
     assert len(steps) == 4

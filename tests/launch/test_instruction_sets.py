@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.doctor import MISSING, OK, examine, to_json
+from launch.doctor import examine, to_json
 from launch.environment import find_engine
+from launch.findings import MISSING, OK
 from launch.instruction_sets import Part, describe_parts, read_flags
 
 HASWELL = frozenset({"avx2", "fma", "f16c"})

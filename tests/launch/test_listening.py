@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
-from launch.doctor import WARN, examine
+from launch.doctor import examine
 from launch.dummy_bootstrap import DummyBootstrap
+from launch.findings import WARN
 from launch.ports import LOOPBACK
 from launch.profile import config_names, load_config
+from results.records.layout import RunLayout, write_atomic
+from results.records.run_folder import run_facts
 from runners.router.spec import RouterSpec
 from tests.launch.test_doctor import rows
 
@@ -46,3 +50,15 @@ def test_doctor_says_what_cannot_choose(monkeypatch: object) -> None:
     if rows(report)["engine"].state == "ok":
         row = rows(report)["mooncake ports"]
         assert (row.state, "firewall" in row.remedy) == (WARN, True)
+
+
+def test_a_report_says_which_engines_were_open_to_other_machines(tmp_path: Path) -> None:
+    write_atomic(RunLayout(tmp_path).plan, b"{}")
+    ports = {"plain": {}, "mooncake_both": {"VLLM_MOONCAKE_BOOTSTRAP_PORT": 18501}}
+    for config, used in ports.items():
+        launch = {"config": config, "ports": {"http": 18500, **used}}
+        write_atomic(tmp_path / "results" / f"20261122_{config}" / "config.json", json.dumps(launch).encode())
+    notes = " ".join(run_facts(tmp_path)[0].host_notes)
+    assert "Engines of mooncake_both listened on every interface" in notes
+    assert "firewall" in notes
+    assert "plain" not in notes

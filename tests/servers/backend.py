@@ -44,8 +44,13 @@ class Backend:
     itl_s: float = 0.0
     padding: str = ""
     """Added to the text of every token."""
+    script: tuple[bytes, ...] = ()
+    """Events of a stream, sent in place of tokens, usage and [DONE]."""
     gate: asyncio.Event | None = None
-    """Waited for after the first token."""
+    """Waited for after the first token, or after `gate_at` events of the script."""
+    gate_at: int = 1
+    slow_pages_s: float = 0.0
+    """How long `/tokenize` and the like take."""
     die_after: int = -1
     """Tokens before the connection is cut; 0 = after the head."""
     torn: bool = False
@@ -58,6 +63,8 @@ class Backend:
     """Sent in place of the usage: what an engine whose core has died sends before [DONE]."""
     end_gate: asyncio.Event | None = None
     """Waited for after [DONE], before the last chunk."""
+    response_id: str = ""
+    """Of every answer; empty = it has none."""
     metrics: str = ""
     seen: list[Seen] = field(default_factory=list)
     served: int = 0
@@ -123,6 +130,7 @@ class Backend:
             _whole(writer, 200, json.dumps({"object": "list", "data": [{"id": self.name}]}).encode())
         elif seen.method == "GET" or seen.path.endswith("tokenize"):
             self.seen.append(seen)
+            await asyncio.sleep(self.slow_pages_s)
             _whole(writer, 200, json.dumps({"path": seen.path, "by": self.name}).encode())
         else:
             self.seen.append(seen)
@@ -138,7 +146,7 @@ class Backend:
             self.errors -= 1
             _whole(writer, self.status, json.dumps({"error": {"message": self.name}}).encode(), self.answer_headers)
             return True
-        answering = asyncio.create_task(self._stream(writer, bool(seen.json.get("stream"))))
+        answering = asyncio.create_task(self._stream(writer) if seen.json.get("stream") else self._at_once(writer))
         leaving = asyncio.create_task(self._wait_for_close(reader))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -156,19 +164,18 @@ class Backend:
         while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110  (reading would eat the next request)
             await asyncio.sleep(0.005)
 
-    async def _stream(self, writer: asyncio.StreamWriter, stream: bool) -> bool:
-        if not stream:
-            return await self._at_once(writer)
-        framing = "connection: close" if self.until_eof else "transfer-encoding: chunked"
-        extra = "".join(f"{name}: {value}\r\n" for name, value in self.answer_headers.items())
-        writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{extra}{framing}\r\n\r\n".encode())
+    async def _stream(self, writer: asyncio.StreamWriter) -> bool:
+        self._begin_stream(writer)
         if self.hang_after_head:
             await asyncio.Event().wait()
         await asyncio.sleep(self.ttft_s)
+        if self.script:
+            return await self._play(writer)
         for number in range(self.tokens):
             if number == self.die_after:
                 return self._die(writer)
-            self._chunk(writer, {"choices": [{"index": 0, "text": f" {self.name}{number}{self.padding}"}]})
+            text = f" {self.name}{number}{self.padding}"
+            self._chunk(writer, {**self._name_answer(), "choices": [{"index": 0, "text": text}]})
             await writer.drain()
             if number == 0 and self.gate is not None:
                 await self.gate.wait()
@@ -190,13 +197,32 @@ class Backend:
         await writer.drain()
         return True
 
+    def _begin_stream(self, writer: asyncio.StreamWriter) -> None:
+        framing = "connection: close" if self.until_eof else "transfer-encoding: chunked"
+        extra = "".join(f"{name}: {value}\r\n" for name, value in self.answer_headers.items())
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{extra}{framing}\r\n\r\n".encode())
+
+    async def _play(self, writer: asyncio.StreamWriter) -> bool:
+        for number, event in enumerate(self.script):
+            if number == self.die_after:
+                return self._die(writer)
+            if number == self.gate_at and self.gate is not None:
+                await self.gate.wait()
+            self._raw(writer, event)
+            await writer.drain()
+        self.served += 1
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
     async def _at_once(self, writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(self.ttft_s)
         if self.gate is not None:
             await self.gate.wait()
         text = "".join(f" {self.name}{number}" for number in range(self.tokens))
         usage = {"prompt_tokens": 8, "completion_tokens": self.tokens}
-        body = json.dumps({"choices": [{"index": 0, "text": text}], "usage": usage}).encode()
+        answer = {**self._name_answer(), "choices": [{"index": 0, "text": text}], "usage": usage}
+        body = json.dumps(answer).encode()
         if self.die_after >= 0:
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body[: len(body) // 2])
@@ -208,6 +234,9 @@ class Backend:
         self.served += 1
         await writer.drain()
         return True
+
+    def _name_answer(self) -> dict[str, str]:
+        return {"id": self.response_id} if self.response_id else {}
 
     def _die(self, writer: asyncio.StreamWriter) -> bool:
         if self.torn:

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from hypothesis import strategies as st
 
 from results.records import events as ev
+from results.records.gpu import GpuSample
 from results.records.live import LiveLatency
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from state.events import KINDS, Unknown
@@ -56,6 +57,7 @@ _BY_TYPE[tuple[StagePlan, ...]] = st.lists(built(StagePlan), max_size=2).map(tup
 _BY_TYPE[LiveLatency] = built(LiveLatency)
 _BY_TYPE[tuple[ev.RoutedLoad, ...]] = st.lists(built(ev.RoutedLoad), max_size=3).map(tuple)
 _BY_TYPE[tuple[ev.RoutedLine, ...]] = st.lists(built(ev.RoutedLine), max_size=3).map(tuple)
+_BY_TYPE[tuple[GpuSample, ...]] = st.lists(built(GpuSample), max_size=2).map(tuple)
 _BY_TYPE[tuple[CellPlan, ...]] = st.lists(built(CellPlan), max_size=2).map(tuple)
 
 any_event: st.SearchStrategy[ev.Event] = st.one_of([built(cls) for cls in KINDS.values()])
@@ -83,6 +85,7 @@ run_events: st.SearchStrategy[ev.Event] = st.one_of(
     _with(ev.InstanceChanged, instance=_instances, reason=_reasons, pid=_pids, pgid=_pids),
     _with(ev.InstanceSampled, instance=_instances, cell=_cells),
     _with(ev.RouterSampled, cell=_cells),
+    built(ev.GpusSampled),
     _with(
         ev.MigrationChanged,
         cell=_cells,

@@ -13,6 +13,7 @@ from launch.instance import Instance
 from results.measures.cells import analyse_cell, headline
 from results.measures.step_records import cut_steps
 from results.records.events import CellProgressed, InstanceSampled
+from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, parquet_beside, publish, sha256, write_indented_json
 from results.records.plan import CellPlan
 from results.records.schemas import CellRecord
@@ -24,7 +25,6 @@ from runners.experiments.requests import first_error
 from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
-from runners.samplers.gpu import GpuSampler, GpuUse
 
 STEP_SETTLE_S = 0.3
 """After the last response the engine still writes the record of its last step."""
@@ -51,7 +51,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     folder = AttemptLayout(context.attempt_folder(cell, attempt))
     spec = load_spec(cell, rate_per_s, instance, context, folder.requests)
     with StepTail(instance.spec.rings) as steps:
-        async with MetricsSampler(instance.spec.url, folder.metrics) as sampler, GpuSampler(folder.gpu_util) as gpu:
+        async with MetricsSampler(instance.spec.url, folder.metrics) as sampler:
             cut = asyncio.Event()
 
             def on_tick(tick: LoadTick) -> None:
@@ -69,9 +69,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
             f"the first error was: {first_error(folder.requests)}"
         )
     await asyncio.sleep(STEP_SETTLE_S)
-    record_path = await asyncio.to_thread(
-        _put_in_place, cell, attempt, spec, outcome, instance, context, folder, gpu.use
-    )
+    record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
     return Outcome(headline(summary), _why_degraded(outcome))
 
@@ -158,13 +156,14 @@ def _put_in_place(
     instance: Instance,
     context: RunContext,
     folder: AttemptLayout,
-    gpu: GpuUse,
 ) -> Path:
     """Cut the steps, write the cell record, and rename everything into the config's folder, the record last."""
     assert cell.config is not None
     phase, stem = cell.params["phase"], cell.params["stem"]
     layout = context.config_layout(cell.config)
     cut = cut_steps(instance.spec.rings, outcome.t_start_ns, outcome.t_end_ns, folder.engine_step)
+    log = context.layout.gpu_csv
+    gpu = cut_gpu_log(log, cell.cell, outcome.t_start_ns, outcome.t_end_ns, folder.gpu_util)
     moves = {
         folder.requests: layout.requests(phase, stem),
         folder.metrics: layout.metrics(phase, stem),

@@ -1,5 +1,7 @@
 """The confirm stage: every config launched `trials` times, each launch measuring every load that a verdict rests on.
 
+It alone measures the shapes of Phase B and B': one launch of each in a sweep would cost hours and decide nothing.
+
 A block is one launch of each config. The order of configs is a row of a randomly permuted Latin square, so that in a
 whole square every config runs once at every position. The order of loads is drawn per block and shared by all configs,
 as prompts and arrivals are: what comes before a load is the same for every config of the block.
@@ -22,10 +24,11 @@ from runners.experiments.connector_tax.load_cells import (
     REF_SAFE,
     PlannedLoad,
     make_cell,
+    plan_shape,
 )
 
 SWEEP_BLOCKS = 3
-"""Blocks of cell numbers that the sweep uses: Phase A, B and B'."""
+"""Blocks of cell numbers that a sweep uses: Phase A, B and B'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +59,22 @@ def draw_blocks(configs: Sequence[str], loads: int, count: int, seed: int) -> li
 
 
 def list_loads(grid: Grid) -> tuple[PlannedLoad, ...]:
-    """Phase A's shape at both reference rates, the shapes of Phase B at ref_safe and of B' at ref_load, each once."""
+    """Phase A's shape at both reference rates, the shapes of Phase B at ref_safe (or their own rate) and of B' at
+    ref_load, each once."""
     shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
-    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
-    at_safe = dict.fromkeys([shape, *shapes])
+    at_safe = dict.fromkeys([shape, *grid.phase_b.shapes])
     several = len(grid.phase_a.rates_per_s) > 1  # with one rate, ref_load is ref_safe
-    at_load = dict.fromkeys([shape, *grid.phase_b_prime.shapes]) if several else {}
-    expected = grid.expected_ref_safe_per_s or grid.phase_a.rates_per_s[0]
+    at_load = dict.fromkeys([shape, *grid.shapes_at_ref_load]) if several else {}
     return tuple(
-        PlannedLoad(PHASE_CONFIRM, f"{i}x{o}-{rate}", f"{i} x {o} at {rate}", (i, o), rate, expected)
+        plan_shape(grid, PHASE_CONFIRM, each, rate)
         for rate, those in ((REF_SAFE, at_safe), (REF_LOAD, at_load))
-        for i, o in those
+        for each in those
     )
 
 
 def is_measured(grid: Grid, config: str, load: PlannedLoad) -> bool:
     """Whether the config has this load: shapes of B' alone are for the configs that B' names, and plain's repeat."""
-    if load.rate == REF_SAFE or load.shape == (grid.phase_a.input_tokens, grid.phase_a.output_tokens):
+    if load.rate != REF_LOAD or load.shape == (grid.phase_a.input_tokens, grid.phase_a.output_tokens):
         return True
     return (BASELINE if config == REPEAT else config) in grid.phase_b_prime.configs
 

@@ -9,8 +9,10 @@ from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax.plan import draft_plan
 
 if TYPE_CHECKING:
+    from results.records.plan import RunPlan
     from runners.campaign.context import RunContext
     from runners.experiments.connector_tax.experiment import ConnectorTax
+    from state.workspace import Workspace
 
 
 def _cell_runner(grid: Grid, context: RunContext) -> ConnectorTax:
@@ -19,9 +21,16 @@ def _cell_runner(grid: Grid, context: RunContext) -> ConnectorTax:
     return ConnectorTax(grid, context)
 
 
+def _describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
+    from runners.experiments.connector_tax.precision import describe_precision  # it loads numpy; a run needs none
+
+    return describe_precision(plan, workspace)
+
+
 ENTRY = Experiment(
     name=EXPERIMENT,
     draft_plan=draft_plan,
     cell_runner=_cell_runner,
+    describe_precision=_describe_precision,
     option_help={"configs": "only these (repeatable), `plain` among them", "settings": "e.g. `min_completed=100`"},
 )

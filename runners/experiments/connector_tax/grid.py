@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -16,6 +16,10 @@ from runners.experiments.settings import (
 )
 
 EXPERIMENT = "connector-tax"
+Shape = tuple[int, int]
+"""Input and output tokens."""
+PLANNED_LAUNCHES = (3, 5, 8)
+"""For how many launches per config a plan states hours and precision."""
 EXAMPLE = "min_completed=100"
 """Of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/connector-tax.md lists them all"
@@ -29,19 +33,35 @@ class PhaseA(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rates_per_s: tuple[float, ...]
 
 
+class OwnRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a shape is measured at that ref_safe would overload, or hardly load."""
+
+    rate_per_s: float
+    min_completed: int = 0
+    """How many completions its window lasts for at least; 0 = the preset's."""
+
+
 class PhaseB(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every input length x every output length at ref_safe; none = no Phase B."""
 
     input_tokens: tuple[int, ...] = ()
     output_tokens: tuple[int, ...] = ()
+    shape_rates: dict[str, OwnRate] = msgspec.field(default_factory=dict)
+    """By shape, as `32768x64`: its own rate in place of ref_safe."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple((i, o) for i in self.input_tokens for o in self.output_tokens)
+
+    def find_own_rate(self, shape: Shape) -> OwnRate | None:
+        return self.shape_rates.get("{}x{}".format(*shape))
 
 
 class PhaseBPrime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A few shapes at ref_load for the configs that matter most, where ref_load differs from ref_safe."""
 
     configs: tuple[str, ...] = ()
-    shapes: tuple[tuple[int, int], ...] = ()
-    """(input tokens, output tokens)."""
+    shapes: tuple[Shape, ...] = ()
 
 
 class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +107,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the requests in flight when sending stops may take at most; what is still open then is cut."""
     arrival: str = "constant"
     confirm: bool = False
-    """Measure the reference loads and all shapes again, with `trials` launches per config; verdicts rest on these."""
+    """Measure the reference loads and all shapes with `trials` launches per config; verdicts rest on these."""
     trials: int = 1
     """Launches per config: in the confirm stage, or of every load cell where there is none."""
     preflight_s: float = 30.0
@@ -95,6 +115,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fidelity: Fidelity = Fidelity()
     saturation: Saturation = Saturation()
     slo: Slo = Slo()
+
+    @property
+    def shapes_at_ref_load(self) -> tuple[Shape, ...]:
+        """Of B'. A shape with a rate of its own is measured at that one alone."""
+        return tuple(shape for shape in self.phase_b_prime.shapes if self.phase_b.find_own_rate(shape) is None)
 
 
 def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
@@ -130,5 +155,17 @@ def _check_grid(grid: Grid, where: str) -> None:
             "phase_b needs expected_ref_safe_per_s, a positive rate",
         ),
         (bool(grid.phase_b_prime.shapes) and not grid.phase_b.input_tokens, "phase_b_prime needs phase_b"),
+        *_check_own_rates(grid),
     ]
     refuse_problems(problems, where, REMEDY)
+
+
+def _check_own_rates(grid: Grid) -> Iterator[tuple[bool, str]]:
+    shapes = {"{}x{}".format(*shape) for shape in grid.phase_b.shapes}
+    swept = f"{grid.phase_a.input_tokens}x{grid.phase_a.output_tokens}"
+    for shape, own in grid.phase_b.shape_rates.items():
+        name = f"phase_b.shape_rates.{shape}"
+        yield shape not in shapes, f"{name} is no shape of phase_b: write it as 512x64"
+        yield shape == swept, f"{name} is the shape of phase_a, which the reference rates are for"
+        yield own.rate_per_s <= 0, f"{name}.rate_per_s must be positive"
+        yield own.min_completed < 0, f"{name}.min_completed must be 0 or more"

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.profile import Capacity
+from results.records.phases import CONFIRM_TAG
 from results.records.plan import CellPlan
-from runners.experiments.connector_tax.grid import Grid
+from runners.experiments.connector_tax.grid import Grid, Shape
 from runners.experiments.connector_tax.sustainable import expected_cell_s
 
 REF_SAFE = "ref_safe"
 REF_LOAD = "ref_load"
-PHASE_A, PHASE_B, PHASE_B_PRIME, PHASE_CONFIRM = "A", "B", "Bp", "C"
+OWN_RATE = "own_rate"
+PHASE_A, PHASE_B, PHASE_B_PRIME, PHASE_CONFIRM = "A", "B", "Bp", CONFIRM_TAG
 STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b", PHASE_CONFIRM: "confirm"}
 FOLDER_OF = {**STAGE_OF, PHASE_B_PRIME: "phase-b-prime"}
 """First part of a cell's id."""
@@ -28,12 +30,12 @@ class PlannedLoad:
     phase: str
     stem: str
     label: str
-    shape: tuple[int, int]
-    """(input tokens, output tokens)."""
+    shape: Shape
     rate: float | str
     """req/s, or the name of a reference rate."""
     expected_rate_per_s: float
     """For the time estimate."""
+    min_completed: int
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -43,7 +45,22 @@ class PlannedLoad:
 
     def estimate_s(self, grid: Grid, capacity: Capacity) -> float:
         """Seconds of the cell, without its engine's start."""
-        return expected_cell_s(grid, capacity, self.expected_rate_per_s, self.shape)
+        return expected_cell_s(grid, capacity, self.expected_rate_per_s, self.shape, self.min_completed)
+
+
+def plan_shape(grid: Grid, phase: str, shape: Shape, reference: str) -> PlannedLoad:
+    """A shape at a reference rate or, where Phase B states one, at its own; stem and label name the rate where several
+    loads of the phase have this shape."""
+    name, stem = "{} x {}".format(*shape), "{}x{}".format(*shape)
+    own = grid.phase_b.find_own_rate(shape)
+    suffix = f"-{reference if own is None else OWN_RATE}" if phase == PHASE_CONFIRM else ""
+    if own is not None:
+        label = f"{name} at {own.rate_per_s:g} req/s"
+        enough = own.min_completed or grid.min_completed
+        return PlannedLoad(phase, stem + suffix, label, shape, own.rate_per_s, own.rate_per_s, enough)
+    label = name if phase == PHASE_B else f"{name} at {reference}"
+    expected = grid.expected_ref_safe_per_s or grid.phase_a.rates_per_s[0]
+    return PlannedLoad(phase, stem + suffix, label, shape, reference, expected, grid.min_completed)
 
 
 def make_cell(
@@ -69,7 +86,7 @@ def make_cell(
         "arrival": grid.arrival,
         "warmup_s": grid.warmup_s,
         "min_duration_s": grid.min_duration_s,
-        "min_completed": grid.min_completed,
+        "min_completed": load.min_completed,
         "hard_stop_factor": grid.hard_stop_factor,
         "inflight_cap": grid.inflight_cap,
         "drain_s": grid.drain_s,

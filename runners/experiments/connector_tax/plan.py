@@ -18,7 +18,7 @@ from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
 from runners.experiments.connector_tax import confirm
-from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, read_grid
+from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES, Grid, read_grid
 from runners.experiments.connector_tax.load_cells import (
     PHASE_A,
     PHASE_B,
@@ -28,8 +28,14 @@ from runners.experiments.connector_tax.load_cells import (
     REF_SAFE,
     PlannedLoad,
     make_cell,
+    plan_shape,
 )
-from runners.experiments.connector_tax.sustainable import NO_LIMIT, expected_cell_s, list_unsustainable
+from runners.experiments.connector_tax.sustainable import (
+    NO_LIMIT,
+    describe_own_rates,
+    expected_cell_s,
+    list_unsustainable,
+)
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),
@@ -40,8 +46,6 @@ STAGES = (
     StagePlan("analysis", "Probe removal and analysis"),
 )
 COMPUTE_S = 2.0
-PLANNED_LAUNCHES = (3, 5, 8)
-"""For how many launches per config a plan states the hours."""
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
@@ -74,16 +78,19 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         sums=arithmetic(grid, list(configs), release_wait_s, profile.capacity),
         notes=(
             *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
+            *describe_own_rates(grid),
             *list_unsustainable(grid, profile.capacity),
         ),
     )
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:
-    """The grid as a plan holds it; the plan of one without a confirm stage is that of versions that had none."""
+    """The grid as a plan holds it: without a confirm stage or own rates, as versions wrote it that had none."""
     described: dict[str, Any] = msgspec.to_builtins(grid)
     if not grid.confirm:
         del described["confirm"]
+    if not grid.phase_b.shape_rates:
+        del described["phase_b"]["shape_rates"]
     return described
 
 
@@ -161,26 +168,19 @@ class _Pass:
         shape = (phase.input_tokens, phase.output_tokens)
         for config in self.order:
             for place, rate in enumerate(phase.rates_per_s):
-                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", shape, rate, rate)
+                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", shape, rate, rate, self.grid.min_completed)
                 yield self._cell(config, load, place, first=place == 0)
 
     def phase_b(self) -> Iterator[CellPlan]:
-        """Empty where the grid has no Phase B."""
-        shapes = [(i, o) for i in self.grid.phase_b.input_tokens for o in self.grid.phase_b.output_tokens]
+        """Empty where the grid has no Phase B, or a confirm stage that measures it."""
+        if self.grid.confirm:
+            return
         for config in self.order:
-            for place, shape in enumerate(shapes):
-                yield self._shape_cell(PHASE_B, config, place, shape, REF_SAFE, first=place == 0)
-            if shapes and config in self.grid.phase_b_prime.configs:
-                for place, shape in enumerate(self.grid.phase_b_prime.shapes):
-                    yield self._shape_cell(PHASE_B_PRIME, config, place, shape, REF_LOAD, first=False)
-
-    def _shape_cell(
-        self, phase: str, config: str, place: int, shape: tuple[int, int], rate: str, *, first: bool
-    ) -> CellPlan:
-        label = "{} x {}".format(*shape) + (f" at {rate}" if phase == PHASE_B_PRIME else "")
-        expected = self.grid.expected_ref_safe_per_s
-        load = PlannedLoad(phase, "{}x{}".format(*shape), label, shape, rate, expected)
-        return self._cell(config, load, place, first=first)
+            for place, load in enumerate(_list_shape_loads(self.grid)):
+                yield self._cell(config, load, place, first=place == 0)
+            if config in self.grid.phase_b_prime.configs:
+                for place, load in enumerate(_list_prime_loads(self.grid)):
+                    yield self._cell(config, load, place, first=False)
 
     def _cell(self, config: str, load: PlannedLoad, place: int, *, first: bool) -> CellPlan:
         """The first cell of a config on an engine pays for that engine's start and release."""
@@ -195,6 +195,16 @@ class _Pass:
             engine_s=self.engine_s if first else 0.0,
             capacity=self.capacity,
         )
+
+
+def _list_shape_loads(grid: Grid) -> list[PlannedLoad]:
+    """Phase B's of a sweep."""
+    return [plan_shape(grid, PHASE_B, shape, REF_SAFE) for shape in grid.phase_b.shapes]
+
+
+def _list_prime_loads(grid: Grid) -> list[PlannedLoad]:
+    """Those of B'."""
+    return [plan_shape(grid, PHASE_B_PRIME, shape, REF_LOAD) for shape in grid.shapes_at_ref_load]
 
 
 def arithmetic(
@@ -226,8 +236,7 @@ def _sweep_arithmetic(
     count, trials = len(swept), 1 if grid.confirm else grid.trials
     engine_s = grid.engine_start_s + release_wait_s
     shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
-    cells_a = [expected_cell_s(grid, capacity, rate, shape) for rate in grid.phase_a.rates_per_s]
-    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
+    cells_a = [expected_cell_s(grid, capacity, rate, shape, grid.min_completed) for rate in grid.phase_a.rates_per_s]
     prime = len(set(swept) & set(grid.phase_b_prime.configs))
     times = f"{trials} trials x " if trials > 1 else ""
     yield Sum(
@@ -235,25 +244,23 @@ def _sweep_arithmetic(
         f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
         trials * count * (engine_s + sum(cells_a)),
     )
-    if not shapes:
+    if grid.confirm or not grid.phase_b.shapes:
         return
     rate = grid.expected_ref_safe_per_s
-    cells_b = [expected_cell_s(grid, capacity, rate, each) for each in shapes]
+    cells_b = [load.estimate_s(grid, capacity) for load in _list_shape_loads(grid)]
     yield Sum(
         "phase-b",
         f"{times}{count} configs x ({around.format(f'({_join_sum(cells_b)}) s of cells')}), "
         f"if ref_safe is {rate:g} req/s",
         trials * count * (engine_s + sum(cells_b)),
     )
-    if prime and grid.phase_b_prime.shapes:
-        cells_p = [expected_cell_s(grid, capacity, rate, each) for each in grid.phase_b_prime.shapes]
+    if prime and grid.shapes_at_ref_load:
+        cells_p = [load.estimate_s(grid, capacity) for load in _list_prime_loads(grid)]
         text = f"{times}{prime} configs x ({_join_sum(cells_p)}) s of cells, where ref_load differs from ref_safe"
         yield Sum("phase-b", text, trials * prime * sum(cells_p))
 
 
-def _describe_hours(
-    grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity
-) -> tuple[str, ...]:
+def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity) -> tuple[str, ...]:
     """How long the confirm stage takes with more or fewer launches; empty where there is none."""
     if not grid.confirm:
         return ()
@@ -261,7 +268,7 @@ def _describe_hours(
     hours = [duration_text(confirm.stage_s(grid, configs, engine_s, count, capacity)) for count in PLANNED_LAUNCHES]
     times = ", ".join(f"{text} with {count}" for text, count in zip(hours, PLANNED_LAUNCHES, strict=True))
     return (
-        "Verdicts come from the confirm stage. The sweep before it is descriptive: one launch per config and phase.",
+        "Verdicts come from the confirm stage. Phase A before it is descriptive: one launch per config.",
         f"The confirm stage takes {times} launches per config (`--trials`).",
     )
 

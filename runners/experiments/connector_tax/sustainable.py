@@ -6,36 +6,36 @@ queue, and runs until it has enough completions or to its hard stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launch.profile import Capacity
 from results.measures.cells import collect_cells
 from results.measures.saturation import ReferenceRates
 from runners.campaign.plan import load_cell_s
-from runners.experiments.connector_tax.grid import Grid
+from runners.experiments.connector_tax.grid import Grid, Shape
 
 USABLE = 0.8
 """Share of the limit that an offered rate uses."""
 MEASURED = "the most that any config computed in Phase A"
 
 NO_LIMIT = Capacity()
-Shape = tuple[int, int]
-"""Input and output tokens."""
+ShapeLoad = tuple[str, float | None, Shape]
+"""What a rate is called, its value (None = there is none), the shape."""
 
 
-def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape) -> float:
+def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape, min_completed: int) -> float:
     """Seconds a load cell takes, warm-up, hard stop and drain included where the device cannot keep up."""
     kept_up_s = load_cell_s(
         rate_per_s=rate_per_s,
         min_duration_s=grid.min_duration_s,
-        min_completed=grid.min_completed,
+        min_completed=min_completed,
         warmup_s=grid.warmup_s,
     )
     most_per_s = _sustained_rate(capacity.tokens_per_s, shape)
     if most_per_s is None or rate_per_s <= most_per_s:
         return kept_up_s
-    window_s = max(grid.min_duration_s, grid.min_completed / most_per_s)
+    window_s = max(grid.min_duration_s, min_completed / most_per_s)
     window_s = min(window_s, kept_up_s * grid.hard_stop_factor)
     left = min(grid.inflight_cap, (rate_per_s - most_per_s) * (grid.warmup_s + window_s))
     return grid.warmup_s + window_s + min(left / most_per_s, grid.drain_s)
@@ -56,9 +56,26 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
             f"Phase A: no config can sustain {rates} req/s of {swept[0]} x {swept[1]} tokens within {limit}. These "
             "cells find the saturation; their time above holds queue, hard stop and drain."
         )
-    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
-    rate = grid.expected_ref_safe_per_s
-    return (*lines, *_describe_overloads("ref_safe", rate, shapes, capacity.tokens_per_s, limit))
+    loads = _list_shape_loads(grid, grid.expected_ref_safe_per_s)
+    return (*lines, *_describe_overloads(loads, capacity.tokens_per_s, limit))
+
+
+def describe_own_rates(grid: Grid) -> tuple[str, ...]:
+    """A sentence for the plan; empty where every shape is measured at ref_safe."""
+    own = [f"{shape} at {rate.rate_per_s:g} req/s" for shape, rate in grid.phase_b.shape_rates.items()]
+    if not own:
+        return ()
+    return (
+        f"At a rate of their own, not at ref_safe, and left out of B': {', '.join(own)} (`phase_b.shape_rates`). "
+        "Reports mark their taxes with it.",
+    )
+
+
+def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[ShapeLoad]:
+    """Of Phase B."""
+    for shape in grid.phase_b.shapes:
+        own = grid.phase_b.find_own_rate(shape)
+        yield ("ref_safe", ref_safe_per_s, shape) if own is None else ("its own rate", own.rate_per_s, shape)
 
 
 def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
@@ -76,26 +93,20 @@ def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, 
     if not sums:
         return ()
     limit = f"{max(sums):,.0f} tokens/s ({MEASURED})"
-    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
-    return (
-        *_describe_overloads("ref_safe", rates.ref_safe_per_s, shapes, max(sums), limit),
-        *_describe_overloads("ref_load", rates.ref_load_per_s, grid.phase_b_prime.shapes, max(sums), limit),
-    )
+    primes: list[ShapeLoad] = [("ref_load", rates.ref_load_per_s, shape) for shape in grid.shapes_at_ref_load]
+    return tuple(_describe_overloads([*_list_shape_loads(grid, rates.ref_safe_per_s), *primes], max(sums), limit))
 
 
-def _describe_overloads(
-    name: str, rate_per_s: float | None, shapes: Sequence[Shape], tokens_per_s: float, limit: str
-) -> Iterator[str]:
-    if rate_per_s is None:
-        return
-    for shape in shapes:
+def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: str) -> Iterator[str]:
+    for name, rate_per_s, shape in loads:
         most_per_s = _sustained_rate(tokens_per_s, shape)
-        if most_per_s is not None and rate_per_s > most_per_s:
-            needed = rate_per_s * sum(shape)
+        if most_per_s is not None and rate_per_s is not None and rate_per_s > most_per_s:
+            needed, offered = rate_per_s * sum(shape), f"{USABLE * most_per_s:.2g}"
             yield (
                 f"No config can sustain {shape[0]} x {shape[1]} tokens at {name} = {rate_per_s:g} req/s: that needs "
-                f"{needed:,.0f} of {limit}. At {USABLE * most_per_s:.2g} req/s it would use {USABLE:.0%} of them; at "
-                f"{name} the cell measures a queue, and no tax."
+                f"{needed:,.0f} of {limit}; the cell measures a queue, and no tax. At {offered} req/s it would use "
+                f"{USABLE:.0%} of them (attention over a long prompt takes more): "
+                f"`--set phase_b.shape_rates.{shape[0]}x{shape[1]}.rate_per_s={offered}`."
             )
 
 

@@ -192,7 +192,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         shapes = [parse_cache_shape(await engine.read_metrics()) for engine in engines]
         attempted = AttemptLayout(folder)
         decisions = attempted.decisions
-        source = members[0].engine.spec.tiny_model or Path(model.source)
+        source = members[0].engine.spec.model_folder or Path(model.source)
         bytes_per_token = kv_bytes_per_token(source)
         spec = build_router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, attempted.router_spec))

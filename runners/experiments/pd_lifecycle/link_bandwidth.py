@@ -15,10 +15,9 @@ from time import perf_counter_ns
 
 import msgspec
 
-from launch.environment import home
+from launch.builtin_models import builtin_folder
 from launch.ports import LOOPBACK
-from launch.profile import TINY_MODEL, Profile
-from launch.tiny_model import MODEL_ID
+from launch.profile import Profile
 from results.records.layout import write_atomic
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle.grid import Grid
@@ -40,7 +39,7 @@ def find_link(grid: Grid, profile: Profile) -> LinkRecord:
     if profile.engine.kind != "cpu":
         return LinkRecord(reason="only the connector can measure it between GPUs: set analysis.link_gbps")
     source = profile.model.source
-    folder = home() / "models" / MODEL_ID if source == TINY_MODEL else Path(source)
+    folder = builtin_folder(source) or Path(source)
     bytes_per_token = kv_bytes_per_token(folder)
     if bytes_per_token is None:
         return LinkRecord(reason=f"the model's folder {folder.name} does not state the KV bytes of a token")

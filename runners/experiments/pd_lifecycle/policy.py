@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
-from runners.router.policies.policy import decide_for, decide_nowhere, find_pickable, weigh_instances
+from runners.router.policies.policy import decide_nowhere, draft_for, find_pickable, weigh_instances
 from runners.router.policies.static_pd import StaticPD
 
 HANDOVER, COLO, PLAIN = "handover", "colo", "plain"
@@ -42,5 +42,5 @@ class StaticPDOrCombined(StaticPD, frozen=True, kw_only=True, forbid_unknown_fie
         may = find_pickable(request, cluster)
         if not may.loads:
             return decide_nowhere(self.name, may)
-        weighed = weigh_instances(request, may.loads, lambda load: (load.num_requests,), "first", 0)
-        return decide_for(self.name, may, weighed, ("num_requests", "turns_away"), "plain")
+        weighing = weigh_instances(request, may.loads, lambda load, new: (load.num_requests,), "first", 0)
+        return draft_for(self.name, may, weighing, ("num_requests", "turns_away"), "plain").complete()

@@ -12,6 +12,7 @@ import msgspec
 
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
+from results.records.gpu import GpuUse, cut_gpu_log
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
@@ -26,7 +27,6 @@ from runners.experiments.routing.transfers import count_movements, movement_head
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape, read_span
-from runners.samplers.gpu import GpuUse
 
 HEADLINE = (
     "ttft_p50_s",
@@ -56,7 +56,6 @@ class Replayed:
     """Per instance."""
     scrapes: Mapping[str, Path]
     """Per instance: the file of its `/metrics`."""
-    gpu: GpuUse
 
 
 def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
@@ -79,7 +78,9 @@ def put_in_place(
     turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
-    record = _make_record(cell, attempt, grid, trace, replayed, spans)
+    log, replay = context.layout.gpu_csv, replayed.replay
+    gpu = cut_gpu_log(log, cell.cell, replay.t_start_ns, replay.t_end_ns, written.gpu_util)
+    record = _make_record(cell, attempt, grid, trace, replayed, spans, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
@@ -120,6 +121,7 @@ def _make_record(
     trace: TraceRecord,
     replayed: Replayed,
     spans: Mapping[str, CounterSpan],
+    gpu: GpuUse,
 ) -> RoutingCell:
     outcome, commit = replayed.replay, commit_of(_HERE)
     return RoutingCell(
@@ -141,8 +143,9 @@ def _make_record(
         attempt=attempt,
         git_commit=commit.sha,
         git_reason=commit.reason,
-        gpu_utilisation=replayed.gpu.utilisation,
-        gpu_reason=replayed.gpu.reason,
+        gpu_utilisation=gpu.utilisation,
+        gpu_reason=gpu.reason,
+        kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
 

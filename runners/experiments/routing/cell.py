@@ -31,7 +31,6 @@ from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import CacheShape, read_baseline_shape
-from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
@@ -54,7 +53,8 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         events=grid.router.index == "events",
         gpus=grid.gpus,
         transfer_log=can_move(config, context.profile.engine.kind),
-        decode_args=_decode_args(grid),
+        args=_size_args(cell.params.get("kv_cache_memory_bytes")),
+        decode_args=_size_args(grid.decode_kv_cache_memory_bytes),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay_trace(cell, grid, members, folder, context)
@@ -79,7 +79,6 @@ async def _replay_trace(
             member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes[member.name]))
             for member in members
         }
-        gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder, context)
@@ -93,12 +92,11 @@ async def _replay_trace(
             outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
             await watch.require_engines()
             ended = await router.end()
-    return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+    return Replayed(outcome, ended, members, shapes, scrapes)
 
 
-def _decode_args(grid: Grid) -> tuple[str, ...]:
-    """vLLM takes the last of two values."""
-    size = grid.decode_kv_cache_memory_bytes
+def _size_args(size: int | None) -> tuple[str, ...]:
+    """vLLM takes the last of several values."""
     return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
 
@@ -112,7 +110,7 @@ def _router_spec(
 ) -> RouterSpec:
     assert cell.config is not None
     config, kind = context.configs[cell.config], context.profile.engine.kind
-    model = members[0].engine.spec.tiny_model
+    model = members[0].engine.spec.model_folder
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return RouterSpec(
         instances=tuple(
@@ -146,7 +144,7 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     tokens = cell.params["parameters"].get("prewarm_tokens", 0)
     if not tokens:
         return None
-    trace = read_trace(context.layout.trace)
+    trace = read_trace(context.layout.trace_of(cell.params.get("trace", "")))
     hashes = common_prefix(trace, tokens)
     if not hashes:
         raise CellFailed(
@@ -164,12 +162,12 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
 def _replay_spec(
     cell: CellPlan, grid: Grid, url: str, shapes: Mapping[str, CacheShape], folder: Path, context: RunContext
 ) -> ReplaySpec:
-    """The same for every policy of a trial, but for the router's address."""
+    """The same for every policy of a trial under one load, but for the router's address."""
     model = context.profile.model
     return ReplaySpec(
         url=url,
         model=model.served_name,
-        trace_path=str(context.layout.trace),
+        trace_path=str(context.layout.trace_of(cell.params.get("trace", ""))),
         requests_path=str(TrialLayout(folder).metrics),
         seed=cell.params["replay_seed"],
         vocab_low=model.vocab_low,

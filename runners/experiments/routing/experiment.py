@@ -78,6 +78,8 @@ class Routing(PatchedCells):
         context = self._context
         max_tokens = context.profile.engine.max_model_len
         record = await asyncio.to_thread(prepare_trace, self._grid.trace, max_tokens, context.layout)
+        for name, choice in self._grid.further_traces.items():
+            await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout, name)
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
         return Outcome({name: getattr(record, name) for name in names})
 
@@ -87,11 +89,11 @@ class Routing(PatchedCells):
     async def _run_replay(self, cell: CellPlan, attempt: int) -> Outcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
-        return await replay_cell(cell, attempt, self._grid, self._read_trace(), self._context)
+        return await replay_cell(cell, attempt, self._grid, self._read_trace(cell), self._context)
 
-    def _read_trace(self) -> TraceRecord:
-        """Raises CellFailed where the run's trace is not what it was."""
-        record = read_record(self._context.layout)
+    def _read_trace(self, cell: CellPlan) -> TraceRecord:
+        """The one that the cell replays. Raises CellFailed where it is not what it was."""
+        record = read_record(self._context.layout, cell.params.get("trace", ""))
         if record is None:
             raise CellFailed(f"the run's trace is missing or changed: `tracon retry --cell {TRACE_CELL}`")
         return record

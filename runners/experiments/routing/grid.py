@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from results.records.decisions import Role
 from results.records.plan import RENAMED_RULES
@@ -18,6 +20,7 @@ from runners.experiments.settings import (
     Tables,
     convert_grid,
     find_preset,
+    merge_tables,
     parse_setting,
     refuse_problems,
     set_key,
@@ -35,8 +38,8 @@ POOLED = "static_pd"
 EXAMPLE = "unified.overload_factor=1.5"
 """Of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/routing.md lists them all"
-OWN_AXES = ("time_scale",)
-"""What a sweep may vary that is no parameter of the policy."""
+OWN_AXES = ("time_scale", "kv_cache_memory_bytes", "trace")
+"""What a sweep may vary that is no parameter of the policy: the load that it meets."""
 OWN_RULE = ".transfer"
 """Between a policy and one of its own rules, in a setting: `EAR.transfer.timeout_s=4`."""
 
@@ -58,7 +61,11 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserved_output: int | Literal["max_tokens"] = 0
     """As in RouterSpec: KV tokens counted for an answer where room is asked for; `max_tokens` = the recorded output."""
     time_scale: float | None = None
-    """Of its own, over `replay.time_scale`: half of it is twice the arrival rate. Policies are compared at one rate."""
+    """Of its own, over `replay.time_scale`: half of it is twice the arrival rate."""
+    kv_cache_memory_bytes: int | UnsetType = UNSET
+    """Of its engines, over `engine.kv_cache_memory_bytes`; UNSET stays out of the fingerprint of a plan."""
+    trace: str | UnsetType = UNSET
+    """Which of the preset's `traces` it replays; UNSET = the run's `trace`."""
 
 
 class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +156,13 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineChoice = EngineChoice()
     router: RouterChoice = RouterChoice()
     interference: InterferenceChoice = InterferenceChoice()
+    traces: dict[str, TraceChoice] | UnsetType = UNSET
+    """Further traces by name, each `trace` with what it states itself; a policy with `trace` replays one of them."""
+
+    @property
+    def further_traces(self) -> Mapping[str, TraceChoice]:
+        """By name; beside `trace`."""
+        return {} if self.traces is UNSET else self.traces
 
     def label(self, policy: PolicyChoice) -> str:
         """What tables call the policy; unique in the grid."""
@@ -161,6 +175,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
         changes += [] if policy.reserved_output == 0 else [f"reserved_output={policy.reserved_output}"]
         changes += [] if policy.time_scale is None else [f"time_scale={policy.time_scale:g}"]
+        own = {name: getattr(policy, name) for name in ("kv_cache_memory_bytes", "trace")}
+        changes += [f"{name}={value}" for name, value in own.items() if value is not UNSET]
         still = [] if policy.moves_kv else ["KV not moved"]
         return " ".join([stem, *(pools if policy.prefill_instances else []), *changes, *still])
 
@@ -209,7 +225,7 @@ def read_grid(
     of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
     for key, value in of_grid:
         set_key(raw, key, value)
-    grid = convert_grid(raw, Grid, where, REMEDY)
+    grid = convert_grid(_complete_traces(raw), Grid, where, REMEDY)
     grid = msgspec.structs.replace(
         grid, policies=tuple(_with_pools(grid, one) for one in _choose_policies(grid, policies))
     )
@@ -227,10 +243,18 @@ def _list_policies(raw: dict[str, Any], where: str) -> dict[str, Any]:
     return raw
 
 
+def _complete_traces(raw: dict[str, Any]) -> dict[str, Any]:
+    """Each of `traces` over `trace`."""
+    if "traces" in raw:
+        base = raw.get("trace", {})
+        raw["traces"] = {name: merge_tables(copy.deepcopy(base), own) for name, own in raw["traces"].items()}
+    return raw
+
+
 def _expand_sweep(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest.
 
-    `time_scale` is the policy's own, not a parameter; a label gets what is swept added.
+    OWN_AXES are the policy's own, not parameters; a label gets what is swept added.
     """
     if "sweep" not in entry:
         return [entry]
@@ -283,12 +307,12 @@ def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
     change: dict[str, Any]
     if rule:
         change = {"transfer": matches[0].transfer | {parameter: value}}
-    elif parameter in ("prefill_instances", "moves_kv", "reserved_output", "time_scale"):
+    elif parameter in (*OWN_AXES, "prefill_instances", "moves_kv", "reserved_output"):
         change = {parameter: value}
     else:
         change = {"parameters": matches[0].parameters | {parameter: value}}
     try:
-        changed = msgspec.convert(msgspec.structs.asdict(matches[0]) | change, PolicyChoice)
+        changed = msgspec.convert(msgspec.to_builtins(matches[0]) | change, PolicyChoice)
     except msgspec.ValidationError as error:
         raise RunnerError(f"--set {key}: {error}", remedy="correct its value") from error
     policies = tuple(changed if entry is matches[0] else entry for entry in grid.policies)
@@ -310,6 +334,7 @@ def _check_grid(grid: Grid, where: str) -> None:
         (not (room is None or room >= 1), "decode_kv_cache_memory_bytes must be at least 1"),
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
+        *_load_problems(grid),
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
         (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
@@ -327,6 +352,18 @@ def _check_grid(grid: Grid, where: str) -> None:
         (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
+
+
+def _load_problems(grid: Grid) -> list[tuple[bool, str]]:
+    """Of the loads of single policies."""
+    names = set(grid.further_traces)
+    unknown = sorted({policy.trace for policy in grid.policies if policy.trace is not UNSET} - names)
+    sizes = [policy.kv_cache_memory_bytes for policy in grid.policies]
+    return [
+        (bool(unknown), f"a policy replays {', '.join(unknown)}, which traces does not have"),
+        (any(slug(name) != name for name in names), "a name in traces may hold letters, digits, `.`, `=`, `+` and `-`"),
+        (any(size is not UNSET and size < 1 for size in sizes), "kv_cache_memory_bytes must be at least 1"),
+    ]
 
 
 def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:

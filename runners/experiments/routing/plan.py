@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
@@ -188,7 +189,8 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
 def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
-    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell.
+    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell; `kv_cache_memory_bytes` and
+    `trace` are there where they are the policy's own.
     """
     return {
         "policy": policy.name,
@@ -198,9 +200,16 @@ def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place:
         "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
         "reserved_output": policy.reserved_output,
         "time_scale": grid.time_scale(policy),
+        **own_load(policy),
         "place": place,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
     }
+
+
+def own_load(policy: PolicyChoice) -> dict[str, Any]:
+    """What the policy does not share with the others, beside the time scale."""
+    own = {"kv_cache_memory_bytes": policy.kv_cache_memory_bytes, "trace": policy.trace}
+    return {name: value for name, value in own.items() if value is not UNSET}
 
 
 def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
@@ -232,6 +241,11 @@ def _with_options(grid: Grid, options: RunOptions) -> Grid:
         grid = msgspec.structs.replace(grid, config=options.configs[0])
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
+    if options.trace and grid.further_traces:
+        raise RunnerError(
+            f"this preset compares traces of its own ({', '.join(grid.further_traces)})",
+            remedy="leave out --trace, or choose another preset",
+        )
     if options.trace:
         grid = msgspec.structs.replace(grid, trace=msgspec.structs.replace(grid.trace, source=options.trace))
     if grid.trace.source != SYNTH and not Path(grid.trace.source).is_file():

@@ -1,7 +1,8 @@
 """The trace as a `routing` run replays it: read or generated once, cut to what the engines can serve, kept in the run.
 
-RUN/trace/trace.jsonl    what every cell replays
-RUN/trace/trace.json     TraceRecord, written last
+RUN/trace/trace.jsonl       what cells replay
+RUN/trace/trace.json        TraceRecord, written last
+RUN/trace/NAME/trace.*     the same of a further trace, which some policies replay (`traces` of the preset)
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from runners.trace.synth import synthesise_trace
 from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
-def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:
-    """Make the run's trace; the same choice gives the same file.
+def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout, name: str = "") -> TraceRecord:
+    """Make the run's trace of this name; the same choice gives the same file.
 
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
@@ -36,7 +37,7 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, arrivals)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
-    path = layout.trace
+    path = layout.trace_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(path, trace.facts, trace.sessions)
     turns = [turn for session in trace.sessions for turn in session.turns]
@@ -53,16 +54,18 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         tokens_factor=choice.tokens,
         turns_dropped=wanted - len(turns),
         max_tokens=max_tokens,
+        name=name,
     )
-    write_indented_json(layout.trace_record, record)
+    write_indented_json(path.with_suffix(".json"), record)
     return record
 
 
-def read_record(layout: RunLayout) -> TraceRecord | None:
-    """The run's trace if it is there, whole; else None."""
+def read_record(layout: RunLayout, name: str = "") -> TraceRecord | None:
+    """The run's trace of this name if it is there, whole; else None."""
+    path = layout.trace_of(name)
     try:
-        record = msgspec.json.decode(layout.trace_record.read_bytes(), type=TraceRecord)
-        return record if sha256(layout.trace) == record.sha256 else None
+        record = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=TraceRecord)
+        return record if sha256(path) == record.sha256 else None
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
-from runners.router.policies.policy import Pickable, Tie, WholePolicy, decide_for, new_tokens, weigh_instances
+from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
+from runners.router.policies.policy import Draft, Pickable, Tie, WholePolicy, draft_for, weigh_instances
 
 REASONS: Mapping[str, str] = {
     "turn": "it was its turn",
@@ -26,9 +26,9 @@ class RoundRobin(WholePolicy, frozen=True, kw_only=True):
     name: ClassVar[str] = "round_robin"
     source: ClassVar[str] = "specs/ear.md 5.1, baseline 1"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        weighed = weigh_instances(request, may.loads, lambda load: (), "rr", cluster.picks)
-        return decide_for(self.name, may, weighed, ("turns_away",), "turn")
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
+        weighing = weigh_instances(request, may.loads, lambda load, new: (), "rr", cluster.picks)
+        return draft_for(self.name, may, weighing, ("turns_away",), "turn")
 
 
 class LoadOnly(WholePolicy, frozen=True, kw_only=True):
@@ -39,17 +39,17 @@ class LoadOnly(WholePolicy, frozen=True, kw_only=True):
 
     tie: Tie = "rr"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        weighed = weigh_instances(
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
+        weighing = weigh_instances(
             request,
             may.loads,
-            lambda load: (load.num_requests, load.ongoing_tokens),
+            lambda load, new: (load.num_requests, load.ongoing_tokens),
             self.tie,
             cluster.fallbacks,
             lambda load: {"ongoing_tokens": load.ongoing_tokens},
         )
         keys = ("num_requests", "ongoing_tokens", "turns_away")
-        return decide_for(self.name, may, weighed, keys, "least_load", advances=True)
+        return draft_for(self.name, may, weighing, keys, "least_load", advances=True)
 
 
 class LeastWork(WholePolicy, frozen=True, kw_only=True):
@@ -67,13 +67,12 @@ class LeastWork(WholePolicy, frozen=True, kw_only=True):
         ),
     ] = True
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         cold = self.spread_cold and bool(request.session) and request.turn == 0
 
-        def score(load: InstanceLoad) -> tuple[float, ...]:
-            own = request.input_tokens if cold else new_tokens(request, load)
-            return load.pending_prefill_tokens + own, load.num_requests
+        def score(load: InstanceLoad, new: int) -> tuple[float, ...]:
+            return load.pending_prefill_tokens + (request.input_tokens if cold else new), load.num_requests
 
-        weighed = weigh_instances(request, may.loads, score, self.tie, cluster.fallbacks)
+        weighing = weigh_instances(request, may.loads, score, self.tie, cluster.fallbacks)
         keys = ("prefill_work_tokens", "num_requests", "turns_away")
-        return decide_for(self.name, may, weighed, keys, "least_work", advances=True)
+        return draft_for(self.name, may, weighing, keys, "least_work", advances=True)

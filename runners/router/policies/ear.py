@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.policy import (
+    Draft,
     Pickable,
     Tie,
-    Weighed,
+    Weighing,
     WholePolicy,
-    decide_for,
-    find_lowest,
+    draft_for,
     owner_is_paused,
     weigh_instances,
 )
@@ -78,7 +78,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
     ] = True
     tie: Tie = "rr"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
         owner = may.find_load(request.owner)
         if owner is None:
@@ -86,7 +86,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         turn = _Turn(request, cluster, may, owner)
         return self._stay_or_move(turn) if self.affinity else self._place_or_move(turn)
 
-    def _stay_or_move(self, turn: _Turn) -> Decision:
+    def _stay_or_move(self, turn: _Turn) -> Draft:
         """The warm path of 4.2, with the trigger of 4.3.1 before it."""
         gates = self._check_trigger(turn) if self.migration else ()
         blocked = _reason_to_stay(gates)
@@ -98,18 +98,18 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
             return self._decide_stay(turn, turn.may.rule_out(unfit), _reason_to_stay(gates), gates)
         return self._decide_move(turn, unfit, gates)
 
-    def _place_or_move(self, turn: _Turn) -> Decision:
+    def _place_or_move(self, turn: _Turn) -> Draft:
         """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
-        weighed = self._weigh_pending(turn.request, turn.cluster, turn.may)
-        gates = self._check_trigger(turn) if self.migration and find_lowest(weighed).load is not turn.owner else ()
+        weighing = self._weigh_pending(turn.request, turn.cluster, turn.may)
+        gates = self._check_trigger(turn) if self.migration and weighing.find_lowest() is not turn.owner else ()
         if gates and not _reason_to_stay(gates):
             unfit = _find_unfit(turn)
             gates = (*gates, _target_gate(turn, unfit))
             if not _reason_to_stay(gates):
                 return self._decide_move(turn, unfit, gates)
-        return decide_for(self.name, turn.may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
+        return draft_for(self.name, turn.may, weighing, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
-    def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
         and no cooldown keeps it waiting."""
         reason, binds = "cold", True
@@ -117,20 +117,19 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
             reason, binds = "owner_paused", False
         elif request.owner:
             reason = "fallback_owner_down"
-        weighed = self._weigh_pending(request, cluster, may)
-        return decide_for(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
+        weighing = self._weigh_pending(request, cluster, may)
+        return draft_for(self.name, may, weighing, KEYS, reason, binds=binds, advances=True)
 
-    def _decide_stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Decision:
-        weighed = self._weigh_pending(turn.request, turn.cluster, may)
-        winner = next(one for one in weighed if one.load is turn.owner)
-        return decide_for(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
+    def _decide_stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Draft:
+        weighing = self._weigh_pending(turn.request, turn.cluster, may)
+        return draft_for(self.name, may, weighing, KEYS, reason, winner=turn.owner, gates=gates, binds=True)
 
-    def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Decision:
+    def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Draft:
         """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
         owner = turn.owner
         hot = f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"
         targets = turn.may.rule_out(unfit).rule_out({owner.instance: hot})
-        return decide_for(
+        return draft_for(
             self.name,
             targets,
             self._weigh_pending(turn.request, turn.cluster, targets),
@@ -142,9 +141,9 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
             migrate_from=owner.instance,
         )
 
-    def _weigh_pending(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+    def _weigh_pending(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Weighing:
         return weigh_instances(
-            request, may.loads, lambda load: (load.pending_prefill_tokens,), self.tie, cluster.fallbacks, _free_kv
+            request, may.loads, lambda load, new: (load.pending_prefill_tokens,), self.tie, cluster.fallbacks, _free_kv
         )
 
     def _check_trigger(self, turn: _Turn) -> tuple[Gate, ...]:

@@ -10,15 +10,15 @@ import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.policy import (
+    Draft,
     Pickable,
     Tie,
-    Weighed,
+    Weighing,
     WholePolicy,
     by_name,
     by_prefill_work,
     cached_share,
-    decide_for,
-    find_lowest,
+    draft_for,
     find_pickable,
     owner_is_paused,
     turn_key,
@@ -116,20 +116,18 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     ] = 0.5
     tie: Tie = "rr"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
         roomy = self._with_room(may)
         left = self._drop_refusing(request, roomy)
-        weighed = [
-            self._weigh_instance(request, load, index, left.loads, cluster) for index, load in enumerate(left.loads)
-        ]
+        weighing = self._weigh_instances(request, left.loads, cluster)
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
-        chosen = find_lowest(weighed).load.instance
+        chosen = weighing.find_lowest().instance
         reason = self._name_reason(request, cluster, chosen, may, roomy, left)
-        made = decide_for(
+        draft = draft_for(
             self.name,
             left,
-            weighed,
+            weighing,
             keys,
             reason,
             gates=self._check_refusals(request),
@@ -137,7 +135,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             advances=True,
         )
         pooled = any(load.role == "prefill" for load in cluster.instances)
-        return self._with_prefill(made, request, cluster) if pooled else made
+        return Draft(self._with_prefill(draft.complete(), request, cluster)) if pooled else draft
 
     def _with_prefill(self, made: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
@@ -161,16 +159,16 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
         works = by_prefill_work(request, able, cluster.fallbacks)
         weighed |= {
-            one.load.instance: Candidate(
-                one.load.instance,
+            one.instance: Candidate(
+                one.instance,
                 (),
                 one.terms,
                 f"its role is prefill: {one.score[0]:g} tokens of work with this prompt",
             )
-            for one in works
+            for one in works.list_candidates()
         }
         candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
-        return replace(made, prefill=find_lowest(works).load.instance if works else "", candidates=candidates)
+        return replace(made, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates)
 
     def _with_room(self, may: Pickable) -> Pickable:
         """Q1.E: without instances that are too full, unless all are."""
@@ -192,6 +190,13 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         limit = max(self.migration_reject_threshold, min(counts.values()) + 1)
         return may.rule_out({name: _describe_refusals(name, n) for name, n in counts.items() if n >= limit})
 
+    def _weigh_instances(
+        self, request: RoutedRequest, loads: tuple[InstanceLoad, ...], cluster: ClusterView
+    ) -> Weighing:
+        weighed = [self._weigh_instance(request, load, index, loads, cluster) for index, load in enumerate(loads)]
+        terms = {load.instance: shown for load, (_, shown) in zip(loads, weighed, strict=True)}
+        return Weighing(loads, lambda: [score for score, _ in weighed], lambda load: terms[load.instance])
+
     def _weigh_instance(
         self,
         request: RoutedRequest,
@@ -199,7 +204,8 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         index: int,
         loads: tuple[InstanceLoad, ...],
         cluster: ClusterView,
-    ) -> Weighed:
+    ) -> tuple[tuple[float, ...], dict[str, float]]:
+        """Its score and what that was made of."""
         sticky = int(load.instance == request.owner)
         blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
         overlap = self._counted_overlap(request, blocks) * self._weigh_block(load, loads)
@@ -218,7 +224,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             "num_requests": load.num_requests,
             "assigned": self._count_sessions(load),
         }
-        return Weighed(load, score, terms)
+        return score, terms
 
     def _counted_overlap(self, request: RoutedRequest, blocks: int) -> int:
         """Q2.F: the overlap, 0 where it is not material."""
@@ -240,6 +246,8 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
 
     def _floor_bonus(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> int:
         """Q2.B in blocks, cut to a whole number as in the specification's sketch."""
+        if not self.load_floor_bonus:
+            return 0
         counts = [self._count_sessions(other) for other in loads]
         if self.floor_form == "max":
             most = max(1, *counts)

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
 from runners.router.policies.policy import (
+    Draft,
     Pickable,
     Tie,
     WholePolicy,
     cached_share,
-    decide_for,
-    new_tokens,
+    draft_for,
     weigh_instances,
 )
 
@@ -33,9 +33,9 @@ BsOffset = Annotated[
 ]
 
 
-def work_by_batch(request: RoutedRequest, load: InstanceLoad, *, bs_offset: int = 0, p_floor: int = 0) -> int:
+def work_by_batch(load: InstanceLoad, new: int, bs_offset: int = 0, p_floor: int = 0) -> int:
     """(pending prefill + new tokens) * (requests + bs_offset); the first factor at least `p_floor`."""
-    work = max(p_floor, load.pending_prefill_tokens + new_tokens(request, load))
+    work = max(p_floor, load.pending_prefill_tokens + new)
     return work * (load.num_requests + bs_offset)
 
 
@@ -48,16 +48,16 @@ class LMetric(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
     bs_offset: BsOffset = 0
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        weighed = weigh_instances(
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
+        weighing = weigh_instances(
             request,
             may.loads,
-            lambda load: (work_by_batch(request, load, bs_offset=self.bs_offset),),
+            lambda load, new: (work_by_batch(load, new, self.bs_offset),),
             self.tie,
             cluster.fallbacks,
         )
         keys = ("work_x_requests", "turns_away")
-        return decide_for(self.name, may, weighed, keys, "lowest_score", advances=True)
+        return draft_for(self.name, may, weighing, keys, "lowest_score", advances=True)
 
 
 class KvLinear(WholePolicy, frozen=True, kw_only=True):
@@ -77,19 +77,19 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
     beta: Annotated[float, msgspec.Meta(ge=0, description="weight of the load in `pr1035`")] = 1.0
     tie: Tie = "rr"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
         counts = [load.num_requests for load in may.loads]
-        weighed = weigh_instances(
+        weighing = weigh_instances(
             request,
             may.loads,
-            lambda load: (-self._sum_terms(request, load, counts),),
+            lambda load, new: (-self._sum_terms(request, load, counts),),
             self.tie,
             cluster.fallbacks,
             lambda load: {"cached_share": cached_share(request, load.instance)},
         )
         keys = ("load_less_cache", "turns_away")
-        return decide_for(self.name, may, weighed, keys, "lowest_score", advances=True)
+        return draft_for(self.name, may, weighing, keys, "lowest_score", advances=True)
 
     def _sum_terms(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
         share = cached_share(request, load.instance)

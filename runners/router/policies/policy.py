@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -35,13 +35,41 @@ class Policy(Protocol):
         """Where the request goes and why. Called with at least one instance; never raises for a legal view."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """An instance with its score; the lowest wins, compared from left to right."""
+class Weighing:
+    """Instances side by side with their scores; the lowest wins, compared from left to right.
 
-    load: InstanceLoad
-    score: tuple[float, ...]
-    terms: Mapping[str, float] = field(default_factory=dict)
+    Neither scores nor terms are computed before they are asked for: an owner that every gate lets pass is picked
+    without any, and terms are for the record alone, which is made after the request has been sent.
+    """
+
+    __slots__ = ("_make_scores", "_scores", "list_terms", "loads")
+
+    def __init__(
+        self,
+        loads: Sequence[InstanceLoad],
+        make_scores: Callable[[], Sequence[tuple[float, ...]]],
+        list_terms: Callable[[InstanceLoad], Mapping[str, float]],
+    ) -> None:
+        """`make_scores`: in the order of `loads`. `list_terms`: what an instance's score was made of, by name."""
+        self.loads = loads
+        self.list_terms = list_terms
+        self._make_scores = make_scores
+        self._scores: Sequence[tuple[float, ...]] | None = None
+
+    @property
+    def scores(self) -> Sequence[tuple[float, ...]]:
+        """In the order of `loads`."""
+        if self._scores is None:
+            self._scores = self._make_scores()
+        return self._scores
+
+    def find_lowest(self) -> InstanceLoad:
+        """Raises ValueError where there is no instance."""
+        return self.loads[self.scores.index(min(self.scores))]
+
+    def list_candidates(self) -> list[Candidate]:
+        rows = zip(self.loads, self.scores, strict=True)
+        return [Candidate(load.instance, score, self.list_terms(load)) for load, score in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +100,10 @@ def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[
 
     Where everyone left is paused, pauses are ignored: a late answer is better than none.
     """
+    if not request.tried:
+        fit = [load for load in cluster.instances if load.available and load.role in roles and not load.paused_for_s]
+        if len(fit) == len(cluster.instances):
+            return Pickable(cluster.instances, ())
     loads, out = [], []
     for load in cluster.instances:
         why = _why_barred(request, load, roles)
@@ -95,10 +127,14 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str]
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        may = find_pickable(request, cluster)
-        return self._choose_instance(request, cluster, may) if may.loads else decide_nowhere(self.name, may)
+        return self.draft_decision(request, cluster).complete()
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def draft_decision(self, request: RoutedRequest, cluster: ClusterView) -> Draft:
+        """The same decision, its candidates listed when its record is made."""
+        may = find_pickable(request, cluster)
+        return self._choose_instance(request, cluster, may) if may.loads else Draft(decide_nowhere(self.name, may))
+
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The decision among the instances of `may`, at least one."""
         raise NotImplementedError
 
@@ -126,28 +162,36 @@ def new_tokens(request: RoutedRequest, load: InstanceLoad) -> int:
 def weigh_instances(
     request: RoutedRequest,
     loads: Sequence[InstanceLoad],
-    score: Callable[[InstanceLoad], tuple[float, ...]],
+    score: Callable[[InstanceLoad, int], tuple[float, ...]],
     tie: str,
     counter: int,
     terms: Callable[[InstanceLoad], Mapping[str, float]] | None = None,
-) -> list[Weighed]:
-    """Each instance with its score, whose last key is the tie-break, and its terms, `terms` in addition to load's."""
-    count = len(loads)
-    weighed = []
-    for index, load in enumerate(loads):
+) -> Weighing:
+    """Each instance with `score` of it and its new tokens, then the tie-break; its terms are load's and `terms`."""
+
+    def make_scores() -> list[tuple[float, ...]]:
+        cached, tokens, count = request.cached_tokens, request.input_tokens, len(loads)
+        turn = counter if tie == "rr" else 0
+        return [
+            (*score(load, max(0, tokens - cached.get(load.instance, 0))), (index - turn) % count)
+            for index, load in enumerate(loads)
+        ]
+
+    def list_terms(load: InstanceLoad) -> Mapping[str, float]:
         shown = load_terms(request, load)
         if terms is not None:
             shown.update(terms(load))
-        weighed.append(Weighed(load, (*score(load), turn_key(tie, index, count, counter)), shown))
-    return weighed
+        return shown
+
+    return Weighing(loads, make_scores, list_terms)
 
 
-def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
+def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
     """Instances as a prompt's prefill sees them: tokens pending there with its own, requests, whose turn it is."""
     return weigh_instances(
         request,
         loads,
-        lambda load: (load.pending_prefill_tokens + new_tokens(request, load), load.num_requests),
+        lambda load, new: (load.pending_prefill_tokens + new, load.num_requests),
         "rr",
         counter,
         lambda load: {"prefills": 1},
@@ -175,37 +219,61 @@ def turn_key(tie: str, index: int, of: int, counter: int) -> int:
     return (index - counter) % of if tie == "rr" else index
 
 
-def find_lowest(weighed: Sequence[Weighed]) -> Weighed:
-    return min(weighed, key=lambda one: one.score)
+class Draft:
+    """A decision as the request needs it, and what its record needs in addition, made when it is asked for."""
+
+    __slots__ = ("_may", "_weighing", "_won_by_score", "decision")
+
+    def __init__(
+        self,
+        decision: Decision,
+        may: Pickable | None = None,
+        weighing: Weighing | None = None,
+        *,
+        won_by_score: bool = False,
+    ) -> None:
+        """`weighing`: the instances of `may`; without it the decision is complete."""
+        self.decision = decision
+        self._may = may
+        self._weighing = weighing
+        self._won_by_score = won_by_score
+
+    def complete(self) -> Decision:
+        """The decision with every instance as it was weighed or ruled out, and with how a tie was decided."""
+        made, may, weighing = self.decision, self._may, self._weighing
+        if may is None or weighing is None:
+            return made
+        candidates = by_name([*weighing.list_candidates(), *may.ruled_out])
+        tie = tie_break(made.instance, weighing, made.keys) if self._won_by_score else ""
+        return replace(made, candidates=candidates, tie_break=tie)
 
 
-def decide_for(
+def draft_for(
     policy: str,
     may: Pickable,
-    weighed: Sequence[Weighed],
+    weighing: Weighing,
     keys: tuple[str, ...],
     reason: str,
     *,
-    winner: Weighed | None = None,
+    winner: InstanceLoad | None = None,
     gates: tuple[Gate, ...] = (),
     binds: bool = False,
     advances: bool = False,
     migrate_from: str = "",
-) -> Decision:
-    """The decision for `winner`, or for the lowest score, with every instance as it was weighed or ruled out."""
-    chosen = winner or find_lowest(weighed)
-    return Decision(
+) -> Draft:
+    """The decision for `winner`, or for the lowest score."""
+    chosen = winner or weighing.find_lowest()
+    decision = Decision(
         policy=policy,
-        instance=chosen.load.instance,
+        instance=chosen.instance,
         reason=reason,
-        candidates=by_name([*(Candidate(w.load.instance, w.score, w.terms) for w in weighed), *may.ruled_out]),
         keys=keys,
         gates=(*may.gates, *gates),
-        tie_break="" if winner else tie_break(chosen, weighed, keys),
         binds=binds,
         migrate_from=migrate_from,
         advances=advances,
     )
+    return Draft(decision, may, weighing, won_by_score=winner is None)
 
 
 def decide_nowhere(policy: str, may: Pickable, reason: str = "no_instance", gates: tuple[Gate, ...] = ()) -> Decision:
@@ -213,15 +281,16 @@ def decide_nowhere(policy: str, may: Pickable, reason: str = "no_instance", gate
     return Decision(policy, "", reason, out, gates=(*may.gates, *gates), binds=False)
 
 
-def tie_break(chosen: Weighed, weighed: Sequence[Weighed], keys: Sequence[str]) -> str:
+def tie_break(chosen: str, weighing: Weighing, keys: Sequence[str]) -> str:
     """Which key decided among those that were equal on the first; empty = none was."""
-    tied = [one for one in weighed if one.score[0] == chosen.score[0]]
+    scores = {load.instance: score for load, score in zip(weighing.loads, weighing.scores, strict=True)}
+    best = scores[chosen]
+    tied = [name for name, score in scores.items() if score[0] == best[0]]
     if len(tied) < 2:
         return ""
-    shared = max(_count_agreeing(chosen.score, one.score) for one in tied if one is not chosen)
-    names = ", ".join(one.load.instance for one in tied)
+    shared = max(_count_agreeing(best, scores[name]) for name in tied if name != chosen)
     how = f"decided by {keys[shared]}" if shared < len(keys) else "the first by name was taken"
-    return f"{names} are equal on {keys[0]} ({chosen.score[0]:g}); {how}"
+    return f"{', '.join(tied)} are equal on {keys[0]} ({best[0]:g}); {how}"
 
 
 def _count_agreeing(one: Sequence[float], other: Sequence[float]) -> int:

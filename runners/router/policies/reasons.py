@@ -12,6 +12,7 @@ SHARED_REASONS: Mapping[str, str] = {
     "cold": "the session has no owner yet; it had the lowest score",
     "fallback_owner_down": "the session's owner cannot be picked; it had the lowest score of the others",
     "policy_error": "the policy failed, so the fewest requests decided",
+    "stored_response": "it stores the response that the request continues",
     "no_instance": "no instance can be picked",
 }
 SHARED_SCORE_KEYS: Mapping[str, str] = {

@@ -12,14 +12,13 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.policy import (
     Pickable,
-    Weighed,
+    Weighing,
     by_name,
     by_prefill_work,
     decide_nowhere,
-    find_lowest,
     find_pickable,
     tie_break,
     weigh_instances,
@@ -86,13 +85,14 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         left = set(may.loads)
         prefills = by_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
         decodes = _weigh_by_room(request, [load for load in second if load in left], cluster.fallbacks)
-        prefill, decode = find_lowest(prefills) if prefills else None, find_lowest(decodes)
-        weighed = (Candidate(one.load.instance, one.score, one.terms) for one in (*prefills, *decodes))
+        prefill = prefills.find_lowest().instance if prefills.loads else ""
+        decode = decodes.find_lowest().instance
+        weighed = (*prefills.list_candidates(), *decodes.list_candidates())
         ties = (tie_break(prefill, prefills, KEYS) if prefill else "", tie_break(decode, decodes, KEYS))
         return Decision(
             policy=self.name,
-            instance=decode.load.instance,
-            prefill=prefill.load.instance if prefill else "",
+            instance=decode,
+            prefill=prefill,
             reason="pools" if prefill else "decode_alone",
             candidates=by_name((*weighed, *may.ruled_out)),
             keys=KEYS,
@@ -123,11 +123,11 @@ def _check_room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickabl
     return gate, may.rule_out(small)
 
 
-def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
+def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
     """Most free KV first; by tokens under way where a capacity is not known, as free room cannot be compared then."""
     known = all(load.free_kv_tokens is not None for load in loads)
 
-    def score(load: InstanceLoad) -> tuple[float, ...]:
+    def score(load: InstanceLoad, new: int) -> tuple[float, ...]:
         return -(load.free_kv_tokens or 0) if known else load.ongoing_tokens, load.num_requests
 
     def terms(load: InstanceLoad) -> Mapping[str, float]:

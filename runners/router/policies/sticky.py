@@ -12,14 +12,15 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, RoutedRequest
+from results.records.decisions import ClusterView, RoutedRequest
 from runners.router.policies.balance import LoadOnly
 from runners.router.policies.policy import (
     WHOLE,
+    Draft,
     Pickable,
-    Weighed,
+    Weighing,
     WholePolicy,
-    decide_for,
+    draft_for,
     load_terms,
     owner_is_paused,
 )
@@ -65,34 +66,31 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         ),
     ] = True
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
         if not request.session:
-            return replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
-        weighed = self._weigh_order(request, cluster, may)
-        owner = next((one for one in weighed if one.load.instance == request.owner), None) if self.rebind else None
+            return Draft(replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session"))
+        weighing = self._weigh_order(request, cluster, may)
+        owner = may.find_load(request.owner) if self.rebind else None
         if owner is not None:
-            return decide_for(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
+            return draft_for(self.name, may, weighing, KEYS, "bound", winner=owner, binds=True)
         if owner_is_paused(request, cluster):
-            return decide_for(self.name, may, weighed, KEYS, "owner_paused")
+            return draft_for(self.name, may, weighing, KEYS, "owner_paused")
         lost = self.rebind and request.owner != ""
-        return decide_for(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
+        return draft_for(self.name, may, weighing, KEYS, "owner_down" if lost else "hashed", binds=True)
 
-    def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+    def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Weighing:
         members = [load for load in cluster.instances if load.role in WHOLE]
         order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
         rank = {name: place for place, name in enumerate(order)}
         limit = math.inf
         if self.bound is not None:
             limit = math.ceil(self.bound * (1 + sum(load.active_sessions for load in members)) / len(members))
-        return [
-            Weighed(
-                load,
-                (int(load.active_sessions + 1 > limit), rank[load.instance]),
-                load_terms(request, load) | {"active_sessions": load.active_sessions},
-            )
-            for load in may.loads
-        ]
+        return Weighing(
+            may.loads,
+            lambda: [(int(load.active_sessions + 1 > limit), rank[load.instance]) for load in may.loads],
+            lambda load: load_terms(request, load) | {"active_sessions": load.active_sessions},
+        )
 
 
 def placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:

@@ -7,14 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.lmetric import BsOffset, work_by_batch
 from runners.router.policies.policy import (
+    Draft,
     Pickable,
-    Weighed,
+    Weighing,
     WholePolicy,
     cached_share,
-    decide_for,
+    draft_for,
     new_tokens,
     owner_is_paused,
     weigh_instances,
@@ -83,17 +84,16 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
     )
     rdma_overhead_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.0
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
         owner = may.find_load(request.owner)
         gates = self._check_gates(request, owner, may.loads) if request.owner else ()
         cold = not request.owner
         if owner is not None and all(gate.passed for gate in gates):
-            weighed = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
-            winner = next(one for one in weighed if one.load is owner)
-            return decide_for(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
+            weighing = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
+            return draft_for(self.name, may, weighing, KEYS, "affinity", winner=owner, gates=gates, binds=True)
         left = self._without_refused(may, owner, gates)
-        return decide_for(
+        return draft_for(
             self.name,
             left,
             self._weigh_keys(request, left, cluster.fallbacks, cold=cold),
@@ -146,11 +146,14 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             return may.rule_out({owner.instance: f"overloaded owner: not {failed['load']}"})
         return may
 
-    def _weigh_keys(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
-        def score(load: InstanceLoad) -> tuple[float, ...]:
-            work = work_by_batch(request, load, bs_offset=self.bs_offset, p_floor=self.p_floor)
-            spread = (load.active_sessions,) if cold and self.spread_cold else ()
-            return work, *spread, new_tokens(request, load), load.num_requests
+    def _weigh_keys(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> Weighing:
+        offset, floor, spread = self.bs_offset, self.p_floor, cold and self.spread_cold
+
+        def score(load: InstanceLoad, new: int) -> tuple[float, ...]:
+            work = work_by_batch(load, new, offset, floor)
+            if spread:
+                return work, load.active_sessions, new, load.num_requests
+            return work, new, load.num_requests
 
         return weigh_instances(request, may.loads, score, "rr", counter)
 
@@ -185,27 +188,27 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
     overload_factor: Factor = 2.0
     tie: Annotated[Literal["rr", "first"], msgspec.Meta(description="equal costs, as in lmetric")] = "rr"
 
-    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The owner if it has no more than its share of tokens and costs no more than the best by the factor."""
-        weighed = weigh_instances(
+        weighing = weigh_instances(
             request,
             may.loads,
-            lambda load: (sum(self._cost_parts(request, load).values()),),
+            lambda load, new: (sum(self._cost_parts(request, load).values()),),
             self.tie,
             cluster.fallbacks,
             lambda load: self._cost_parts(request, load),
         )
         keys = ("cost_s", "turns_away")
-        owner = next((one for one in weighed if one.load.instance == request.owner), None)
+        owner = may.find_load(request.owner)
         if owner is None:
             reason = "fallback_owner_down" if request.owner else "cold"
             binds = not owner_is_paused(request, cluster)
-            return decide_for(self.name, may, weighed, keys, reason, binds=binds, advances=True)
-        gates = self._check_gates(owner, weighed)
+            return draft_for(self.name, may, weighing, keys, reason, binds=binds, advances=True)
+        gates = self._check_gates(owner, weighing)
         if all(gate.passed for gate in gates):
-            return decide_for(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
+            return draft_for(self.name, may, weighing, keys, "affinity", winner=owner, gates=gates, binds=True)
         reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
-        return decide_for(self.name, may, weighed, keys, reason, gates=gates, binds=True, advances=True)
+        return draft_for(self.name, may, weighing, keys, reason, gates=gates, binds=True, advances=True)
 
     def _cost_parts(self, request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
         return {
@@ -214,11 +217,11 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
             "prefill_s": new_tokens(request, load) / self.prefill_throughput,
         }
 
-    def _check_gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
-        name, factor = owner.load.instance, self.overload_factor
-        mean = sum(one.load.ongoing_tokens for one in weighed) / len(weighed)
-        best, cost = min(one.score[0] for one in weighed), owner.score[0]
-        tokens = owner.load.ongoing_tokens
+    def _check_gates(self, owner: InstanceLoad, weighing: Weighing) -> tuple[Gate, ...]:
+        name, factor, loads = owner.instance, self.overload_factor, weighing.loads
+        mean = sum(load.ongoing_tokens for load in loads) / len(loads)
+        costs = {load.instance: score[0] for load, score in zip(loads, weighing.scores, strict=True)}
+        best, cost, tokens = min(costs.values()), costs[name], owner.ongoing_tokens
         return (
             Gate(
                 "tokens",

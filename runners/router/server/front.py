@@ -30,6 +30,11 @@ STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".enc
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
 
+def status_line(status: int) -> bytes:
+    """The first line of a response; an instance may give a status that has no name."""
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
 def _drop_data(data: bytes) -> None:
     """Where the writes of a connection go that is gone."""
 
@@ -106,6 +111,8 @@ class ClientConnection(asyncio.Protocol):
     _queue: deque[HttpRequest] = field(default_factory=deque)
     _busy: bool = False
     _refused: bool = False
+    _is_head: bool = False
+    """The request that is served asks for a head alone."""
     _path: bytes = b""
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     _body: bytes | bytearray = b""
@@ -151,14 +158,33 @@ class ClientConnection(asyncio.Protocol):
             return
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._reject_upgrade()
+            self._parse(data)
         except httptools.HttpParserError as error:
             self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
         if self._head_bytes > HEAD_LIMIT_BYTES:
             part = "head" if self._in_head else "trailer section"
             self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what came. Where a request asks for another protocol, the parser stops behind its head: that is parsed
+        again without the wish, which HTTP lets a server ignore, and what follows is the request's body.
+        """
+        while not self._refused:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._parser.get_method() == b"CONNECT":
+                    self._reject_client(400, "the router is no tunnel: it takes no CONNECT", "bad_request")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
+        parser = self._parser
+        first = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._path, parser.get_http_version().encode())
+        return first + b"".join(lines) + b"\r\n"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_request()
@@ -193,14 +219,14 @@ class ClientConnection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._parser.should_upgrade():  # the head comes again (`_parse`)
+            return
         self._in_head = False
         headers = dict(self._headers)
         if headers.get(b"connection", b"keep-alive").lower() not in CONNECTION_ALONE:
             self._headers = without_named(self._headers)
         length = headers.get(b"content-length", b"0")
-        if self._parser.should_upgrade():  # before it is served as a request without a body
-            self._reject_upgrade()
-        elif length.isdigit() and int(length) > self._service.body_limit_bytes:
+        if length.isdigit() and int(length) > self._service.body_limit_bytes:
             self._reject_body()
         elif headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -226,9 +252,9 @@ class ClientConnection(asyncio.Protocol):
             self._pause_ahead()
 
     def on_message_complete(self) -> None:
-        if self._refused:
-            return
         parser = self._parser
+        if self._refused or parser.should_upgrade():
+            return
         request = HttpRequest(
             parser.get_method().decode("latin-1"),
             self._path,
@@ -275,12 +301,12 @@ class ClientConnection(asyncio.Protocol):
         self.write(
             b"%bcontent-type: %b\r\n%b%bcontent-length: %d\r\n\r\n%b"
             % (
-                STATUS_LINES[status],
+                status_line(status),
                 content_type.encode(),
                 headers,
                 b"connection: close\r\n" if closing else b"",
                 len(body),
-                body,
+                b"" if self._is_head else body,
             )
         )
         self.finish(keep=True)
@@ -298,6 +324,7 @@ class ClientConnection(asyncio.Protocol):
         request = self._queue.popleft()
         self._busy = True
         self.keep_alive = request.keep_alive
+        self._is_head = request.method == "HEAD"
         self._serving_bytes = len(request.body)
         self._ahead_bytes -= self._serving_bytes
         if self._paused:
@@ -331,9 +358,6 @@ class ClientConnection(asyncio.Protocol):
     def reject_late(self, message: str) -> None:
         """A request was not whole in time."""
         self._reject_client(408, message, "bad_request")
-
-    def _reject_upgrade(self) -> None:
-        self._reject_client(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes

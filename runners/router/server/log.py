@@ -1,4 +1,7 @@
-"""The decision log on disk: records are encoded when their outcome is known, and written by a thread in batches."""
+"""The decision log on disk: records are encoded when their outcome is known, and written by a thread in batches.
+
+It names sessions, so only its user may read it. A reader passes over a line that a full disk cut.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,13 @@ class DecisionLog:
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._file = -1
+        self._is_torn = False
+        """The last write ended within a line."""
         if path:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+                self._file = os.open(path, flags, 0o600)
             except OSError as error:
                 remedy = "Free space on that disk or name another path."
                 raise RouterError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
@@ -75,15 +81,18 @@ class DecisionLog:
         while self._backlog:
             lines, self._backlog = self._backlog, []
             self._backlog_bytes = 0
-            try:
-                await asyncio.to_thread(_write_data, self._file, b"\n".join(lines) + b"\n")
-            except OSError as error:
-                self.error = error.strerror or str(error)
-                self.lost += len(lines)
+            await asyncio.to_thread(self._write_lines, b"\n".join(lines) + b"\n")
         self._task = None
 
-
-def _write_data(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    def _write_lines(self, lines: bytes) -> None:
+        """Write whole lines, behind the end of one that the last write left unfinished."""
+        lead = b"\n" if self._is_torn else b""
+        data, written = lead + lines, 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, memoryview(data)[written:])
+        except OSError as error:
+            self.error = error.strerror or str(error)
+            self.lost += lines.count(b"\n", max(0, written - len(lead)))
+        if written:
+            self._is_torn = data[written - 1 : written] != b"\n"

@@ -15,6 +15,7 @@ behind which every client would look local.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Callable
 from typing import Protocol
@@ -33,7 +34,8 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 from runners.router.view import Cluster
 
-PASSED_ON_S = 10.0
+PASSED_ON_S = {"GET": 10.0, "POST": 60.0}
+"""A long text takes an engine long to tokenise."""
 ADMIN = "/admin/instances"
 FOREIGN = frozenset((b"origin", b"referer", b"sec-fetch-site", b"forwarded", b"via", b"x-real-ip"))
 """Headers of browsers and proxies, with every `x-forwarded-*`."""
@@ -49,6 +51,22 @@ class ServerState(Protocol):
     def connections(self) -> int: ...
     @property
     def records_lost(self) -> int: ...
+
+
+class PassedOn:
+    """What a client waits for while an instance is asked; nothing is asked any more once the client has left."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def pause(self) -> None:
+        """Nothing has been written yet."""
+
+    def resume(self) -> None:
+        """Nor was anything held back."""
+
+    def abandon_request(self) -> None:
+        self._task.cancel()
 
 
 class Pages:
@@ -91,29 +109,44 @@ class Pages:
             raise
 
     async def _pass_on(self, connection: ClientConnection, request: HttpRequest) -> None:
-        """Whatever an instance says; the one with the fewest requests first."""
+        """Whatever an instance says; the one with the fewest requests first.
+
+        Only a connection that cannot be made is its failure: that it is slow with one page says nothing of requests.
+        """
         may = sorted(
             (load.num_requests, load.instance) for load in self._cluster.take_view().instances if load.available
         )
-        why = "no instance may be asked"
+        task = asyncio.current_task()
+        assert task is not None
+        connection.in_flight = PassedOn(task)
+        status, why, kind = 503, "no instance may be asked", "no_instance"
         for _, instance in may:
+            pool = self._fleet.pools.get(instance)
+            if pool is None:  # removed meanwhile
+                continue
             try:
                 answer, body = await fetch_answer(
-                    self._fleet.pools[instance],
+                    pool,
                     request.target,
-                    timeout_s=PASSED_ON_S,
+                    timeout_s=PASSED_ON_S[request.method],
                     headers=request.forwarded(),
                     body=request.body,
                 )
             except InternalRequestFailed as error:
                 why = f"instance {instance}: {error}"
-                self._fleet.health.note_failure(instance, error.failure)
-                continue
-            kind = next((value for name, value in answer.headers if name == b"content-type"), b"application/json")
+                if error.failure.dead:
+                    self._fleet.health.note_failure(instance, error.failure)
+                    continue
+                self._fleet.health.probe_now(instance)
+                status, kind = (504 if error.failure.kind == "timeout" else 502), "instance_failed"
+                if request.method == "GET":
+                    continue
+                break  # another instance would be as slow with it
+            kinds = (value for name, value in answer.headers if name == b"content-type")
             named = b"x-tracon-instance: %b\r\n" % instance.encode()
-            connection.reply(answer.status, body, kind.decode("latin-1"), named)
+            connection.reply(answer.status, body, next(kinds, b"application/json").decode("latin-1"), named)
             return
-        connection.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
+        connection.refuse(status, why, kind, b"retry-after: 1\r\n" if status == 503 else b"")
 
     def _answer_health(self, connection: ClientConnection) -> None:
         loads = self._cluster.take_view().instances

@@ -8,7 +8,7 @@ ROUTED = {
         (
             "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v2/embed", "/pooling",
             "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring",
-            "/cohere/v2/chat",
+            "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch", "/inference/v1/generate",
         ),
         True,
     ),
@@ -32,6 +32,7 @@ _STORED = (
 _CONTROL = "this changes or describes one engine: send it to each instance's own address"
 _UPLOAD = "the router does not pass on uploads of audio or dispatching calls: send this to an instance's own address"
 _RENDER = "the router passes on no rendering calls: send this to an instance's own address"
+_DOCS = "this page describes one engine: ask an instance's own address for it"
 _CONTROLS = frozenset(
     [
         "abort_requests",
@@ -66,6 +67,7 @@ _CONTROLS = frozenset(
         "weight_info",
     ]
 )
+_CONTROL_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/inference/v1/abort_requests")
 
 
 def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
@@ -75,10 +77,12 @@ def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
         return 405, f"{path} takes POST, not {method}"
     if path.startswith("/v1/responses/") and not path.endswith("/render"):
         return 501, _STORED
-    if first in _CONTROLS or path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+    if first in _CONTROLS or path in _CONTROL_PATHS:
         return 501, _CONTROL
-    if path.endswith(("/render", "/derender")) or path in ("/v1/chat/completions/batch", "/inference/v1/generate"):
+    if path.endswith(("/render", "/derender")):
         return 501, _RENDER
+    if first.partition(".")[0] in ("docs", "redoc", "openapi", "static"):
+        return 501, _DOCS
     if path.startswith("/v1/audio/") or path in ("/invocations", "/v1/realtime"):
         return 501, _UPLOAD
     return 404, f"the router has no {method} {path}"

@@ -5,52 +5,59 @@ The instance's head is held back until its first body byte, so that everything b
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from results.records.visible import has_controls
 from runners.router.dispatch import Request
-from runners.router.facts import ClientMessage, Usage, pause_s, read_facts, session_name
+from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
-from runners.router.server.front import STATUS_LINES, ClientConnection, HttpRequest
+from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_preamble, pause_s, read_error_event
+from runners.router.server.front import ClientConnection, HttpRequest, status_line
+from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
 REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage, its end and an error are looked for."""
-ERROR_LIMIT = 500
-_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
-_ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
-"""A line of its own: text that a model makes has its line feeds escaped."""
+RESPONSES = b"/v1/responses"
+PREAMBLE_LIMIT_BYTES = 1 << 20
+"""First events of a stream are held back up to this size: they repeat the request's instructions and tools."""
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"([\w.-]{1,200})"')
+"""The first one of an answer is that of the response itself."""
+_Value = TypeVar("_Value")
 
 
 class Arrival:
-    """From a request's last byte until `begin` is called with its turn; not if its client leaves first."""
+    """A whole request that waits for something before its pick; the wait ends if its client leaves."""
 
-    __slots__ = ("_begin", "_client", "_traffic")
+    __slots__ = ("_client", "_traffic")
 
-    def __init__(self, traffic: Traffic, client: ClientConnection, begin: Callable[[int], None]) -> None:
+    def __init__(self, traffic: Traffic, client: ClientConnection) -> None:
         self._traffic = traffic
         self._client = client
-        self._begin = begin
 
-    def ask(self, session: str) -> None:
-        """Ask, and begin with the answer; at once where the table cannot be asked."""
+    def wait_for(self, ask: Callable[[Callable[[_Value], None]], None], then: Callable[[_Value], None]) -> None:
+        """`ask` gets what is to be called with the answer, maybe at once; `then` gets it, unless the wait has ended."""
         self._traffic.arriving[self] = None
-        self._traffic.dispatcher.ask_arrival(session, self._begin_with)
+        self._client.in_flight = self
 
-    def _begin_with(self, turn: int) -> None:
-        if self in self._traffic.arriving:
-            self._traffic.end_arrival(self)
-            self._begin(turn)
+        def answered(value: _Value) -> None:
+            if self in self._traffic.arriving:
+                self._traffic.end_arrival(self)
+                then(value)
+
+        ask(answered)
 
     def pause(self) -> None:
         """Nothing has been written yet."""
@@ -70,7 +77,7 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One request of a client: the caller of a link, and what its client connection is busy with."""
 
-    __slots__ = ("_answer", "_client", "_pool", "_pools", "_tail", "link")
+    __slots__ = ("_answer", "_client", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
 
     def __init__(
         self,
@@ -79,18 +86,25 @@ class Exchange(RequestLifecycle):
         client: ClientConnection,
         request: Request,
         message: ClientMessage,
+        responses: StoredResponses | None = None,
     ) -> None:
+        """`responses`: where the id of its answer is noted; None = nobody can continue it."""
         super().__init__(traffic, request, message)
         self.link: Link | None = None
+        self._responses = responses
         self._pools = pools
         self._client = client
         self._pool: Pool | None = None
         self._answer: Answer
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._preamble = b""
+        """Events that came before the instance computed anything; until others follow, the request can be retried."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
         self.link = None
+        self._preamble = b""
+        self._tail.clear()
         self._pool = pool = self._pools[self.instance]
         message = self._message
         pool.send_request(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
@@ -114,7 +128,8 @@ class Exchange(RequestLifecycle):
         if not answer.events or answer.sized or torn:
             self._client.abort()
             return
-        self._client.write(last_event(message, self.instance, b"".join(self._tail), chunked=answer.chunked))
+        named, tail = self._message.path.startswith(NAMED_EVENTS), b"".join(self._tail)
+        self._client.write(last_event(message, self.instance, tail, named=named, chunked=answer.chunked))
         self._client.finish(keep=answer.chunked)
 
     # the instance's side
@@ -126,16 +141,23 @@ class Exchange(RequestLifecycle):
         self._tail.append(data)
         if self._is_open:
             self._client.write(data)
+        elif self._answer.events and self._message.path.startswith(RESPONSES):
+            self._hold_preamble(data)
         else:
             self._open_response(data)
+
+    def _hold_preamble(self, data: bytes) -> None:
+        self._preamble += data
+        if len(self._preamble) > PREAMBLE_LIMIT_BYTES or not is_preamble(self._preamble):
+            self._open_response(self._preamble)
 
     def response_ended(self, *, proven: bool) -> None:
         tail = b"".join(self._tail) if self._answer.events else b""
         if not proven and self._answer.events and not is_done(tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
-        if not self._is_open:  # a body of no bytes that ended with its connection
-            self._open_response(b"")
+        if not self._is_open:  # a stream that ended before any output, or a body of no bytes
+            self._open_response(self._preamble)
         self._complete_stream(tail)
         self._client.finish(keep=proven)
 
@@ -149,14 +171,18 @@ class Exchange(RequestLifecycle):
 
     def _open_response(self, data: bytes) -> None:
         self.start_response()
+        if self._responses is not None and self._status == 200:
+            named = _RESPONSE_ID.search(data)
+            if named is not None:
+                self._responses.add_response(named[1].decode(), self.instance, self._request.session)
         head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
         self._client.write(head + data)
 
     # the client's side
     def abandon_request(self, why: str = "the client left") -> None:
-        """The client is gone. One that left after the stream's last event did not wait for the end of its framing."""
+        """The client is gone. One that left after the stream's last event, or an error, did not wait for its end."""
         tail = b"".join(self._tail) if self._is_open and self._answer.events and not self.t_paused_s else b""
-        if is_done(tail):
+        if is_done(tail) or read_error_event(tail) is not None:
             self._cancel_request()
             self._complete_stream(tail)
         else:
@@ -181,11 +207,21 @@ class Proxy:
     def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
         self._traffic = traffic
         self._pools = pools
+        self._responses = StoredResponses()
 
     def route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+        block_tokens = self._traffic.dispatcher.block_tokens
+        if len(request.body) <= LONG_BYTES:
+            self._route_read(connection, request, read_facts(request.body, block_tokens, chat=chat))
+        else:
+            read = partial(read_facts, request.body, block_tokens, chat=chat)
+            then = partial(self._route_read, connection, request)
+            Arrival(self._traffic, connection).wait_for(partial(_read_aside, read), then)
+
+    def _route_read(self, connection: ClientConnection, request: HttpRequest, facts: Facts) -> None:
         dispatcher = self._traffic.dispatcher
-        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
-        session, client_id = facts.session, b""
+        stored = self._responses.find_response(facts.previous) if facts.previous else None
+        session, client_id = facts.session or (stored.session if stored else ""), b""
         for header, value in request.headers:
             if header == b"x-session-id":
                 session = session_name(value) or session
@@ -199,47 +235,27 @@ class Proxy:
         message = ClientMessage(request.target, headers, request.body)
 
         def begin(turn: int) -> None:
-            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-            connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
+            wanted = stored.instance if stored else ""
+            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
+            responses = self._responses if request.target.startswith(RESPONSES) else None
+            exchange = Exchange(self._traffic, self._pools, connection, routed, message, responses)
+            connection.in_flight = exchange
             exchange.start_request()
 
         if session and dispatcher.asks_first:
-            connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
-            arrival.ask(session)
+            Arrival(self._traffic, connection).wait_for(partial(dispatcher.ask_arrival, session), begin)
         else:
             begin(dispatcher.count_arrival(session))
 
 
-def is_done(tail: bytes) -> bool:
-    """Whether an event stream that ends in `tail` has had its last event."""
-    return _DONE.search(tail) is not None
-
-
-def read_error_event(tail: bytes) -> tuple[str, int] | None:
-    """Message and code of an error event at the end of an event stream; None = it has none. No code counts as 500."""
-    line = _ERROR.search(tail) if b'"error"' in tail else None
-    if line is None:
-        return None
-    try:
-        error = msgspec.json.decode(line[1], type=_ErrorEvent).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    code = error.code if isinstance(error.code, int) and error.code >= 400 else 500
-    return str(error.message)[:ERROR_LIMIT], code
-
-
-class _Error(msgspec.Struct):
-    message: Any = ""
-    code: Any = 500
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Error
+def _read_aside(read: Callable[[], Facts], then: Callable[[Facts], None]) -> None:
+    reading = asyncio.get_running_loop().run_in_executor(None, read)
+    reading.add_done_callback(lambda done: then(done.result()))
 
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
     """The head that a client gets for an instance's `answer` to its `request`."""
-    lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+    lines = [status_line(answer.status)]
     named = False
     for name, value in answer.headers:
         named |= name == b"x-request-id"
@@ -254,10 +270,17 @@ def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bo
     return b"".join(lines)
 
 
-def last_event(message: str, instance: str, tail: bytes, *, chunked: bool) -> bytes:
-    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last."""
+def last_event(message: str, instance: str, tail: bytes, *, named: bool, chunked: bool) -> bytes:
+    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last.
+
+    `named`: events of this stream have names, without which its clients pass them over.
+    """
     error = {"message": message, "type": "instance_failed", "code": 502, "instance": instance}
-    event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+    if named:
+        content = {"type": "error", "code": "instance_failed", "message": message, "param": None, "error": error}
+        event = b"event: error\ndata: " + msgspec.json.encode(content) + b"\n\n"
+    else:
+        event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
     body = tail.removesuffix(b"\r\n") if chunked else tail
     if body and not body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
         event = b"\n\n" + event

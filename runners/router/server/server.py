@@ -14,6 +14,7 @@ from dataclasses import replace
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
 
+from results.records.visible import visible
 from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
@@ -269,7 +270,7 @@ class Server:
         self._pages_open.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
+            sys.stderr.write(visible(f"a page of the router failed: {type(error).__name__}: {error}\n"))
 
     async def _keep_time(self) -> None:
         """Everything that depends on time passing."""

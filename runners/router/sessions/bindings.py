@@ -7,7 +7,7 @@ the request was sent there; until a first commit the session's owner is the inst
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import uuid4
@@ -94,6 +94,7 @@ class Bindings:
         self._active: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
         self._committed: Counter[str] = Counter()
+        self._recounted: set[str] = set()
 
     def __len__(self) -> int:
         """Sessions known."""
@@ -126,6 +127,13 @@ class Bindings:
     def count_assigned(self, instance: str) -> int:
         """Sessions ever bound there, those on their way included."""
         return self._committed[instance] + self._coming[instance]
+
+    def take_recounted(self) -> Collection[str]:
+        """The instances whose counts may have changed since the last call."""
+        if not self._recounted:
+            return ()
+        recounted, self._recounted = self._recounted, set()
+        return recounted
 
     def count_arrival(self, session: str, now: float) -> int:
         """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
@@ -302,21 +310,26 @@ class Bindings:
         row.instance = instance
         row.version += 1
         self._committed[instance] += 1
+        self._recounted.add(instance)
         self._settle_row(row)
 
     def _settle_row(self, row: Row) -> None:
         """Bring the counts in line with where the session lives now."""
+        home, coming = row.instance or next(iter(row.open), ""), not row.instance
+        if home == row.home and coming == row.coming:
+            return
         self._uncount_row(row)
-        row.home = row.instance or next(iter(row.open), "")
-        row.coming = not row.instance
-        if row.home:
-            self._active[row.home] += 1
-            self._coming[row.home] += row.coming
+        row.home, row.coming = home, coming
+        if home:
+            self._active[home] += 1
+            self._coming[home] += coming
+            self._recounted.add(home)
 
     def _uncount_row(self, row: Row) -> None:
         if row.home:
             self._active[row.home] -= 1
             self._coming[row.home] -= row.coming
+            self._recounted.add(row.home)
 
     def _forget_session(self, session: str) -> None:
         self._uncount_row(self._sessions.pop(session))

@@ -8,7 +8,7 @@ higher one holds. Refusals, and requests that have not been served yet, are each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -90,6 +90,10 @@ class SharedBindings(Bindings):
         if not self._link.up or instance not in self._places:
             return super().count_assigned(instance)
         return self._places[instance].assigned + self._coming[instance]
+
+    def take_recounted(self) -> Collection[str]:
+        """All: other routers change the counts too."""
+        return self._names()
 
     def moving_to(self, session: str) -> str:
         row = self._find_row(session)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import gzip
 import lzma
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, cast
 
 import msgspec
 
+from results.records.layout import open_atomically
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
 from runners.trace.session_rules import session_fault
@@ -110,7 +111,7 @@ def write_trace(path: Path | str, facts: TraceFacts, sessions: Iterable[Session]
     encode = msgspec.json.Encoder().encode
     stated = _Facts(facts.block_tokens, facts.tail_rule, facts.hash_scope, facts.hashes_chained, facts.has_sessions)
     order = _Order(facts)
-    with _write_atomically(path) as out:
+    with open_atomically(path) as raw, _open_packer(path.suffix, raw) as out:
         out.write(encode(_Header(VERSION, f"{facts.format} {facts.source}", stated)) + b"\n")
         for line, session in enumerate(sessions, start=2):
             if fault := order.find_fault(session):
@@ -243,20 +244,6 @@ def _pack_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
             )
         )
     return packed
-
-
-@contextmanager
-def _write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Write to a temporary file in the same folder, and rename it on success."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as raw, _open_packer(path.suffix, raw) as out:
-            yield out
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _open_packer(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:

@@ -24,6 +24,8 @@ from results.records.schemas import CellRecord, MetricsRecord, RequestRecord, Re
 from results.report.document import render_markdown
 from results.report.figure import Figure
 
+OWN_RATE = "own_rate"
+"""In the stem of a confirmed shape that has a rate of its own."""
 SIGMA = 0.25
 Z90 = float(stats.norm.ppf(0.9))
 DATE = "20260131"
@@ -293,6 +295,10 @@ class Run:
     """The rate and the shapes of Phase B'."""
     confirm: int = 0
     """Launches per config of the confirm stage."""
+    own_rates: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Shapes that the confirm stage measures at a rate of their own."""
+    sweeps_shapes: bool = True
+    """Phase B and B' are in the sweep too, as in runs of older versions."""
 
     @property
     def loads(self) -> list[Load]:
@@ -303,7 +309,10 @@ class Run:
         """What a launch of the confirm stage measures."""
         shape = (Load.input_tokens, Load.output_tokens)
         safe_per_s = self.ref_safe_per_s or self.rates_per_s[0]
-        safe = [(safe_per_s, "ref_safe", one) for one in dict.fromkeys((shape, *self.shapes))]
+        safe = [
+            (self.own_rates.get(one, safe_per_s), OWN_RATE if one in self.own_rates else "ref_safe", one)
+            for one in dict.fromkeys((shape, *self.shapes))
+        ]
         loaded = dict.fromkeys((shape, *self.prime[1])) if self.prime[0] else {}
         places = safe + [(self.prime[0], "ref_load", one) for one in loaded]
         return [Load(rate, *one, "C", self.requests, trial=trial, reference=name) for rate, name, one in places]
@@ -313,6 +322,8 @@ class Run:
         trials = range(self.trials)
         safe = self.ref_safe_per_s or self.rates_per_s[0]
         found = [Load(rate, requests=self.requests, trial=trial) for trial in trials for rate in self.rates_per_s]
+        if not self.sweeps_shapes:
+            return found
         places = [(safe, "B", shape) for shape in self.shapes] + [
             (self.prime[0], "Bp", shape) for shape in self.prime[1]
         ]
@@ -384,7 +395,7 @@ def _plan(run: Run, loads: Sequence[Load]) -> dict[str, Any]:
             "stage": {"A": "phase-a", "C": "confirm"}.get(load.phase, "phase-b"),
             "kind": "load",
             "config": config,
-            "params": {"phase": load.phase, "stem": load.stem},
+            "params": {"phase": load.phase, "stem": load.stem} | _plan_rate(load),
         }
         for config in (*run.configs, *run.skipped)
         for load in loads
@@ -399,6 +410,21 @@ def _plan(run: Run, loads: Sequence[Load]) -> dict[str, Any]:
         "inputs": {
             "profile": {"engine": {"kind": "cpu"}},
             "engine": {"versions": {"vllm": "0.32.0", "nixl": "1.5.1"}},
-            "grid": {"saturation": {"throughput_ratio": 0.95, "waiting_p50": 1.0, "ttft_p90_growth": 1.5}},
+            "grid": {
+                "saturation": {"throughput_ratio": 0.95, "waiting_p50": 1.0, "ttft_p90_growth": 1.5},
+                "phase_b": _plan_shapes(run),
+            },
         },
     }
+
+
+def _plan_rate(load: Load) -> dict[str, str | float]:
+    """As a plan names the rate of a cell."""
+    named = {"B": "ref_safe", "Bp": "ref_load"}.get(load.phase, load.reference)
+    return {"rate": named} if named and named != OWN_RATE else {"rate_per_s": load.rate_per_s}
+
+
+def _plan_shapes(run: Run) -> dict[str, Any]:
+    inputs, outputs = (sorted({shape[place] for shape in run.shapes}) for place in (0, 1))
+    own = {f"{i}x{o}": {"rate_per_s": rate} for (i, o), rate in run.own_rates.items()}
+    return {"input_tokens": inputs, "output_tokens": outputs} | ({"shape_rates": own} if own else {})

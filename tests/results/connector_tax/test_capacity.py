@@ -11,7 +11,7 @@ from results.measures.goodput import Slo, measure_goodput
 from results.measures.saturation import judge_cells
 from results.measures.summary import CellSummary
 from results.records.layout import ConfigLayout
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import ALL_AGREE, Estimate
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
@@ -81,6 +81,17 @@ def test_goodput_is_shown_where_there_is_an_objective() -> None:
     assert "slo.ttft_s" in without.note
     assert len(with_.columns) == len(without.columns) + 2
     assert "TTFT <= 500 ms" in with_.note
+
+
+def test_launches_that_agree_to_the_last_digit_give_goodput_and_capacity_no_interval() -> None:
+    cells = [cell for trial in range(3) for cell in (*sweep("plain", trial, 9.0), *sweep("nixl_both", trial, 6.0))]
+    found = measure(cells, goodput=True)["nixl_both"]
+    assert found.goodput_per_s is not None
+    for known in (found.peak_per_s, found.goodput_per_s):
+        assert (known.low, known.high, known.reason) == (None, None, ALL_AGREE)
+    for change in (found.peak_change, found.goodput_change):
+        assert change is not None
+        assert (change.change.low, change.verdict, change.withheld) == (None, None, ALL_AGREE)
 
 
 def test_goodput_counts_requests_that_meet_both_limits(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import analyse_run
@@ -36,6 +38,7 @@ RUN = Run(
     (2, 4), SHAPES, ref_safe_per_s=2.0, prime=(4.0, ((512, 256),)), requests=60, steps=40, confirm=3,
     launch_sigma=0.02, seed=4,
 )  # fmt: skip
+TTFT = Metric.TTFT_P90
 RATES = ReferenceRates(2.0, 4.0, "", "", rates_per_s=(2.0, 4.0))
 
 
@@ -109,7 +112,72 @@ def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_pa
     found = analyse(root)
     assert {row.verdict for row in found.taxes} == {None}
     assert all("2 launches per config" in row.withheld for row in found.taxes if row.metric == Metric.TTFT_P90)
-    assert any("confirm" not in gap.artifact and "512x256-ref_safe_t2" in gap.reason for gap in found.gaps)
+    lacking = [gap for gap in found.gaps if "512x256-ref_safe_t2" in gap.reason]
+    assert {gap.artifact for gap in lacking} == {f"{config}, confirm stage" for config in RUN.configs}
+
+
+@pytest.fixture(scope="module")
+def confirmed_only(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """The sweep has Phase A alone, and one shape has a rate of its own."""
+    run = replace(RUN, sweeps_shapes=False, own_rates={(4096, 64): 0.5}, prime=(4.0, ((512, 256),)))
+    return analyse_run(write(tmp_path_factory.mktemp("confirmed-only") / "run", run))
+
+
+def test_shapes_need_no_sweep(confirmed_only: Analysis) -> None:
+    assert {cell.phase for cell in confirmed_only.cells} == {"A", "confirm"}
+    assert {gap.artifact for gap in confirmed_only.gaps} == {"reference_rates.json"}, "the test states its own"
+    assert tax_of(confirmed_only, "mooncake_both", "B", "512x64").estimate.launches == 3
+    assert tax_of(confirmed_only, "mooncake_both", "Bp", "512x256").estimate.launches == 3
+    assert hypothesis(confirmed_only, "H5").measured.launches == 3
+    finished = next(one for one in confirmed_only.criteria if one.name == "7")
+    whole = finished.numbers["with the confirm stage, h"].value or 0.0
+    assert 0 < (finished.measured.value or 0.0) < 0.7 * whole, "Phase A and the first of three launches of each config"
+
+
+def test_a_shape_with_a_rate_of_its_own_is_marked_with_it_wherever_its_tax_is_shown(confirmed_only: Analysis) -> None:
+    rows = [row for row in confirmed_only.taxes if str(row.shape) == "4096x64"]
+    assert {(row.phase, row.reference, row.rate_per_s) for row in rows} == {("B", "own rate", 0.5)}
+    assert {row.reference for row in confirmed_only.taxes if row.phase == "B"} == {"ref_safe", "own rate"}
+    text = report_text(confirmed_only)
+    assert "| own rate, 0.5 req/s | 4096x64 | mooncake_both |" in text
+    assert "not at ref_safe: 4096x64 at 0.5 req/s" in hypothesis(confirmed_only, "H5").reason
+    figure = shape_heatmaps(confirmed_only)
+    assert "at 2 req/s (4096x64 at 0.5 req/s)" in figure.caption
+    assert _cell_text({**figure.table.iloc[0].to_dict(), "tax": 0.1, "reference": "own rate", "rate_per_s": 0.5}) == (
+        "(+10.0 %)\nat 0.5/s"
+    )
+
+
+def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_path: Path, analysis: Analysis) -> None:
+    """Its launches differ by its queue; in the comparison of all configs they would be everybody's noise."""
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    for launch, trial in enumerate(("", "_t1", "_t2")):
+        slow_down(root, "mooncake_both", f"4096x256-ref_load{trial}", 1.0 + launch)
+    saturate(root, "mooncake_both", "4096x256-ref_load")
+    found = analyse(root)
+
+    def noise(of: Analysis) -> dict[str, float]:
+        return {
+            str(row.metric): row.sigma for row in of.launch_noise if (row.phase, row.reference) == ("A", "ref_load")
+        }
+
+    assert noise(found)["tax_ttft_p90"] < 2 * noise(analysis)["tax_ttft_p90"]
+    rows = {row.config: row for row in found.taxes if (row.phase, row.reference, row.metric) == ("A", "ref_load", TTFT)}
+    assert rows["nixl_both"].verdict == Verdict.HIGHER
+    queue = rows["mooncake_both"]
+    assert queue.saturated == "mooncake_both"
+    assert queue.estimate.value is not None
+    assert (queue.estimate.high or 0.0) - (queue.estimate.low or 0.0) > 1.0, "its own launches tell little"
+
+
+def slow_down(root: Path, config: str, stem: str, seconds: float) -> None:
+    """Every first token of the cell comes later."""
+    path = root / "results" / f"{DATE}_{config}" / f"requests_C_{stem}.jsonl"
+    rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for row in rows:
+        row["t_first_token_ns"] += int(seconds * 1e9)
+        row["t_last_token_ns"] += int(seconds * 1e9)
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
 def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None:
@@ -163,9 +231,7 @@ def test_saturated_shapes_are_marked_and_have_no_tax(queued: Analysis) -> None:
     assert tax_of(queued, "nixl_both", "B", "512x256").saturated == "", "one launch of three is noise"
 
 
-def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(original: Path, tmp_path: Path) -> None:
     """The sweep that chose the rate is one launch."""
     root = Path(shutil.copytree(original, tmp_path / "run"))
     saturate(root, "mooncake_both", "4096x256-ref_safe")

@@ -49,7 +49,7 @@ def trend(slope: Estimate, *steps: Estimate, tax: Estimate | None = None) -> Tre
         None,
         (512, 4096, 32768),
         taxes,
-        steps or (about(0, 1),),
+        steps or (about(0.01, 1),),
         slope,
     )
 
@@ -103,8 +103,10 @@ HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     (rules.judge_additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
     (rules.judge_additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30%"),
     (rules.judge_additivity(None), OPEN, "", "were measured at ref_safe"),
-    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(0.01, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), UNDECIDED, "", "every step (1 of 2 undec"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.2, 0.1))), UNDECIDED, "", "perhaps not at every step"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), FEW)), UNDECIDED, "", "perhaps not at every step"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.4), DOWN)), FAILS, "", "it falls from one length to the next"),
     (rules.judge_input_trend(trend(DOWN)), FAILS, "", "it falls: -3.0 pp"),
     (rules.judge_input_trend(trend(FLAT)), FAILS, "", "it is flat"),

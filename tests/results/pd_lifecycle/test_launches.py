@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from results.pd_lifecycle.overheads import (
     COMBINED_ENGINE,
     PLAIN_ENGINE,
     find_break_evens,
+    find_p_of_signs,
     measure_grid_overheads,
     measure_overheads,
 )
@@ -126,12 +128,30 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
 
     def launch(trial: int, alpha_ms: float) -> Iterator[LifecycleRecord]:
         truth = Truth(alpha_ms=alpha_ms, prefill_ms_per_token=0.001, noise=0.01)
-        return (replace(one, trial=trial) for one in grid(truth, sizes=(4096, 8192)))
+        return (replace(one, trial=trial) for one in grid(truth, sizes=(4096, 8192), seed=trial))
 
     alike = [one for trial in range(3) for one in launch(trial, 40.0)]
     assert verdicts.judge_dominance(alike, 4000).outcome is Outcome.HOLDS
     differing = [one for trial, alpha in enumerate((40.0, 40.0, 0.01)) for one in launch(trial, alpha)]
-    assert verdicts.judge_dominance(differing, 4000).outcome is Outcome.UNDECIDED
+    unsure = verdicts.judge_dominance(differing, 4000)
+    assert unsure.outcome is Outcome.UNDECIDED
+    sure = verdicts.judge_dominance(alike, 4000)
+    assert 0 < (sure.p or 0) < 0.05 < (unsure.p or 0)
+    assert verdicts.judge_dominance(alike[: len(alike) // 3], 4000).p is None, "one launch gives no p"
+
+
+def test_criteria_that_compare_times_are_corrected_for_one_another() -> None:
+    """Both signs at one (C, N) each: the p is that of the less certain one."""
+    cells = measure_overheads(tuple(_launched(np.random.default_rng(4), overhead=0.5, noise=0.02)))
+    assert find_p_of_signs(cells) == 1.0, "all are slower"
+    assert cells[0].p is not None
+    turned = [msgspec.structs.replace(cells[0], change=replace(cells[0].change, value=-0.3)), *cells[1:]]
+    p = find_p_of_signs(turned)
+    assert p is not None
+    assert max(cell.p or 0 for cell in cells[:1]) <= p < 0.05
+    judgement = verdicts.judge_overhead(turned, find_break_evens(turned))
+    assert judgement.p == p
+    assert verdicts.over_launches(judgement, 1).p is None
 
 
 def test_the_first_repetitions_stand_beside_the_others() -> None:

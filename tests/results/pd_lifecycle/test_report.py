@@ -12,6 +12,7 @@ import pytest
 
 from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
 from results.pd_lifecycle.bandwidth_curve import no_knee
+from results.pd_lifecycle.consistency import measure_drifts
 from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.report import build_report, list_limits
 from results.pd_lifecycle.summary import COLUMNS, build_summary_rows, values_of
@@ -221,20 +222,24 @@ def test_bytes_that_are_not_their_blocks_are_a_gap(tmp_path: Path) -> None:
     )
 
 
-def test_a_machine_that_gets_slower_is_told(tmp_path: Path) -> None:
+def test_a_machine_that_gets_slower_is_told_from_three_launches_on() -> None:
     def slowed(record: LifecycleRecord, by: float) -> LifecycleRecord:
         return replace(record, colo=replace(record.colo, ttft_ms=(record.colo.ttft_ms or 0.0) * by))
 
-    usual = tuple(grid(Truth(), contexts=(0, 4096), sizes=(512, 2048, 8192), lengths=(1, 8, 32)))
+    usual = [
+        replace(one, trial=trial)
+        for trial in range(3)
+        for one in grid(Truth(), contexts=(0, 4096), sizes=(512, 2048, 8192), lengths=(1, 8, 32), seed=trial)
+    ]
     start = usual[0].timestamps_ns.t0_proxy_recv or 0
     slow = [slowed(one, 1 + ((one.timestamps_ns.t0_proxy_recv or 0) - start) / 1e12) for one in usual]
-    for name, run, verdict in (("usual", usual, "not detected"), ("slow", slow, "detected")):
-        root = tmp_path / name
-        root.mkdir()
-        write_run(root, run)
-        drift = analyse(root).drifts[0]
+    for run, verdict in ((usual, "not detected"), (slow, "detected")):
+        drift = measure_drifts(run)[0]
         assert (drift.series, str(drift.verdict)) == ("colo_ttft_ms", verdict)
     assert drift.over_run.value == pytest.approx(0.09, rel=0.1), "of 90 requests, one a second"
+    (one_launch, _) = measure_drifts([one for one in slow if not one.trial])
+    assert str(one_launch.verdict) == "not testable"
+    assert "needs 3" in one_launch.reason
 
 
 def test_a_figure_without_its_line_says_why(analysis: LifecycleAnalysis) -> None:

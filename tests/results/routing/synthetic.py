@@ -58,6 +58,10 @@ class Truth:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     router: Mapping[str, Any] = field(default_factory=dict)
     """What the cell's router says beside its counts."""
+    time_scale: float | None = None
+    trace: str = ""
+    """Of its own, as all of its load is."""
+    kv_cache_memory_bytes: int | None = None
     moves: int = 0
     """Every session's turn of this number migrates from the other of two instances, in 0.05 s; 0 = none does."""
 
@@ -187,12 +191,14 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
         trace={
             "file": "made.jsonl", "sha256": "0" * 64, "format": "tracon", "sessions": world.sessions,
             "requests": len(turns), "span_s": world.span_s, "apc_bound_any": 0.8, "apc_bound_intra": 0.8,
+            **({"name": truth.trace, "sha256": truth.trace[:1] * 64} if truth.trace else {}),
         },
         replay={
             "max_inflight_sessions": 0, "sent": len(turns), "completed": len(whole), "cut": 0,
             "failed": len(turns) - len(whole), "sessions_done": world.sessions, "wall_clock_s": wall_s,
             "trace_span_s": world.span_s, "amplification": wall_s / world.span_s,
             "fidelity": {"degraded": bool(reason), "reason": reason},
+            **({} if truth.time_scale is None else {"time_scale": truth.time_scale}),
         },
         engines=tuple(_engine(world, truth, turns, number) for number in range(world.instances)),
         router={"decide_us_p50": 20.0, "picks": len(turns), "retries": 0, "index": "approximate", **truth.router},
@@ -202,6 +208,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
         attempt=1,
         git_commit="abc1234",
         gpu_reason="no GPU on this host",
+        kv_cache_memory_bytes=truth.kv_cache_memory_bytes,
     )  # fmt: skip
 
 

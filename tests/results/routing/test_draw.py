@@ -11,9 +11,10 @@ from matplotlib.figure import Figure as Drawing
 
 from results.report.figure import Figure
 from results.report.marks import WIDE
-from results.routing.migration_figures import ARROW, HEAT, draw_sensitivity, draw_timeline
+from results.routing.migration_figures import ARROW, HEAT, draw_timeline
 from results.routing.policy_figures import draw_latencies
 from results.routing.schematics import draw_architecture, draw_coupling_schematic
+from results.routing.sensitivity_figures import draw_thresholds
 
 
 def latencies(*values: tuple[float, float, float]) -> Figure:
@@ -111,11 +112,11 @@ def grid(thrash: float) -> Figure:
 
 
 def test_the_thresholds_show_intervals_counts_and_what_the_gate_makes_zero() -> None:
-    times, accuracy, thrash = draw_sensitivity(grid(0.0)).axes
+    times, accuracy, thrash = draw_thresholds(grid(0.0)).axes
     assert {text.get_text() for text in times.texts} == {"100\n[90.0, 120]"}
     assert {text.get_text() for text in accuracy.texts} == {"75.0\n[19.0, 99.0]\nn = 4"}
     assert "0 by construction" in thrash.get_title(loc="left")
-    assert "by construction" not in draw_sensitivity(grid(0.5)).axes[2].get_title(loc="left")
+    assert "by construction" not in draw_thresholds(grid(0.5)).axes[2].get_title(loc="left")
 
 
 def texts(drawing: Drawing) -> str:

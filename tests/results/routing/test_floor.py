@@ -21,7 +21,8 @@ from results.routing.floor_facts import (
 from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Judgement, Outcome
+from results.statistics.judgement import Judgement, Outcome, correct_together
+from results.statistics.student import find_p_value
 from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 
@@ -477,3 +478,18 @@ def test_one_launch_answers_no_decision_point() -> None:
     failed = TransportFacts(8, 3, 2, 3, 3, 2)
     assert answered(replace(floor, transport=failed))["Q1.D"].outcome == Outcome.UNDECIDED
     assert "one launch per policy" in answered(replace(floor, transport=failed))["Q1.D"].reason
+
+
+def test_a_decision_point_that_does_not_stand_among_all_of_the_run_is_undecided() -> None:
+    """By itself D1 holds (p = 0.02 of one comparison of two); beside other claims it has to be clearer."""
+    fewer = Estimate(0.3, 0.14, 0.46, launches=3)
+    bonus = {"parameters": BONUS, "differences": {"completed_share": fewer}}
+    d1 = answered(run_of(variant("plain", failed_turns=30), variant("bonus", **bonus)))["D1"]
+    alone = find_p_value(fewer, 0.0)
+    assert alone is not None
+    assert d1.outcome == Outcome.HOLDS
+    assert d1.p == pytest.approx(2 * alone, rel=1e-3), "lost transfers or turns"
+    beside = [replace(d1, name=str(number)) for number in range(3)]
+    corrected = correct_together([d1, *beside])[0]
+    assert (corrected.outcome, corrected.alone) == (Outcome.UNDECIDED, Outcome.HOLDS)
+    assert answered(run_of(variant("plain"), variant("bonus", **bonus)))["D4"].p is None, "it counts"

@@ -10,6 +10,7 @@ import pytest
 
 from results.measures.turns import turn_table, turns_of
 from results.routing.load import LoadedCell
+from results.routing.loads import Load
 from results.routing.measure import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
@@ -190,7 +191,7 @@ def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> N
     assert (row.verdict, row.p_value) == (None, None)
     assert "(within launches)" in format_difference(row.difference, MEAN)
     names = ["round_robin", "unified"]
-    for standing in rank_labels(found, [names], compare_labels(found, names)):
+    for standing in rank_labels(found, [Load(tuple(names))], compare_labels(found, names)):
         assert (standing.behind, standing.corrected, standing.alone) == ((), (), False)
 
 
@@ -262,13 +263,13 @@ def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> N
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
     found = _of(replace(WORLD, trials=8), FAST, SLOW, third)
-    standing = {row.metric: row for row in rank_labels(found, [names], compare_labels(found, names))}
+    standing = {row.metric: row for row in rank_labels(found, [Load(tuple(names))], compare_labels(found, names))}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
     without = _of(WORLD, SLOW, third)
-    two = rank_labels(without, [["sticky", "unified"]], compare_labels(without, ["sticky", "unified"]))
+    two = rank_labels(without, [Load(("sticky", "unified"))], compare_labels(without, ["sticky", "unified"]))
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
 
 
@@ -287,7 +288,9 @@ def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
     names = ["round_robin", "unified"]
-    apc = next(row for row in rank_labels(found, [names], compare_labels(found, names)) if row.metric == "apc")
+    apc = next(
+        row for row in rank_labels(found, [Load(tuple(names))], compare_labels(found, names)) if row.metric == "apc"
+    )
     assert apc.best == "unified"
 
 

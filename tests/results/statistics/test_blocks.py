@@ -199,6 +199,63 @@ def test_a_config_whose_launches_vary_more_is_judged_by_its_own_spread(blocks: i
     assert np.mean(others) < 0.05
 
 
+def queued(rng: np.random.Generator, blocks: int) -> Launches:
+    """Two configs of which a queue makes the launches vary ten times as much as the others'."""
+    launches = {name: dict(values) for name, values in draw(rng, blocks).items()}
+    for name in ("nixl", "multi"):
+        for block in range(blocks):
+            launches[name][block] += float(rng.normal(0, 10 * SIGMA))
+    return launches
+
+
+def test_configs_apart_widen_no_other_and_are_judged_by_their_own_launches() -> None:
+    launches = queued(np.random.default_rng(2), 5)
+    fit = fit_blocks(launches, REFERENCES, apart=("nixl", "multi", "plain"))
+    assert isinstance(fit, BlockFit)
+    without = fitted({name: values for name, values in launches.items() if name not in ("nixl", "multi")})
+    assert fit.sigma == without.sigma
+    assert fit.sigma < 0.5 * fitted(launches).sigma
+    for name, contrast in without.contrasts.items():
+        assert (fit.contrasts[name].low, fit.contrasts[name].high) == (contrast.low, contrast.high)
+    assert set(fit.apart) == {"nixl", "multi"}
+    own = [launches["nixl"][b] - (launches["plain"][b] + launches["plain_again"][b]) / 2 for b in range(5)]
+    known = stats.ttest_1samp(own, 0.0)
+    interval = known.confidence_interval(0.95)
+    nixl = fit.find("nixl")
+    assert nixl is not None
+    assert (nixl.low, nixl.high) == pytest.approx((interval.low, interval.high))
+    assert nixl.together is not None
+    assert nixl.together.p == pytest.approx(min(1.0, 7 * known.pvalue))
+    drawn = draw_differences({0: fit})[0]
+    assert tuple(np.quantile(drawn["nixl"], (0.025, 0.975))) == pytest.approx((interval.low, interval.high), rel=0.1)
+
+
+def test_configs_apart_and_the_others_are_wrong_together_as_rarely_as_stated() -> None:
+    """With the queued ones in the residual the others could hardly be called different at all."""
+    rng, runs, blocks = np.random.default_rng(12), 400, 5
+    wrong, pooled = [], []
+    for _ in range(runs):
+        launches = queued(rng, blocks)
+        fit = fit_blocks(launches, REFERENCES, apart=("nixl", "multi"))
+        assert isinstance(fit, BlockFit)
+        bounds = [one.together for one in (*fit.contrasts.values(), *fit.apart.values()) if one.together is not None]
+        wrong.append(any(one.low * one.high > 0 for one in bounds))
+        others = [one.together for name, one in fitted(launches).contrasts.items() if name in fit.contrasts]
+        pooled.append(any(one is not None and one.low * one.high > 0 for one in others))
+    error = math.sqrt(0.05 * 0.95 / runs)
+    assert abs(np.mean(wrong) - 0.05) <= 3 * error
+    assert np.mean(pooled) < 0.05 - 3 * error, "a mutant that leaves them in has no power left"
+
+
+def test_a_config_apart_without_two_launches_has_no_contrast() -> None:
+    launches = {name: dict(values) for name, values in draw(np.random.default_rng(3), 4).items()}
+    launches["multi"] = {1: 0.4}
+    fit = fit_blocks(launches, REFERENCES, apart=("multi",))
+    assert isinstance(fit, BlockFit)
+    assert fit.find("multi") is None
+    assert set(draw_differences({0: fit})[0]) == set(fit.contrasts)
+
+
 def test_joint_draws_have_the_spread_of_the_contrasts_and_of_their_sums() -> None:
     fit = fitted(draw(np.random.default_rng(4), 5))
     draws = draw_differences({0: fit})[0]

@@ -203,6 +203,17 @@ def test_a_verdict_holds_only_where_it_survives_the_correction() -> None:
     assert found[2].reason == "because"
 
 
+def test_what_the_data_leave_undefined_stays_in_the_family() -> None:
+    """A share of a tax that may be zero has no p; the correction of the others must not depend on that."""
+    judgements = [judged("H1", 0.02), judged("H3", None, Outcome.OPEN)]
+    assert correct_together(judgements)[0].outcome == Outcome.HOLDS
+    (one, other) = correct_together(judgements, undefined=2)
+    assert one.outcome == Outcome.UNDECIDED
+    assert one.p_corrected == pytest.approx(0.06)
+    assert "after Holm over 3" in one.reason
+    assert (other.p_corrected, other.outcome) == (None, Outcome.OPEN)
+
+
 def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
     covering = Estimate(0.02, -0.04, 0.08, 100, launches=3)
     assert excluded_above(covering) == 0.08

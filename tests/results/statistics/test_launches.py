@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from results.statistics.estimates import ALL_AGREE
 from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
 
 SIZES, LAUNCHES = 12, 3
@@ -70,6 +71,10 @@ def test_launches_that_agree_to_the_last_digit_have_only_their_signs() -> None:
     fit = fit_sizes({1: dict.fromkeys(range(3), 1.0), 2: dict.fromkeys(range(3), 0.0)})
     assert isinstance(fit, SizeFit)
     assert fit.p == {1: 0.25, 2: 1.0}
+    assert (fit.estimates[1].value, fit.estimates[1].low) == (1.0, None)
+    assert fit.estimates[1].reason == ALL_AGREE
+    same = mean_over_launches([2.0, 2.0, 2.0])
+    assert (same.value, same.low, same.reason) == (2.0, None, ALL_AGREE)
 
 
 def test_a_mean_over_launches_needs_all_of_them() -> None:

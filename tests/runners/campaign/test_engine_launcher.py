@@ -39,7 +39,7 @@ class Programs(LocalBackend):
 
     async def start(self, spec: LaunchSpec, on_started: OnStarted) -> Instance:
         argv = (sys.executable, "-c", self._code, *(self._arguments or spec.argv[3:]))
-        return await super().start(replace(spec, argv=argv, method="spawn", tiny_model=None), on_started)
+        return await super().start(replace(spec, argv=argv, method="spawn", model_folder=None), on_started)
 
 
 @asynccontextmanager

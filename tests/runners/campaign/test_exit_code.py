@@ -16,12 +16,14 @@ from state.model import EMPTY, CellView, RunView
 PLANS = (
     CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0),
     CellPlan("phase-a/plain/r1", "phase-a", "load", "plain", "1 req/s", {"rate_per_s": 1.0}, 1.0),
+    CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, 1.0),
     CellPlan("phase-b-prime/plain/8x8", "phase-b", "load", "plain", "8 x 8 at ref_load", {"rate": "ref_load"}, 1.0),
 )
+SAME = {"ref_safe_per_s": 1.0, "ref_load_per_s": 1.0}
 
 
 def view_with(state: RunState = RunState.DONE, **changed: CellView) -> RunView:
-    stages = [StagePlan(name, name) for name in ("preflight", "phase-a", "phase-b")]
+    stages = [StagePlan(name, name) for name in ("preflight", "phase-a", "reference", "phase-b")]
     plan = freeze_plan(
         experiment="connector-tax", profile="p", preset="q", configs=["plain"], seed=1, stages=stages, cells=PLANS,
         inputs={},
@@ -32,7 +34,7 @@ def view_with(state: RunState = RunState.DONE, **changed: CellView) -> RunView:
     return replace(EMPTY, plan=plan, cells=cells, row=replace(EMPTY.row, state=state))
 
 
-def ended(number: int, state: CellState, **more: str) -> CellView:
+def ended(number: int, state: CellState, **more: object) -> CellView:
     return CellView(PLANS[number].cell, PLANS[number], state, 1, **more)  # type: ignore[arg-type]
 
 
@@ -50,7 +52,22 @@ def ended(number: int, state: CellState, **more: str) -> CellView:
             ExitCode.CELLS_FAILED,
             ("phase-a/plain/r1: skipped: asked",),
         ),
-        (view_with(phase_b_prime=ended(2, CellState.SKIPPED, reason="it would repeat")), ExitCode.DONE, ()),
+        (
+            view_with(
+                reference=ended(2, CellState.DONE, summary=SAME),
+                phase_b_prime=ended(3, CellState.SKIPPED, reason="it would repeat"),
+            ),
+            ExitCode.DONE,
+            (),
+        ),
+        (
+            view_with(
+                reference=ended(2, CellState.DONE, summary=SAME | {"ref_load_per_s": 2.0}),
+                phase_b_prime=ended(3, CellState.SKIPPED, reason="asked"),
+            ),
+            ExitCode.CELLS_FAILED,
+            ("phase-b-prime/plain/8x8: skipped: asked",),
+        ),
         (
             view_with(RunState.FAILED, phase_a=ended(1, CellState.FAILED, reason="died")),
             ExitCode.CELLS_FAILED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import diff_inputs, duration_text, load_cell_s
+from runners.campaign.plan import diff_inputs, duration_text, find_changes, load_cell_s
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
 from tests.runners.prepared import prepare
+
+OWN = {"input_tokens": [64], "output_tokens": [8]}
 
 
 def plan_of(profile: str, preset: str = "full", seed: int = 1, **more: Any) -> RunPlan:  # RunOptions' fields
@@ -33,30 +36,60 @@ def test_cell_durations_are_those_of_the_specification(rate_per_s: float, expect
 
 def test_the_h20_plan_takes_as_long_as_the_specification_says_where_every_load_is_sustained() -> None:
     profile = load_profile("h20-qwen3-coder-30b")
-    draft = draft_plan(RunOptions(EXPERIMENT, profile.name), msgspec.structs.replace(profile, capacity=Capacity()))
+    unlimited = msgspec.structs.replace(profile, capacity=Capacity())
     seconds: dict[str, float] = defaultdict(float)
-    for cell in draft.cells:
+    specified = ("confirm=false", "trials=1", "phase_b.shape_rates={}")
+    grid = read_grid(profile.experiments[EXPERIMENT], profile.name, "full")
+    configs = tuple(name for name in grid.configs if name != "plain_again")
+    for cell in draft_plan(RunOptions(EXPERIMENT, profile.name, configs=configs, settings=specified), unlimited).cells:
         seconds[cell.stage] += cell.estimated_s
     assert seconds["phase-a"] == 8 * (90 + 1010 + 60)  # 155 min
     prime_s = 4 * 3 * 70  # 14 min
     assert seconds["phase-b"] == 8 * (90 + 630 + 60) + prime_s  # 104 min, the specification's best case, and B'
-    engine_s, cells = 90 + 60, 9 + 1  # every config: Phase B's nine shapes, Phase A's at ref_load
-    assert seconds["confirm"] == 5 * (9 * (engine_s + cells * 70) + 5 * 2 * 70)  # B' for its four and plain_again
-    assert 4.5 * 3600 < sum(seconds.values()) - seconds["confirm"] < 5.5 * 3600
-    assert plan_of("h20-qwen3-coder-30b").estimated_s > sum(seconds.values()) + 900  # queues and drains
+    assert 4.5 * 3600 < sum(seconds.values()) < 5.5 * 3600
+
+
+def test_the_shapes_are_measured_in_the_confirm_stage_alone_at_their_own_rate_where_they_have_one() -> None:
+    profile = load_profile("h20-qwen3-coder-30b")
+    unlimited = msgspec.structs.replace(profile, capacity=Capacity())
+    cells = draft_plan(RunOptions(EXPERIMENT, profile.name), unlimited).cells
+    assert {cell.stage for cell in cells} == {"preflight", "phase-a", "reference", "confirm", "analysis"}
+    engine_s = 90 + 60
+    every = engine_s + 7 * 70 + 3 * 410  # six shapes, Phase A's at ref_load; three shapes with 40 requests at 0.1 req/s
+    stage_s = sum(cell.estimated_s for cell in cells if cell.stage == "confirm")
+    assert stage_s == 5 * (9 * every + 5 * 70)  # B' for its four configs and plain_again
+    long = [cell for cell in cells if cell.params.get("input_tokens") == 32768]
+    assert {cell.params["rate_per_s"] for cell in long} == {0.1}
+    assert {cell.params["min_completed"] for cell in long} == {40}
+    assert {cell.label for cell in long} == {f"32768 x {tokens} at 0.1 req/s" for tokens in (64, 256, 1024)}
+    assert len({cell.cell for cell in long}) == 5 * 9 * 3
+    queues = draft_plan(RunOptions(EXPERIMENT, profile.name), profile).cells
+    assert sum(cell.estimated_s for cell in queues) > sum(cell.estimated_s for cell in cells) + 900  # of Phase A
 
 
 def test_a_plan_states_the_hours_for_three_five_and_eight_launches() -> None:
     profile = msgspec.structs.replace(load_profile("h20-qwen3-coder-30b"), capacity=Capacity())
     draft = draft_plan(RunOptions(EXPERIMENT, profile.name), profile)
-    assert "6 h 57 min with 3, 11 h 35 min with 5, 18 h 33 min with 8 launches" in draft.notes[1]
+    assert "14 h 19 min with 3, 23 h 51 min with 5, 38 h 10 min with 8 launches" in draft.notes[1]
+
+
+def test_a_plan_of_a_version_that_swept_the_shapes_before_it_confirmed_them_is_the_same() -> None:
+    plan = plan_of("cpu-tiny", "full")
+    swept = plan_of("cpu-tiny", "full", settings=("confirm=false", "trials=1"))
+    shapes = [cell for cell in swept.cells if cell.stage == "phase-b"]
+    stages = [*plan.stages[:3], *(stage for stage in swept.stages if stage.stage == "phase-b"), *plan.stages[3:]]
+    older = replace(plan, stages=tuple(stages), cells=(*plan.cells[:60], *shapes, *plan.cells[60:]))
+    assert shapes
+    assert find_changes(older, plan) == ""
+    fewer = replace(plan, cells=plan.cells[:60] + plan.cells[61:])
+    assert find_changes(fewer, plan) == "stages or cells are laid out differently"
 
 
 def test_the_full_grid_has_every_config_rate_and_shape_once() -> None:
     plan = plan_of("h20-qwen3-coder-30b")
     load = [cell for cell in plan.cells if cell.kind == "load"]
     phases = Counter(cell.params["phase"] for cell in load)
-    assert phases == {"A": 8 * 7, "B": 8 * 9, "Bp": 4 * 3, "C": 5 * (9 * 10 + 5 * 2)}
+    assert phases == {"A": 8 * 7, "C": 5 * (9 * 10 + 5 * 1)}
     assert len({cell.cell for cell in plan.cells}) == len(plan.cells)
 
 
@@ -110,6 +143,14 @@ def test_plain_again_is_plain_under_another_name_in_every_preset_that_confirms()
         ({"phase_b": {"input_tokens": [8]}}, "phase_b"),
         ({"phase_b": {}, "phase_b_prime": {"configs": ["plain"], "shapes": [[8, 8]]}}, "phase_b_prime needs phase_b"),
         ({"expected_ref_safe_per_s": 0}, "expected_ref_safe_per_s"),
+        ({"phase_b": OWN | {"shape_rates": {"64x9": {"rate_per_s": 1}}}}, "64x9 is no shape of phase_b"),
+        ({"phase_b": OWN | {"shape_rates": {"64x8": {"rate_per_s": 0}}}}, "64x8.rate_per_s must be positive"),
+        ({"phase_b": OWN | {"shape_rates": {"64x8": {"rate_per_s": 1, "min_completed": -1}}}}, "64x8.min_completed"),
+        ({"phase_b": OWN | {"shape_rates": {"64x8": {"rate": 1}}}}, "rate"),
+        (
+            {"phase_b": {"input_tokens": [128], "output_tokens": [8], "shape_rates": {"128x8": {"rate_per_s": 1}}}},
+            "128x8 is the shape of phase_a",
+        ),
         ({"phase_a": {"input_tokens": 8, "output_tokens": 8, "rates_per_s": [2, 1]}}, "rates_per_s"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.dispatch import Dispatcher, Request
-from runners.router.facts import ClientMessage, Usage, read_facts
+from runners.router.facts import ClientMessage, read_facts
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.ledger import Ledger
@@ -19,6 +19,7 @@ from runners.router.lifecycle import RequestLifecycle
 from runners.router.metrics import Counts
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
+from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, InstanceSpec, Limits, TransferRules
 from runners.router.traffic import Traffic

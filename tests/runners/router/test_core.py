@@ -27,7 +27,7 @@ PROMPT = list(range(60))
 ROOT = Path(__file__).resolve().parents[3]
 CORE = (
     "breaker", "dispatch", "driver", "facts", "failure", "health", "ledger", "lifecycle", "metrics", "migration_feed",
-    "policies", "prefix_index", "sessions.bindings", "spec", "traffic", "transfer.counters",
+    "policies", "prefix_index", "response_facts", "sessions.bindings", "spec", "traffic", "transfer.counters",
     "transfer.move_rules", "transfer.movement", "transfer.quarantine", "transfer.request_bodies",
     "transfer.transports", "view", "whatif", "why",
 )  # fmt: skip

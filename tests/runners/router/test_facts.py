@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.router.facts import pause_s, read_facts, read_usage
+from runners.router.facts import read_facts
 from runners.router.prefix_index import block_keys
 
 JSON = st.recursive(
@@ -16,8 +17,8 @@ JSON = st.recursive(
 
 
 def facts_of(body: object, *, chat: bool = False, block_tokens: int = 4) -> tuple[str, tuple[int, ...], int, int]:
-    facts = read_facts(json.dumps(body).encode(), block_tokens, chat=chat)
-    return facts.session, facts.keys, facts.input_tokens, facts.max_tokens
+    read = read_facts(json.dumps(body).encode(), block_tokens, chat=chat)
+    return read.session, read.keys, read.input_tokens, read.max_tokens
 
 
 def test_token_ids_are_counted_and_keyed_exactly() -> None:
@@ -49,6 +50,37 @@ def test_several_prompts_are_counted_together() -> None:
     assert facts_of({"prompt": ["abcd", "efgh"]})[2] >= 2
 
 
+@pytest.mark.parametrize("ids", [[1, -1], [1, 1.5], [1, "a"], [1, 1 << 64], [1, None], [1, [2]]])
+def test_what_is_no_list_of_token_ids_counts_by_its_bytes(ids: list[object]) -> None:
+    assert facts_of({"prompt": ids})[2] == -(-(len(json.dumps(ids)) - 2) // 4)
+
+
+def test_what_a_conversation_begins_with_counts() -> None:
+    messages = [{"role": "user", "content": "x" * 40}]
+    rules = "y" * 400
+    bare = facts_of({"messages": messages}, chat=True)
+    with_system = facts_of({"messages": messages, "system": rules}, chat=True)
+    assert with_system[2] >= bare[2] + 100
+    other = facts_of({"messages": messages, "system": "z" * 400}, chat=True)
+    assert other[1][0] != with_system[1][0]
+    items = [{"type": "message", "role": "user", "content": "x" * 40}]
+    short = facts_of({"input": items, "instructions": rules}, chat=True)
+    long = facts_of({"input": items * 2, "instructions": rules}, chat=True)
+    assert long[1][: len(short[1])] == short[1]
+    assert short[2] > 110
+
+
+def test_token_ids_to_embed_are_counted_exactly() -> None:
+    assert facts_of({"input": [5, 6, 7, 8, 9]}, chat=True)[1:3] == (block_keys([5, 6, 7, 8], 4), 5)
+    assert facts_of({"input": [[1, 2], [3, 4, 5]]}, chat=True)[2] == 5
+
+
+def test_the_response_that_a_request_continues_is_read() -> None:
+    body = {"input": "more", "previous_response_id": "resp_1"}
+    assert read_facts(json.dumps(body).encode(), 4, chat=True).previous == "resp_1"
+    assert read_facts(b'{"input": "more", "previous_response_id": null}', 4, chat=True).previous == ""
+
+
 def test_what_the_api_says_holds_where_a_length_is_not_given() -> None:
     assert facts_of({"prompt": [1]})[3] == 16
     assert facts_of({"messages": []}, chat=True)[3] == 0
@@ -57,38 +89,14 @@ def test_what_the_api_says_holds_where_a_length_is_not_given() -> None:
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()), st.booleans())
 def test_no_body_is_refused_here(body: bytes, chat: bool) -> None:
-    facts = read_facts(body, 4, chat=chat)
-    assert facts.input_tokens >= 0
-    assert facts.max_tokens >= 0
+    read = read_facts(body, 4, chat=chat)
+    assert read.input_tokens >= 0
+    assert read.max_tokens >= 0
 
 
 @given(JSON, JSON, JSON, JSON, st.booleans())
 def test_no_field_is_refused_here(prompt: object, session: object, user: object, tokens: object, chat: bool) -> None:
     body = {"prompt": prompt, "messages": prompt, "session_id": session, "user": user, "max_tokens": tokens}
-    facts = read_facts(json.dumps(body).encode(), 4, chat=chat)
-    assert len(facts.session) <= 256
-    assert facts.max_tokens >= 0
-
-
-def test_token_counts_are_found_at_the_end_of_a_stream() -> None:
-    usage = {"prompt_tokens": 8, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
-    chunk = b"data: " + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode() + b"\n\n"
-    counts = read_usage(b'data: {"usage":null}\n\n' + chunk + b"data: [DONE]\n\n")
-    assert (counts.prompt_tokens, counts.cached_tokens, counts.completion_tokens) == (8, 4, 3)
-    spaced = read_usage(b"data: " + json.dumps({"usage": usage}).encode())
-    assert spaced == counts
-    none = read_usage(b'data: {"usage":null}\n\ndata: [DONE]\n\n')
-    assert (none.prompt_tokens, none.cached_tokens, none.completion_tokens) == (None, None, None)
-
-
-@given(st.binary(max_size=120))
-def test_token_counts_are_never_made_up(tail: bytes) -> None:
-    counts = read_usage(tail)
-    assert counts.prompt_tokens is None or b'"prompt_tokens"' in tail
-
-
-def test_an_instance_may_ask_for_a_pause() -> None:
-    assert pause_s([(b"x-recommended-pause-ms", b"250")], refusal=False) == 0.25
-    assert pause_s([(b"retry-after", b"3")], refusal=True) == 3.0
-    assert pause_s([(b"retry-after", b"3")], refusal=False) == 0.0
-    assert pause_s([(b"x-recommended-pause-ms", b"-5")], refusal=True) == 0.0
+    read = read_facts(json.dumps(body).encode(), 4, chat=chat)
+    assert len(read.session) <= 256
+    assert read.max_tokens >= 0

@@ -35,7 +35,7 @@ def test_ids_that_are_no_integers_are_refused() -> None:
     with pytest.raises(TypeError):
         block_keys(["a"], 16)  # type: ignore[list-item]
     with pytest.raises(OverflowError):
-        block_keys([1 << 40] * 16, 16)
+        block_keys([1 << 64] * 16, 16)
     with pytest.raises(OverflowError):
         block_keys([-1] * 16, 16)
 
@@ -80,6 +80,14 @@ def test_clearing_forgets_all() -> None:
     assert index.count_matching(block_keys(range(48), 16)) == 0
     with pytest.raises(ValueError):
         PrefixIndex(0)
+
+
+def test_forged_keys_cost_their_sender_alone() -> None:
+    index = PrefixIndex(1)
+    index.insert_keys((1, 2, 3, 4))
+    index._used.pop(2)  # as where another path's tail has the key of this one's
+    index.insert_keys((1, 2, 3, 4))
+    assert index.count_matching((1,)) == 1
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12))

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -308,3 +309,18 @@ def test_the_shared_agentic_trace_keeps_the_rules() -> None:
         subs += sum(turn.agent != MAIN for turn in session.turns)
     assert requests > 1000
     assert subs > 50
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_a_trace_is_on_disk_before_it_has_its_name(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def note_size(file: int) -> None:
+        sizes.append(os.fstat(file).st_size)
+
+    monkeypatch.setattr("os.fsync", note_size)
+    path = tmp_path / f"t.jsonl{suffix}"
+    write_trace(path, files.FACTS, files.sessions())
+    assert sizes[0] == path.stat().st_size

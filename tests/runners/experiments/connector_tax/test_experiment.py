@@ -29,6 +29,8 @@ PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
 PLAN = prepare(RunOptions(EXPERIMENT)).plan
 CELLS = {cell.cell: cell for cell in PLAN.cells}
+SWEEP = {cell.cell: cell for cell in prepare(RunOptions(EXPERIMENT, settings=("confirm=false",))).plan.cells}
+"""Of a run without a confirm stage."""
 
 
 class Subject:
@@ -67,13 +69,13 @@ async def test_without_the_probe_the_run_goes_on_and_says_so(subject: Subject, m
 async def test_a_cell_at_a_reference_rate_that_was_not_found_is_skipped_with_the_reason(subject: Subject) -> None:
     subject.rates(None, 8.0)
     with pytest.raises(CellSkipped, match="no ref_safe: why safe"):
-        await subject.run(CELLS["phase-b/plain/512x32"])
+        await subject.run(SWEEP["phase-b/plain/512x32"])
 
 
 async def test_phase_b_prime_is_skipped_where_it_would_repeat_phase_b(subject: Subject) -> None:
     subject.rates(8.0, 8.0)
     with pytest.raises(CellSkipped, match="ref_load equals ref_safe"):
-        await subject.run(CELLS["phase-b-prime/plain/512x32"])
+        await subject.run(SWEEP["phase-b-prime/plain/512x32"])
 
 
 async def test_a_confirm_cell_needs_its_reference_rate_as_phase_b_does(subject: Subject) -> None:
@@ -103,7 +105,7 @@ def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Pa
 
 async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:
     with pytest.raises(CellSkipped, match="no reference rates"):
-        await subject.run(CELLS["phase-b/plain/512x32"])
+        await subject.run(SWEEP["phase-b/plain/512x32"])
 
 
 def test_a_config_that_failed_its_pre_flight_is_not_measured(tmp_path: Path, subject: Subject) -> None:
@@ -116,7 +118,7 @@ def test_a_config_that_failed_its_pre_flight_is_not_measured(tmp_path: Path, sub
     assert subject.experiment.why_skip(CELLS["analysis/report"], view) == ""
 
 
-@pytest.mark.parametrize("given", ["3", "phase-b"])
+@pytest.mark.parametrize("given", ["3", "confirm"])
 def test_a_stage_can_be_skipped_by_number_or_id(tmp_path: Path, given: str) -> None:
     folder = tmp_path / "run"
     RunStore.create(folder, "run", PLAN, "test").close()
@@ -124,7 +126,7 @@ def test_a_stage_can_be_skipped_by_number_or_id(tmp_path: Path, given: str) -> N
     with RunStore.open(folder, read_only=True) as store:
         view = store.view()
     skipped = {cell.plan.stage for cell in view.cells.values() if cell.state is CellState.SKIPPED}
-    assert skipped == {"phase-b"}
+    assert skipped == {"confirm"}
     with pytest.raises(RunnerError, match="no stage '9'") as refused:
         skip_stages(folder, ["9"])
-    assert "5 analysis" in refused.value.remedy
+    assert "4 analysis" in refused.value.remedy

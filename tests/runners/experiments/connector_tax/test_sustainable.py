@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launch.profile import Capacity, load_profile
 from results.measures.saturation import choose_reference_rates
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import load_cell_s
-from runners.experiments.connector_tax.grid import Grid, PhaseA, PhaseB
+from runners.experiments.connector_tax.grid import Grid, OwnRate, PhaseA, PhaseB
 from runners.experiments.connector_tax.plan import draft_plan
 from runners.experiments.connector_tax.sustainable import expected_cell_s, list_overloads, list_unsustainable
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
@@ -28,24 +29,37 @@ def test_a_shape_beyond_the_device_is_named_with_a_rate_that_it_sustains() -> No
     assert "No config can sustain 32768 x 64 tokens at ref_safe = 1 req/s" in line
     assert "32,832 of 22,400 tokens/s (an H20's FLOPs)" in line
     assert "At 0.55 req/s it would use 80%" in line  # 0.8 x 22400 / 32832
+    assert "`--set phase_b.shape_rates.32768x64.rate_per_s=0.55`" in line
     assert list_unsustainable(GRID, Capacity()) == ()
 
 
 def test_the_specification_s_grid_on_an_h20_is_warned_of() -> None:
-    draft = draft_plan(RunOptions("connector-tax", "h20-qwen3-coder-30b"), load_profile("h20-qwen3-coder-30b"))
-    assert any("8, 16, 32 req/s of 4096 x 256" in note for note in draft.notes)
-    assert any("32768 x 1024" in note for note in draft.notes)
+    profile = load_profile("h20-qwen3-coder-30b")
+    options = RunOptions("connector-tax", profile.name, settings=("phase_b.shape_rates={}",))
+    notes = draft_plan(options, profile).notes
+    assert any("8, 16, 32 req/s of 4096 x 256" in note for note in notes)
+    assert any("No config can sustain 32768 x 1024 tokens at ref_safe = 4 req/s" in note for note in notes)
+
+
+def test_a_shape_with_a_rate_of_its_own_is_held_against_that_rate() -> None:
+    profile = load_profile("h20-qwen3-coder-30b")
+    notes = draft_plan(RunOptions("connector-tax", profile.name), profile).notes
+    assert not any("32768 x 1024" in note for note in notes)
+    assert any("not at ref_safe, and left out of B': 32768x64 at 0.1 req/s" in note for note in notes)
+    own = PhaseB((512, 32768), (64,), {"32768x64": OwnRate(0.9)})
+    (line,) = list_unsustainable(msgspec.structs.replace(GRID, phase_b=own), H20)
+    assert "No config can sustain 32768 x 64 tokens at its own rate = 0.9 req/s" in line
 
 
 def test_the_time_of_a_cell_holds_queue_hard_stop_and_drain() -> None:
     kept_up_s = load_cell_s(rate_per_s=1.0, min_duration_s=60, min_completed=200, warmup_s=10)
-    assert expected_cell_s(GRID, H20, 1.0, (512, 64)) == kept_up_s == 210
-    assert expected_cell_s(GRID, Capacity(), 1.0, (32768, 64)) == kept_up_s
+    assert expected_cell_s(GRID, H20, 1.0, (512, 64), 200) == kept_up_s == 210
+    assert expected_cell_s(GRID, Capacity(), 1.0, (32768, 64), 200) == kept_up_s
     served_per_s = 22_400 / 32_832
     window_s = 200 / served_per_s
     left = (1 - served_per_s) * (10 + window_s)
-    assert expected_cell_s(GRID, H20, 1.0, (32768, 64)) == pytest.approx(10 + window_s + left / served_per_s)
-    assert expected_cell_s(GRID, Capacity(100.0), 1.0, (32768, 64)) == 10 + 3 * kept_up_s + GRID.drain_s
+    assert expected_cell_s(GRID, H20, 1.0, (32768, 64), 200) == pytest.approx(10 + window_s + left / served_per_s)
+    assert expected_cell_s(GRID, Capacity(100.0), 1.0, (32768, 64), 200) == 10 + 3 * kept_up_s + GRID.drain_s
 
 
 def test_phase_a_shows_what_no_config_can_sustain(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ CPU, H20 = load_profile("cpu-tiny"), load_profile("h20-qwen3-coder-30b")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pd_lifecycle_link, "home", lambda: tmp_path)
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     return tmp_path
 
 

@@ -27,7 +27,6 @@ from runners.load.fidelity import Fidelity
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape
-from runners.samplers.gpu import HEADER, GpuUse
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
@@ -95,7 +94,6 @@ class Subject:
         lines(written.metrics, turn(0, "e0"), turn(1, "e1"))
         lines(written.decisions, pick(0, "e0"), pick(1, "e1"))
         lines(written.engines, EngineSample(S, "e0", 1.0, 0.0, 0.1, 150, 1))
-        written.gpu_util.write_text(HEADER)
         self.scrapes = {name: self.folder / "engines" / name / "metrics.jsonl" for name in ("e0", "e1")}
         for path in self.scrapes.values():
             before = {"vllm:prompt_tokens_total": 10.0, "vllm:prompt_tokens_cached_total": 0.0}
@@ -112,7 +110,6 @@ class Subject:
             members=members,
             shapes=dict.fromkeys(self.scrapes, CacheShape(32, 8192)),
             scrapes=self.scrapes,
-            gpu=GpuUse(None, None, None, "no GPU here"),
         )
         return put_in_place(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
 

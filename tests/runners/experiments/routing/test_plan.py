@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
@@ -440,6 +441,29 @@ def test_arrival_rates_are_swept_as_arms_of_one_run() -> None:
         of_arms(["unified"], ["unified.time_scale=0"])
 
 
+def test_traces_and_kv_caches_are_swept_as_arms_of_one_run() -> None:
+    arm = {"name": "sticky", "sweep": {"trace": ["flat"], "kv_cache_memory_bytes": [1024]}}
+    tables = {
+        "one": {
+            "policies": [arm, "sticky"], "instances": 2, "expected_replay_s": 1.0, "engine_start_s": 1.0,
+            "trace": {"sessions": 4, "seed": 7, "statistics": {"span_s": 9.0}},
+            "traces": {"flat": {"statistics": {"top_shares": [[0.5, 0.6]]}}},
+        }
+    }  # fmt: skip
+    of = read_grid(tables, "p", "one", settings=["trace.sessions=5"])
+    flat = of.further_traces["flat"]
+    assert (flat.sessions, flat.seed) == (5, 7), "what it does not state is the run's"
+    assert flat.statistics == {"span_s": 9.0, "top_shares": [[0.5, 0.6]]}
+    cells = {cell.label: cell.params for cell in replays(plan_of(of))}
+    own = cells["sticky kv_cache_memory_bytes=1024 trace=flat"]
+    assert (own["trace"], own["kv_cache_memory_bytes"]) == ("flat", 1024)
+    assert {"trace", "kv_cache_memory_bytes"}.isdisjoint(cells["sticky"]), "plans of older runs have neither"
+    assert "traces" not in msgspec.to_builtins(grid())
+    tables["one"]["policies"] = [arm | {"sweep": {"trace": ["steep"]}}]
+    with pytest.raises(RunnerError, match="replays steep"):
+        read_grid(tables, "p", "one")
+
+
 def test_what_knowing_the_output_is_worth_is_an_arm() -> None:
     of = of_arms(["static_pd", {"name": "static_pd", "reserved_output": "max_tokens"}])
     reserved = {cell.label: cell.params["reserved_output"] for cell in replays(plan_of(of))}
@@ -462,8 +486,11 @@ def test_the_baselines_stand_beside_unified_and_least_work_and_loads_are_swept_w
     assert len({steady.time_scale(policy) for policy in steady.policies}) == 3
     for limit in (64, 128):
         assert read_grid(presets, name, f"inflight-{limit}").replay.max_inflight_sessions == limit
-    for preset in ("skew-low", "skew-high", "pool-small", "pool-large"):
-        assert {policy.name for policy in read_grid(presets, name, preset).policies} == {"sticky", "static_pd", "ear"}
+    loads = read_grid(presets, name, "skew-and-pool")
+    for policy in ("sticky", "static_pd", "ear"):
+        own = [one for one in loads.policies if one.name == policy]
+        assert {one.trace for one in own} == {UNSET, "less-skew", "more-skew"}
+        assert len({one.kv_cache_memory_bytes for one in own}) == 3
 
 
 def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:

@@ -29,6 +29,15 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
     assert read_record(RunLayout(tmp_path / "one")) is None
 
 
+def test_a_further_trace_has_a_folder_and_a_mark_of_its_own(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    own = prepare_trace(TraceChoice(sessions=4, seed=5, tokens=1 / 64), 4096, layout)
+    other = prepare_trace(TraceChoice(sessions=3, seed=5, tokens=1 / 64), 4096, layout, "flat")
+    assert (own.name, other.name) == ("", "flat")
+    assert (read_record(layout), read_record(layout, "flat")) == (own, other)
+    assert read_record(layout, "steep") is None
+
+
 def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CellFailed, match=r"trace\.tokens"):
         prepare_trace(TraceChoice(sessions=2, seed=5), 16, RunLayout(tmp_path))

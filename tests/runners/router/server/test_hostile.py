@@ -235,12 +235,48 @@ async def test_one_address_cannot_take_every_connection(monkeypatch: pytest.Monk
         assert routed.server.admit(there[0]) == ""
 
 
-@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-async def test_a_request_that_wants_another_protocol_is_refused_whole(upgrade: bytes) -> None:
+@pytest.mark.parametrize(
+    "wish",
+    [
+        b"connection: upgrade\r\nupgrade: websocket\r\n",
+        b"upgrade: h2c\r\n",
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQA\r\n",
+        b"connection: upgrade\r\nupgrade: TLS/1.0\r\nupgrade: foo/2\r\n",
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_wish_for_another_protocol_is_passed_over(wish: bytes, is_chunked: bool) -> None:
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
+    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(BODY)
+    one = HEAD + wish + framing + b"\r\n\r\n" + body
     async with instances("a") as (a,), router([a]) as routed:
-        head = HEAD + b"connection: upgrade\r\nupgrade: %b\r\ncontent-length: %d\r\n\r\n" % (upgrade, len(BODY))
-        assert b" 400 " in await answer_to(routed, head + BODY)
-        assert not a.seen
+        for cut in (0, 30, len(one) - 10):
+            a.seen.clear()
+            reader, writer = await routed.connect()
+            writer.write(one[:cut])
+            await asyncio.sleep(0.01)
+            writer.write(one[cut:] + one)
+            assert b" 200 " in await reader.readline()
+            await until(lambda: len(a.seen) == 2)
+            assert [seen.body for seen in a.seen] == [BODY, BODY]
+            assert not {"upgrade", "http2-settings"} & set(a.seen[0].headers)
+            writer.close()
+
+
+async def test_the_router_is_no_tunnel() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        line = await answer_to(routed, b"CONNECT 10.0.0.1:22 HTTP/1.1\r\nhost: 10.0.0.1:22\r\n\r\nSSH-2.0")
+        assert b" 400 " in line
+
+
+async def test_a_head_request_gets_no_body() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        reader, writer = await routed.connect()
+        writer.write(b"HEAD /nothing HTTP/1.1\r\nhost: x\r\n\r\nGET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        first = await reader.readuntil(b"\r\n\r\n")
+        assert b" 404 " in first
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
 
 
 async def test_headers_that_connection_names_go_no_further() -> None:

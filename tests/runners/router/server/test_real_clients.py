@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from runners.router.breaker import BreakerState
 from runners.router.server.paths import ROUTED
-from runners.router.server.proxy import is_done, read_error_event
 from tests.runners.router.routers import FAST, by, events, instances, router, tokens, until
 
 REQUEST = (
@@ -75,15 +75,6 @@ async def test_an_error_event_that_blames_the_request_is_no_failure_of_the_insta
         assert record.outcome.status == "client_error"
 
 
-def test_text_that_quotes_an_end_or_an_error_is_neither() -> None:
-    quoted = b'e0\r\ndata: {"choices":[{"text":"\\ndata: [DONE]\\ndata: {\\"error\\": {}}"}]}\n\n\r\n'
-    assert not is_done(quoted)
-    assert read_error_event(quoted) is None
-    assert is_done(b"e\r\ndata: [DONE]\n\n\r\n")
-    assert read_error_event(b'2a\r\ndata: {"error": {"message": "m", "code": 503}}\n\n\r\n') == ("m", 503)
-    assert read_error_event(b'data: {"error":{"message":"m"}}\n\ndata: [DONE]\n\n') == ("m", 500)
-
-
 async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() -> None:
     async with instances("a", "b") as (a, b), router([a, b], "load_only") as routed:
         await a.kill()
@@ -141,6 +132,41 @@ async def test_what_every_instance_answers_alike_is_passed_on(method: str, path:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_slow_page_costs_no_instance_its_requests(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.router.server.pages.PASSED_ON_S", {"GET": 0.05, "POST": 0.05})
+    async with instances("a", "b") as both, router(both) as routed:
+        for one in both:
+            one.slow_pages_s = 0.3
+        path = "/tokenize" if method == "POST" else "/version"
+        for _ in range(4):
+            answer = await routed.http.request(method, path, json={"prompt": "x"} if method == "POST" else None)
+            assert answer.status_code == 504
+            assert "no answer within 0.05 s" in answer.json()["error"]["message"]
+        assert routed.available() == {"a", "b"}
+        assert {routed.server._fleet.health.state_of(one.name) for one in both} == {BreakerState.CLOSED}
+        assert sum(len(one.seen) for one in both) == (4 if method == "POST" else 8)  # a long text is sent to one alone
+
+
+async def test_an_instance_that_is_gone_is_noticed_by_a_page() -> None:
+    slow = replace(FAST, probe_interval_s=60.0)
+    async with instances("a", "b") as (a, b), router([a, b], health=slow) as routed:
+        await a.kill()
+        answers = [await routed.http.post("/tokenize", json={"prompt": "x"}) for _ in range(2)]
+        assert [by(answer) for answer in answers] == ["b", "b"]
+        assert routed.available() == {"b"}
+
+
+async def test_a_page_is_not_asked_for_once_its_client_has_left() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        a.slow_pages_s = 60.0
+        _, writer = await routed.connect()
+        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: bool(a.seen))
+        writer.transport.abort()
+        await until(lambda: not routed.server._pages_open)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_ping_is_answered_as_health_is(method: str) -> None:
     async with instances("a") as (a,), router([a]) as routed:
         assert (await routed.http.request(method, "/ping")).json()["available"] == ["a"]
@@ -157,6 +183,9 @@ async def test_a_ping_is_answered_as_health_is(method: str) -> None:
         ("GET", "/load", 501, "each instance"),
         ("POST", "/v1/audio/transcriptions", 501, "audio"),
         ("POST", "/v1/completions/render", 501, "rendering"),
+        ("POST", "/inference/v1/abort_requests", 501, "each instance"),
+        ("GET", "/openapi.json", 501, "one engine"),
+        ("GET", "/static/swagger-ui.css", 501, "one engine"),
         ("GET", "/v1/completions", 405, "POST"),
         ("GET", "/nothing", 404, "/nothing"),
     ],

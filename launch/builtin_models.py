@@ -1,0 +1,50 @@
+"""The models that Tracon writes itself, by the `model.source` of a profile: no engine asks a hub for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launch.dummy_model import QWEN3_0_6B, QWEN3_CODER_30B_A3B, write_dummy_model
+from launch.environment import home
+from launch.errors import LaunchError
+from launch.tiny_model import MODEL_ID, write_tiny_model
+
+PREFIX = "builtin:"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    folder: str
+    """Its name below the folder of models."""
+    write: Callable[[Path], Path]
+    """Writes it into a folder; idempotent."""
+
+
+MODELS: Mapping[str, BuiltinModel] = {
+    "builtin:tiny": BuiltinModel(MODEL_ID, write_tiny_model),
+    "builtin:qwen3-coder-30b-a3b": BuiltinModel(
+        "qwen3-coder-30b-a3b-dummy", partial(write_dummy_model, QWEN3_CODER_30B_A3B)
+    ),
+    "builtin:qwen3-0.6b": BuiltinModel("qwen3-0.6b-dummy", partial(write_dummy_model, QWEN3_0_6B)),
+}
+
+
+def builtin_folder(source: str) -> Path | None:
+    """Where the model of this `model.source` lies, or will; None where it is none of Tracon's own.
+
+    Raises LaunchError for a name of Tracon's that it does not have.
+    """
+    if not source.startswith(PREFIX):
+        return None
+    model = MODELS.get(source)
+    if model is None:
+        raise LaunchError(f"Tracon writes no model {source!r}", remedy=f"write one of: {', '.join(MODELS)}")
+    return home() / "models" / model.folder
+
+
+def write_builtin(folder: Path) -> None:
+    """Write the model that lies in a folder of this name. Raises OSError."""
+    next(model for model in MODELS.values() if model.folder == folder.name).write(folder)

@@ -1,0 +1,18 @@
+"""What `tracon doctor` says of one property of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK, WARN, MISSING = "ok", "warn", "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checked property of this machine."""
+
+    what: str
+    state: str
+    """`ok`, `warn` (works, but know it) or `missing` (something cannot run)."""
+    detail: str
+    remedy: str = ""

@@ -1,0 +1,179 @@
+"""What the doctor says of a host for CUDA engines: driver, CUDA, attention backends, memory, RDMA, samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.environment import Engine
+from launch.findings import MISSING, OK, WARN, Row
+from launch.gpu import DRIVER
+
+PEER_MEMORY = Path("/sys/module/nvidia_peermem")
+"""There where RDMA adapters may reach a GPU's memory directly."""
+LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
+"""Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
+LEAST_CAPABILITY = 7.5
+"""Of the GPUs that the CUDA 13 build of torch has kernels for."""
+QUERY = ("--query-gpu=compute_cap,memory.total,memory.used", "--format=csv,noheader,nounits")
+QUERY_TIMEOUT_S = 30.0
+NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What nvidia-smi says of one GPU."""
+
+    capability: float
+    total_mib: int
+    used_mib: int
+
+
+def check_cuda_host(engine: Engine | None, memory_share: float | None, infiniband: Path) -> tuple[Row, ...]:
+    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory."""
+    gpus = query_gpus()
+    return (
+        check_driver(engine),
+        *(() if engine is None else (_check_attention(engine, gpus),)),
+        _check_memory(gpus, memory_share),
+        check_rdma(infiniband),
+        _check_samples(),
+    )
+
+
+def query_gpus() -> tuple[GpuFacts, ...]:
+    """Empty where nvidia-smi is absent or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [program, *QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
+        ).stdout
+        rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
+        return tuple(GpuFacts(float(capability), int(total), int(used)) for capability, total, used in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def read_driver() -> str | None:
+    """The driver's version, as the kernel has it."""
+    try:
+        match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", DRIVER.read_text())
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+def read_torch_cuda(site_packages: Path) -> str | None:
+    """The CUDA version that torch was built for; empty = a build without CUDA, None = not known."""
+    try:
+        text = (site_packages / "torch" / "version.py").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*(?:'([\d.]+)'|None)", text, re.MULTILINE)
+    return None if match is None else match.group(1) or ""
+
+
+def check_driver(engine: Engine | None) -> Row:
+    what = "driver and CUDA"
+    driver = read_driver()
+    cuda = None if engine is None else read_torch_cuda(engine.site_packages)
+    if cuda == "":
+        assert engine is not None
+        remedy = "install a CUDA build of torch there, or build an environment with `tracon engine install cuda`"
+        return Row(what, MISSING, f"torch {engine.versions.get('torch')} was built without CUDA", remedy)
+    wants = "" if cuda is None else f"torch was built for CUDA {cuda}"
+    if driver is None:
+        return Row(what, MISSING, "; ".join(filter(None, ("no NVIDIA driver in this kernel", wants))), NO_DRIVER)
+    least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))
+    if least is not None and int(driver.partition(".")[0]) < least:
+        remedy = (
+            f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA "
+            "with --engine-python"
+        )
+        return Row(what, MISSING, f"driver {driver} is too old: {wants}, which needs {least} or later", remedy)
+    return Row(what, OK, "; ".join(filter(None, (f"driver {driver}", wants))))
+
+
+def _check_attention(engine: Engine, gpus: Sequence[GpuFacts]) -> Row:
+    """The backend that vLLM 0.32 takes by itself for a model with grouped-query attention in bfloat16."""
+    what = "attention"
+    folder = engine.site_packages / "vllm" / "vllm_flash_attn"
+    built = {number for number in (2, 3) if (folder / f"_vllm_fa{number}_C.abi3.so").exists()}
+    if not gpus:
+        return Row(what, WARN, f"{_list_builds(built)}; which one is taken depends on the GPU, and there is none", "")
+    lowest = min(gpu.capability for gpu in gpus)
+    if lowest < LEAST_CAPABILITY:
+        remedy = f"use a GPU of compute capability {LEAST_CAPABILITY:g} or more, or hide this one: CUDA_VISIBLE_DEVICES"
+        return Row(what, MISSING, f"compute capability {lowest:g}: vLLM has no kernels for it", remedy)
+    if lowest >= 10:
+        return Row(what, OK, f"compute capability {lowest:g}: FlashInfer (compiles kernels at its first start)")
+    wanted = 3 if lowest >= 9 else 2
+    if lowest < 8:
+        return Row(what, OK, f"compute capability {lowest:g}: Triton or FlashInfer; FlashAttention needs 8.0")
+    if wanted not in built:
+        remedy = "reinstall vLLM from its CUDA wheel, or see `tracon engine install cuda`"
+        return Row(what, WARN, f"{_list_builds(built)}; compute capability {lowest:g} wants version {wanted}", remedy)
+    return Row(what, OK, f"compute capability {lowest:g}: FlashAttention {wanted}")
+
+
+def _list_builds(built: set[int]) -> str:
+    if not built:
+        return "this vLLM has no FlashAttention"
+    return f"this vLLM has FlashAttention {' and '.join(map(str, sorted(built)))}"
+
+
+def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
+    what = "GPU memory"
+    if not gpus:
+        return Row(what, MISSING, "no GPU tells its memory", NO_DRIVER)
+    shown = ", ".join(f"{(gpu.total_mib - gpu.used_mib) / 1024:.1f} of {gpu.total_mib / 1024:.1f}" for gpu in gpus)
+    detail = f"{shown} GiB free"
+    if share is None:
+        return Row(what, OK, detail)
+    full = [index for index, gpu in enumerate(gpus) if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
+    if full:
+        remedy = "end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization of the profile"
+        named = ", ".join(map(str, full))
+        return Row(what, WARN, f"{detail}; an engine takes {share:.0%} of all, more than GPU {named} has free", remedy)
+    return Row(what, OK, f"{detail}; an engine takes {share:.0%} of all")
+
+
+def check_rdma(infiniband: Path) -> Row:
+    """Adapters with their ports, and whether they reach a GPU's memory."""
+    what = "RDMA"
+    devices = sorted(path for path in infiniband.iterdir()) if infiniband.is_dir() else []
+    if not devices:
+        remedy = "load the adapter's driver; in a container, pass /dev/infiniband through"
+        return Row(what, WARN, f"no device in {infiniband}: transfers fall back to TCP", remedy)
+    detail = ", ".join(f"{path.name} ({_read_ports(path)})" for path in devices)
+    if not any("ACTIVE" in _read_ports(path) for path in devices):
+        return Row(what, WARN, f"{detail}: no port is active", "connect and configure the adapter: `rdma link`")
+    if not PEER_MEMORY.is_dir():
+        remedy = "`modprobe nvidia_peermem`, unless the adapter's driver uses DMA-BUF"
+        return Row(what, WARN, f"{detail}; nvidia_peermem is not loaded: transfers may pass through the host", remedy)
+    return Row(what, OK, f"{detail}; nvidia_peermem is loaded")
+
+
+def _read_ports(device: Path) -> str:
+    states = []
+    for file in sorted(device.glob("ports/*/state")):
+        try:
+            states.append(file.read_text().partition(":")[2].strip() or "state unknown")
+        except OSError:
+            states.append("state unknown")
+    return ", ".join(states) or "no port"
+
+
+def _check_samples() -> Row:
+    what = "GPU samples"
+    if importlib.util.find_spec("pynvml") is None:
+        remedy = "`pip install nvidia-ml-py` into Tracon's environment (`make gpu` does)"
+        return Row(what, WARN, "nvidia-ml-py is not there: clocks, power and temperature are not recorded", remedy)
+    return Row(what, OK, "clocks, power, temperature, memory and throttling, by nvidia-ml-py")

@@ -1,0 +1,236 @@
+"""What the GPUs did while cells were measured: clocks, power, temperature, memory, and what limited their clocks.
+
+A GPU that is hot, or at its power limit, runs slower, whatever connector is measured on it.
+`runners/samplers/gpu.py` writes `gpu.csv` once a second; each experiment cuts the samples of its cells from it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+from statistics import fmean, median
+
+REASON_MARK = "# "
+"""Begins the line of the file that says why there are no samples."""
+NAMED_CELLS = 5
+UNLIMITED = "none"
+"""The `limited_by` of a GPU whose clocks nothing limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """A sample of one GPU; the file holds its header, and a line with the reason, where no GPU answers.
+
+    None = the GPU does not state it, or the file is of a version that did not ask.
+    """
+
+    t_ns: int
+    """When the sample was requested."""
+    gpu: int
+    """Index of the GPU, as NVML and nvidia-smi count."""
+    utilisation_percent: float | None
+    """Share of the last sample period with a kernel running; a GPU that is divided (MIG) does not state it."""
+    memory_used_mib: float
+    """Of the GPU's memory."""
+    clock_mhz: float | None = None
+    """Of its multiprocessors."""
+    memory_clock_mhz: float | None = None
+    """Of its memory."""
+    power_w: float | None = None
+    """Drawn by the board."""
+    temperature_c: float | None = None
+    """Of the GPU, in degrees Celsius."""
+    memory_total_mib: float | None = None
+    """All of the GPU's memory."""
+    limited_by: str | None = None
+    """What limits its clocks, in NVML's words, joined by `+`; `none` = nothing does."""
+    cell: str | None = None
+    """The cell that was measured."""
+
+
+HEADER = tuple(one.name for one in fields(GpuSample))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What the samples of a cell come to, over all GPUs. None = not measured."""
+
+    utilisation: float | None = None
+    """0..1, the mean over all samples that state it."""
+    memory_used_mib: float | None = None
+    """The largest sum over all GPUs."""
+    clock_mhz: float | None = None
+    """The mean, likewise."""
+    power_w: float | None = None
+    """Of one GPU, the mean, likewise."""
+    temperature_c: float | None = None
+    """The highest."""
+    limited: Mapping[str, float] = field(default_factory=dict)
+    """What limited clocks, with its share (0..1) of the samples; empty = nothing did, or not stated."""
+    reason: str = ""
+    """Why nothing was measured; empty where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLog:
+    """A `gpu.csv`."""
+
+    samples: tuple[GpuSample, ...]
+    reason: str
+    """Why there are none; empty where there are."""
+
+
+def read_gpu_log(path: Path) -> GpuLog:
+    """The samples of a file, of this version or an older one. A line that was cut short is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return GpuLog((), f"{path.name}: {error.strerror or error}")
+    reasons = [line.removeprefix(REASON_MARK) for line in lines if line.startswith(REASON_MARK)]
+    rows = csv.DictReader(line for line in lines if not line.startswith(REASON_MARK))
+    samples = tuple(sample for row in rows if (sample := _parse_row(row)) is not None)
+    return GpuLog(samples, "" if samples else (reasons[-1] if reasons else "no GPU gave a sample"))
+
+
+def describe_gpu(sample: GpuSample) -> str:
+    """In a few words: `GPU 0 98 % 1755 MHz 412 W 65 °C 60.5 GiB, power cap`; what it does not state is left out."""
+    parts = [f"GPU {sample.gpu}"]
+    parts += [] if sample.utilisation_percent is None else [f"{sample.utilisation_percent:.0f} %"]
+    parts += [] if sample.clock_mhz is None else [f"{sample.clock_mhz:.0f} MHz"]
+    parts += [] if sample.power_w is None else [f"{sample.power_w:.0f} W"]
+    parts += [] if sample.temperature_c is None else [f"{sample.temperature_c:.0f} °C"]
+    parts += [f"{sample.memory_used_mib / 1024:.1f} GiB"]
+    limited = "" if sample.limited_by in (None, UNLIMITED) else f", {sample.limited_by}"
+    return f"{' '.join(parts)}{limited}"
+
+
+def format_sample(sample: GpuSample) -> list[str]:
+    """The row of a sample; what is not known is empty."""
+    return ["" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            for value in astuple(sample)]  # fmt: skip
+
+
+def cut_gpu_log(log: Path, cell: str, start_ns: int, end_ns: int, into: Path) -> GpuUse:
+    """Write the samples of a cell between two moments, or why there are none, to a file, and return their sum."""
+    read = read_gpu_log(log)
+    own = tuple(one for one in read.samples if one.cell == cell and start_ns <= one.t_ns <= end_ns)
+    reason = "" if own else read.reason or "no GPU was sampled while the cell was measured"
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with into.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(HEADER)
+        rows.writerows(map(format_sample, own))
+        if reason:
+            file.write(f"{REASON_MARK}{reason}\n")
+    return sum_samples(own, reason)
+
+
+def sum_samples(samples: Sequence[GpuSample], reason: str = "") -> GpuUse:
+    """`reason`: why there are none."""
+    if not samples:
+        return GpuUse(reason=reason)
+    busy = _mean_stated(one.utilisation_percent for one in samples)
+    used: Counter[int] = Counter()
+    for one in samples:
+        used[one.t_ns] += round(one.memory_used_mib)
+    return GpuUse(
+        utilisation=None if busy is None else busy / 100,
+        memory_used_mib=float(max(used.values())),
+        clock_mhz=_mean_stated(one.clock_mhz for one in samples),
+        power_w=_mean_stated(one.power_w for one in samples),
+        temperature_c=max((one.temperature_c for one in samples if one.temperature_c is not None), default=None),
+        limited=_share_limits(samples),
+    )
+
+
+def gpu_notes(path: Path, engine_kind: str) -> tuple[str, ...]:
+    """Sentences for a report: what each GPU did, and in which cells its clocks were limited. Empty where there is no
+    file, and where there is no GPU and the engines need none."""
+    if not path.exists():
+        return ()
+    log = read_gpu_log(path)
+    if not log.samples:
+        return (f"No GPU was sampled: {log.reason}.",) if engine_kind == "cuda" else ()
+    gpus: dict[int, list[GpuSample]] = {}
+    for one in log.samples:
+        gpus.setdefault(one.gpu, []).append(one)
+    return (*(_describe_gpu(gpu, own) for gpu, own in sorted(gpus.items())), *_name_limited_cells(log.samples))
+
+
+def _describe_gpu(gpu: int, samples: Sequence[GpuSample]) -> str:
+    busy = _mean_stated(one.utilisation_percent for one in samples)
+    parts = [] if busy is None else [f"busy {busy:.0f} % of the time"]
+    clocks = [one.clock_mhz for one in samples if one.clock_mhz is not None]
+    if clocks:
+        parts.append(f"clock {median(clocks):.0f} MHz in the median, {min(clocks):.0f} at the lowest")
+    watts = [one.power_w for one in samples if one.power_w is not None]
+    if watts:
+        parts.append(f"{fmean(watts):.0f} W in the mean, {max(watts):.0f} at the most")
+    degrees = [one.temperature_c for one in samples if one.temperature_c is not None]
+    if degrees:
+        parts.append(f"at most {max(degrees):.0f} °C")
+    used = max(samples, key=lambda one: one.memory_used_mib)
+    total = "" if used.memory_total_mib is None else f" of {used.memory_total_mib / 1024:.0f}"
+    parts.append(f"at most {used.memory_used_mib / 1024:.1f}{total} GiB in use")
+    return f"GPU {gpu} was sampled once a second ({len(samples)} times): {'; '.join(parts)}."
+
+
+def _name_limited_cells(samples: Iterable[GpuSample]) -> tuple[str, ...]:
+    cells: dict[str, list[GpuSample]] = {}
+    stated = [one for one in samples if one.limited_by is not None]
+    for one in stated:
+        cells.setdefault(one.cell or "", []).append(one)
+    shares = {cell: _share_limits(own) for cell, own in cells.items()}
+    limited = sorted((cell for cell in shares if shares[cell]), key=lambda cell: -max(shares[cell].values()))
+    if not stated:
+        return ()
+    if not limited:
+        return ("Nothing limited the clocks of a GPU.",)
+    named = "; ".join(f"`{cell}` ({_describe_limits(shares[cell])})" for cell in limited[:NAMED_CELLS])
+    more = f"; and {len(limited) - NAMED_CELLS} more cells" if len(limited) > NAMED_CELLS else ""
+    return (
+        "The clocks of a GPU were limited in these cells, which can explain their numbers as much as policy or "
+        f"connector can: {named}{more}.",
+    )
+
+
+def _describe_limits(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%} of the time" for name, share in shares.items())
+
+
+def _share_limits(samples: Sequence[GpuSample]) -> dict[str, float]:
+    """The most frequent first."""
+    stated = [one.limited_by for one in samples if one.limited_by is not None]
+    counts = Counter(name for text in stated for name in text.split("+") if name != UNLIMITED)
+    return {name: count / len(stated) for name, count in counts.most_common()}
+
+
+def _mean_stated(values: Iterable[float | None]) -> float | None:
+    stated = [value for value in values if value is not None]
+    return fmean(stated) if stated else None
+
+
+def _parse_row(row: dict[str, str | None]) -> GpuSample | None:
+    try:
+        return GpuSample(
+            t_ns=int(row["t_ns"] or ""),
+            gpu=int(row["gpu"] or ""),
+            utilisation_percent=_parse_number(row.get("utilisation_percent")),
+            memory_used_mib=float(row["memory_used_mib"] or ""),
+            clock_mhz=_parse_number(row.get("clock_mhz")),
+            memory_clock_mhz=_parse_number(row.get("memory_clock_mhz")),
+            power_w=_parse_number(row.get("power_w")),
+            temperature_c=_parse_number(row.get("temperature_c")),
+            memory_total_mib=_parse_number(row.get("memory_total_mib")),
+            limited_by=row.get("limited_by") or None,
+            cell=row.get("cell") or None,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _parse_number(text: str | None) -> float | None:
+    return float(text) if text else None

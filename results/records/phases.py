@@ -1,0 +1,12 @@
+"""The phases of `connector-tax`: plans, records and file names have a tag, a person reads a name."""
+
+from __future__ import annotations
+
+CONFIRM_TAG = "C"
+CONFIRM = "confirm"
+"""The cells of the confirm stage."""
+
+
+def name_phase(tag: str) -> str:
+    """`A`, `B` and `Bp` are their own names."""
+    return CONFIRM if tag == CONFIRM_TAG else tag

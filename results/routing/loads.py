@@ -1,0 +1,72 @@
+"""Under what load a policy was measured: arrival rate, trace, KV cache. Only policies under one load are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from results.records.turns import RoutingCell
+from results.routing.load import LoadedCell
+from results.routing.scale import sort_sessions
+
+MIB = 1 << 20
+AS_PRESET = "as the preset"
+"""A load of which a policy has nothing of its own."""
+TOP_SESSIONS = 0.01
+_AXES = ("time_scale", "kv_cache_memory_bytes", "trace")
+"""What a preset may vary beside policies; a swept label ends with `AXIS=VALUE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One of the loads of a run."""
+
+    labels: tuple[str, ...]
+    """Measured under it, in the order of tables."""
+    text: str = ""
+    """What distinguishes it from the run's other loads; empty where there is one load."""
+    top_share: float | None = None
+    """What TOP_SESSIONS of its sessions, those with the most input, have of all input tokens."""
+
+
+def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:
+    """Labels that replayed one trace at one rate on engines with one KV cache; in the order of labels."""
+    first = {cell.record.label: cell for cell in reversed(cells)}
+    grouped: dict[tuple[object, ...], list[str]] = {}
+    for label in labels:
+        grouped.setdefault(_load_of(first[label].record), []).append(label)
+    varied = [len({key[place] for key in grouped}) > 1 for place in range(len(_AXES))]
+    return tuple(
+        Load(tuple(own), _describe_load(key, varied), _top_share(first[own[0]])) for key, own in grouped.items()
+    )
+
+
+def _load_of(record: RoutingCell) -> tuple[object, ...]:
+    """In the order of _AXES."""
+    return record.replay.get("time_scale"), record.kv_cache_memory_bytes, record.trace.get("name") or ""
+
+
+def _describe_load(key: tuple[object, ...], varied: Sequence[bool]) -> str:
+    """Only what the run varies."""
+    time_scale, size, trace = key
+    parts = [f"time_scale {time_scale}"] if varied[0] else []
+    parts += [f"KV cache {size / MIB:g} MiB"] if varied[1] and isinstance(size, int) else []
+    parts += [f"trace {trace}"] if varied[2] and trace else []
+    return ", ".join(parts) or (AS_PRESET if any(varied) else "")
+
+
+def _top_share(cell: LoadedCell) -> float | None:
+    if cell.turns is None or not cell.turns.index.size:
+        return None
+    tokens, _ = sort_sessions(cell.turns)
+    return float(tokens[: max(1, round(TOP_SESSIONS * tokens.size))].sum() / tokens.sum())
+
+
+def strip_load(label: str) -> str:
+    """A swept label without its load, by which the same policy is recognised under several."""
+    return " ".join(word for word in label.split() if word.partition("=")[0] not in _AXES)
+
+
+def join_load(text: str, load: str) -> str:
+    """What is compared, and under which of several loads."""
+    return f"{text} ({load})" if load else text

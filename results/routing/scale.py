@@ -1,0 +1,92 @@
+"""How large a run was for what specs/ear claims of instances that hot sessions fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from results.measures.turns import Turns
+from results.routing.load import LoadedCell
+from results.statistics.estimates import Ranks, Samples
+
+TOO_SMALL = "not testable at this scale"
+MIN_INSTANCES = 8
+MIN_HOT_PER_INSTANCE = 4
+MIN_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a run had for its claims, under one load."""
+
+    instances: int
+    shares_cores: bool
+    """The instances are CPU builds of the engine on one host."""
+    hot_sessions: int
+    """The fewest sessions that have half of the input tokens."""
+    hot_turns: float
+    """The median number of their turns."""
+    max_inflight_sessions: int
+    """0 = no limit."""
+    no_loop: Mapping[str, str] = field(default_factory=dict)
+    """By label: why no loop of dispatch coupling is stated; empty where one may be."""
+
+    @property
+    def lacks_instances(self) -> str:
+        """What of the instances is missing for a claim about eight GPUs; empty where nothing is."""
+        if not self.shares_cores and self.instances >= MIN_INSTANCES:
+            return ""
+        shared = " that share a host's cores" if self.shares_cores else ""
+        return f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)"
+
+    @property
+    def lacks(self) -> str:
+        """What is missing for a claim about hot sessions, with what it takes; empty where nothing is."""
+        hot = MIN_HOT_PER_INSTANCE * self.instances
+        missing = (
+            (bool(self.lacks_instances), self.lacks_instances),
+            (
+                self.hot_sessions < hot,
+                f"{self.hot_sessions} sessions have half of the input ({MIN_HOT_PER_INSTANCE} or more per instance)",
+            ),
+            (self.hot_turns < MIN_TURNS, f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"),
+            (
+                self.max_inflight_sessions > 0,
+                f"at most {self.max_inflight_sessions} sessions are in flight (no limit)",
+            ),
+        )
+        return "; ".join(text for is_missing, text in missing if is_missing)
+
+    def lacks_loop(self, *labels: str) -> str:
+        """What is missing for a claim about how these policies load the whole system; empty where nothing is.
+
+        Where arrivals wait for a limit, or the system is in no steady state, such a claim compares queues that the
+        replay made.
+        """
+        reasons = [f"{label}: {self.no_loop[label]}" for label in labels if self.no_loop.get(label)]
+        if reasons:
+            reasons.append("a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)")
+        return "; ".join([self.lacks_instances, *reasons] if self.lacks_instances else reasons)
+
+
+def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:
+    """Input tokens and turns of each session, those with the most input first."""
+    _, of_session, counts = np.unique(turns.session, return_inverse=True, return_counts=True)
+    tokens = np.asarray(np.bincount(of_session, weights=turns.input_tokens), dtype=np.float64)
+    largest_first = np.argsort(-tokens, kind="stable")
+    return tokens[largest_first], counts[largest_first]
+
+
+def measure_scale(cells: Sequence[LoadedCell], engine_kind: str, no_loop: Mapping[str, str]) -> Scale:
+    """Of cells that replay one trace on as many instances. `no_loop`: as in Scale."""
+    turns = next((cell.turns for cell in cells if cell.turns is not None), None)
+    instances = max((len(cell.record.engines) for cell in cells), default=0)
+    cap = max((int(cell.record.replay.get("max_inflight_sessions") or 0) for cell in cells), default=0)
+    if turns is None or not turns.index.size:
+        return Scale(instances, engine_kind == "cpu", 0, 0.0, cap, no_loop)
+    tokens, counts = sort_sessions(turns)
+    hot = 1 + int(np.searchsorted(np.cumsum(tokens), tokens.sum() / 2))
+    hot_turns = float(np.median(counts[:hot]))
+    return Scale(instances, engine_kind == "cpu", hot, hot_turns, cap, no_loop)

@@ -1,0 +1,161 @@
+"""Figure 9 of specs/ear, in two parts: EAR by its thresholds, and policies by arrival rate, skew and KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from results.report.figure import Figure
+from results.report.ink import sheet, title_sheet
+from results.report.marks import draw_grid
+from results.routing.analyse import RoutingAnalysis
+from results.routing.cautions import why_no_verdict
+from results.routing.figure_kinds import FigureData, FigureKind, has_values
+from results.routing.loads import TOP_SESSIONS, Load, strip_load
+from results.routing.metrics import metric_named
+from results.routing.pairs import pair_of
+from results.routing.shown import describe_bars, estimate_columns
+from results.statistics.estimates import Samples, unknown
+from results.statistics.estimates import figure as digits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+OF_THRESHOLDS = ("ttft_p90_s", "trigger_rate", "accuracy", "thrash_rate")
+OF_LOADS = ("ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "completed_share")
+OVER_EAR = "ttft_p90_over_ear"
+"""TTFT p90 over that of EAR under the same load: the distance that specs/ear 5.5 asks for."""
+_RATES = {"trigger_rate": "trigger rate (%)", "accuracy": "accuracy (%)", "thrash_rate": "thrash rate (%)"}
+_COUNTED = ("accuracy", "thrash_rate")
+"""Rates of a handful of migrations: each with its n."""
+
+
+def collect_thresholds(analysis: RoutingAnalysis) -> FigureData | str:
+    if not analysis.settings:
+        return "it needs EAR with at least two values of hot_tokens or cooldown_s in one run"
+    rates = {row.label: row.values for row in analysis.moves.migrations}
+    rows = [
+        {"metric": name, "hot_tokens": one.hot_tokens, "cooldown_s": one.cooldown_s, "label": one.label}
+        | estimate_columns(rates[one.label].get(name) or analysis.value(one.label, name))
+        for name in OF_THRESHOLDS
+        for one in analysis.settings
+    ]
+    table = pd.DataFrame(rows)
+    few = why_no_verdict(analysis.trials)
+    calm = not (table[table["metric"] == "thrash_rate"]["value"] > 0).any()
+    gate = (
+        "It is 0 by construction: EAR's cooldown gate refuses such a migration, so it checks the gate and says nothing "
+        "of the thresholds. "
+        if calm
+        else ""
+    )
+    caption = (
+        "Means over the trials, each with its interval. Trigger rate: requests that asked to migrate. Accuracy: served "
+        "migrations whose target stayed cool, of n. Thrash rate: of n sessions that migrated, those that did again "
+        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {describe_bars(table)}{few}"
+    )
+    return FigureData(table, caption)
+
+
+def draw_thresholds(figure: Figure) -> Drawing:
+    """A heat map per metric, T_hot upwards, T_cool to the right, each cell with its value and interval."""
+    table = figure.table
+    names = list(dict.fromkeys(table["metric"]))
+    hot, cool = (sorted(set(table[axis])) for axis in ("hot_tokens", "cooldown_s"))
+    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot))
+    for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        rows = table[table["metric"] == name]
+        scale = 100.0 if name in _RATES else metric_named(name).scale
+        grid = {column: _grid_values(rows, column, (hot, cool)) for column in ("value", "low", "high", "n")}
+        labels = ([f"{value:g}" for value in hot], [f"{value:g}" for value in cool])
+        draw_grid(axes, scale * grid["value"], _describe_cells(grid, scale, counted=name in _COUNTED), labels)
+        by_gate = ", 0 by construction" if name == "thrash_rate" and not (grid["value"] > 0).any() else ""
+        title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
+        axes.set_title(f"{title}{by_gate}", loc="left")
+        axes.set_xlabel("cooldown (s)")
+    drawing.axes[0].set_ylabel("hot above (pending tokens)")
+    title_sheet(drawing, figure.title)
+    return drawing
+
+
+def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
+    """A policy is recognised under several loads by its label without what was swept."""
+    if len(analysis.loads) < 2:
+        return "it needs policies under two loads or more in one run (presets `steady` and `skew-and-pool`)"
+    rows = [row for load in analysis.loads for row in _load_rows(analysis, load)]
+    table = pd.DataFrame(rows)
+    if not has_values(table):
+        return "no cell of these policies counts"
+    shares = (
+        f"{load.text}: {load.top_share:.0%}" for load in analysis.loads if load.top_share is not None and load.text
+    )
+    caption = (
+        f"Each policy under each load; policies are compared under one load only. Of the input, {TOP_SESSIONS:.0%} of "
+        f"the sessions have: {'; '.join(shares)}. Over EAR's: the ratio of TTFT p90 inside the trials, above 1 is "
+        f"slower than EAR. {describe_bars(table)}{why_no_verdict(analysis.trials)}"
+    )
+    return FigureData(table, caption)
+
+
+def _load_rows(analysis: RoutingAnalysis, load: Load) -> Iterator[dict[str, object]]:
+    ear = [label for label in load.labels if analysis.policies[label] == "ear"]
+    for label in load.labels:
+        own = {"load": load.text, "policy": strip_load(label), "label": label}
+        for name in OF_LOADS:
+            yield own | {"metric": name} | estimate_columns(analysis.value(label, name))
+        if len(ear) == 1 and label != ear[0]:
+            pair = pair_of(analysis.pairs, label, ear[0], "ttft_p90_s")
+            ratio = unknown("not compared") if pair is None or pair.ratio is None else pair.ratio
+            yield own | {"metric": OVER_EAR} | estimate_columns(ratio)
+
+
+def draw_loads(figure: Figure) -> Drawing:
+    """A heat map per metric, a row per policy, a column per load."""
+    table = figure.table
+    names = list(dict.fromkeys(table["metric"]))
+    policies, loads = (list(dict.fromkeys(table[axis])) for axis in ("policy", "load"))
+    drawing = sheet(2.0 + 1.5 * len(loads), (0.9 + 0.5 * len(policies)) * len(names))
+    for axes, name in zip(drawing.subplots(len(names), 1, squeeze=False)[:, 0], names, strict=True):
+        rows = table[table["metric"] == name]
+        own = [policy for policy in policies if policy in set(rows["policy"])]
+        scale = 1.0 if name == OVER_EAR else metric_named(name).scale
+        grid = {
+            column: _grid_values(rows, column, (own, loads), ("policy", "load")) for column in ("value", "low", "high")
+        }
+        draw_grid(axes, scale * grid["value"], _describe_cells(grid, scale), (own, loads))
+        title = "TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading
+        axes.set_title(title, loc="left")
+    title_sheet(drawing, figure.title)
+    return drawing
+
+
+def _grid_values(
+    rows: pd.DataFrame,
+    column: str,
+    ticks: tuple[Sequence[object], Sequence[object]],
+    axes: tuple[str, str] = ("hot_tokens", "cooldown_s"),
+) -> Samples:
+    """A column over the grid, the first axis by the second; NaN where there is none."""
+    grid = rows.pivot_table(index=axes[0], columns=axes[1], values=column, dropna=False)
+    return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
+
+
+def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:
+    """Each cell's value, its interval, and what it was counted of."""
+    words = {}
+    for place, value in np.ndenumerate(scale * grid["value"]):
+        lines = [digits(float(value), 3) if np.isfinite(value) else "-"]
+        span = [scale * float(grid[side][place]) for side in ("low", "high")]
+        if np.isfinite(value) and np.isfinite(span).all():
+            lines.append(f"[{digits(span[0], 3)}, {digits(span[1], 3)}]")
+        if np.isfinite(value) and counted:
+            lines.append(f"n = {grid['n'][place]:.0f}")
+        words[place[0], place[1]] = "\n".join(lines)
+    return words
+
+
+THRESHOLDS = FigureKind(10, "9", "EAR by its thresholds", collect_thresholds, draw_thresholds)
+LOADS = FigureKind(14, "9b", "Policies by arrival rate, skew and KV pool", collect_loads, draw_loads)

@@ -1,0 +1,80 @@
+"""Student's intervals over launches at other levels than the one they were computed at.
+
+A rule over several numbers has a p like a single one: 1 less the highest level up to which it still decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.judgement import Outcome, withheld
+
+LEAST_P = 1e-6
+"""`find_p_of_rule` looks no lower."""
+LARGEST = 600.0
+"""Of a logarithm: beyond it float64 ends."""
+HALVINGS = 40
+
+
+def find_p_value(estimate: Estimate, none: float) -> float | None:
+    """Two-sided, of the value being `none`, from its Student interval over launches.
+
+    Of a ratio (none = 1) by logarithms. None where no verdict may rest on the estimate.
+    """
+    if withheld(estimate) or estimate.value is None or estimate.low is None or estimate.high is None:
+        return None
+    points = [estimate.low, estimate.value, estimate.high]
+    low, value, high = [math.log(point) for point in points] if none == 1.0 else [point - none for point in points]
+    freedom = estimate.launches - 1
+    error = (high - low) / 2 / _quantile(freedom, LEVEL)
+    if error <= 0:  # only the signs tell (sign test)
+        return 2.0 ** (1 - estimate.launches) if value else 1.0
+    return float(2 * special.stdtr(freedom, -abs(value) / error))
+
+
+def change_level(estimate: Estimate, level: float, *, is_ratio: bool = False) -> Estimate:
+    """The estimate with its interval over launches at this level. `is_ratio`: by logarithms.
+
+    A bound that was cut at what the number can be is taken as it is. Without an interval over launches the estimate is
+    returned unchanged.
+    """
+    if withheld(estimate) or estimate.value is None or estimate.low is None or estimate.high is None:
+        return estimate
+    freedom = estimate.launches - 1
+    if estimate.low == estimate.high and 1 - level < 2.0**-freedom:
+        return replace(estimate, low=None, high=None)  # launches that all agree: the sign test tells no more
+    if level == LEVEL:
+        return estimate
+    by = _quantile(freedom, level) / _quantile(freedom, LEVEL)
+    if is_ratio:
+        logs = (by * math.log(bound / estimate.value) for bound in (estimate.low, estimate.high))
+        low, high = (estimate.value * math.exp(max(-LARGEST, min(one, LARGEST))) for one in logs)
+    else:
+        low, high = (estimate.value + by * (bound - estimate.value) for bound in (estimate.low, estimate.high))
+    return replace(estimate, low=low, high=high)
+
+
+def find_p_of_rule(outcome_at: Callable[[float], Outcome]) -> float:
+    """1 less the highest level up to which a rule over intervals decides as it does at LEVEL; 1 = there it does not.
+
+    `outcome_at`: applies the rule to its numbers at a level.
+    """
+    outcome = outcome_at(LEVEL)
+    if outcome not in (Outcome.HOLDS, Outcome.FAILS):
+        return 1.0
+    low, high = LEAST_P, 1 - LEVEL
+    if outcome_at(1 - low) == outcome:
+        return low
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if outcome_at(1 - middle) == outcome else (middle, high)
+    return high
+
+
+def _quantile(freedom: int, level: float) -> float:
+    return float(special.stdtrit(freedom, (1 + level) / 2))

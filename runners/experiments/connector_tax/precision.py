@@ -1,0 +1,122 @@
+"""What the launches of a plan can tell: sigma between launches, by the newest finished run of the same profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from results.connector_tax.launch_noise import NAMED_TAX
+from results.measures.saturation import REF_SAFE
+from results.records.baseline import BASELINE, REPEAT
+from results.records.events import RunState
+from results.records.layout import RunLayout
+from results.records.plan import RunPlan
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect, launches_for
+from results.statistics.estimates import figure
+from results.statistics.trials import MIN_PAIRED
+from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES
+from state.workspace import RunEntry, Workspace
+
+LATENCIES: Mapping[str, str] = {"tax_ttft_p90": "TTFT p90", "tax_tpot_p90": "TPOT p90"}
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """Of `launch_noise` in `tax.json`."""
+
+    reference: str
+    phase: str
+    metric: str
+    launches: int
+    sigma: float
+    """As a fraction."""
+
+
+class _TaxFile(msgspec.Struct, frozen=True):
+    launch_noise: tuple[_Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """Sigma of a launch at ref_safe in Phase A's shape, as one run measured it."""
+
+    run: RunEntry
+    launches: int
+    sigmas: Mapping[str, float]
+    """By latency, of the logarithm."""
+
+
+def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
+    """Sentences for the plan; empty where it compares nothing over launches."""
+    grid = plan.inputs["grid"]
+    configs = sum(name not in (BASELINE, REPEAT) for name in plan.configs)
+    if not configs or (grid["trials"] < MIN_PAIRED and not grid.get("confirm")):
+        return ()
+    references = 2 if REPEAT in plan.configs else 1
+    counts = sorted({grid["trials"], *PLANNED_LAUNCHES} - set(range(MIN_PAIRED)))
+    noise = _find_noise(plan, workspace)
+    if noise is None:
+        effects = [detectable_effect(1.0, count, configs, references=references) for count in counts]
+        detected = [f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True)]
+        return (
+            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has several "
+            "launches per config. The first one tells it.",
+            f"Smallest difference (of log p90) that is detected with a probability of {POWER:.0%}: "
+            f"{', '.join(detected)} launches per config (`--trials`).",
+        )
+    detected = [_describe_detectable(noise, count, configs, references) for count in counts]
+    return (
+        f"Sigma between launches: {_join_latencies({n: math.expm1(s) for n, s in noise.sigmas.items()})} "
+        f"({noise.run.run}, preset {noise.run.preset}, {noise.launches} launches per config at ref_safe).",
+        f"Smallest tax that is detected with a probability of {POWER:.0%}: {'; '.join(detected)} (`--trials`).",
+        f"A tax of {NAMED_TAX:.0%} takes {_describe_needed(noise, configs, references)} launches per config.",
+    )
+
+
+def _describe_detectable(noise: _Noise, launches: int, configs: int, references: int) -> str:
+    effects = {
+        name: math.expm1(detectable_effect(sigma, launches, configs, references=references))
+        for name, sigma in noise.sigmas.items()
+    }
+    return f"{_join_latencies(effects)} with {launches} launches per config"
+
+
+def _describe_needed(noise: _Noise, configs: int, references: int) -> str:
+    counts = {
+        name: launches_for(math.log1p(NAMED_TAX), sigma, configs, references=references)
+        for name, sigma in noise.sigmas.items()
+    }
+    return ", ".join(
+        f"{f'more than {MAX_PLANNED_LAUNCHES}' if count is None else count} ({name})" for name, count in counts.items()
+    )
+
+
+def _join_latencies(fractions: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {figure(fraction * 100, 2)} %" for name, fraction in fractions.items())
+
+
+def _find_noise(plan: RunPlan, workspace: Workspace) -> _Noise | None:
+    """Of the newest finished run of the plan's profile that knows it."""
+    for run in workspace.runs():
+        if (run.experiment, run.profile) != (EXPERIMENT, plan.profile) or run.state not in (
+            RunState.DONE,
+            RunState.FAILED,
+        ):
+            continue
+        rows = [row for row in _read_rows(run) if (row.phase, row.reference) == ("A", REF_SAFE)]
+        sigmas = {
+            name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in rows if row.metric == metric
+        }
+        if sigmas:
+            return _Noise(run, min(row.launches for row in rows), sigmas)
+    return None
+
+
+def _read_rows(run: RunEntry) -> tuple[_Row, ...]:
+    """Empty where the file is missing, or of a version that had no such table."""
+    try:
+        return msgspec.json.decode(RunLayout(run.folder).tax_json.read_bytes(), type=_TaxFile).launch_noise
+    except (OSError, msgspec.DecodeError):
+        return ()

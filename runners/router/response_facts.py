@@ -1,0 +1,157 @@
+"""What the router reads of a response: a request for a pause, its end, an error event, its token counts.
+
+Bodies are read, never changed. Streams of completions and chats end with `data: [DONE]`, those of messages and
+responses with an event of that name; text that a model makes has its line feeds escaped, so a line is an event's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+NAMED_EVENTS = (b"/v1/messages", b"/v1/responses")
+"""Beginnings of the paths whose streams name each event in a line of its own."""
+ERROR_LIMIT = 500
+COUNT_LIMIT = 1 << 53
+"""Larger counts are none: not every JSON reader knows them."""
+PAUSE_DIGITS = 12
+_DONE = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed|cancelled))\s*$)",
+    re.MULTILINE,
+)
+_ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
+_NAMED_ERROR = re.compile(rb"^event: ?(?:error|response\.failed)\r?\ndata: ?(.*)$", re.MULTILINE)
+_EVENT = re.compile(rb"^event: ?(\S+)", re.MULTILINE)
+_BEFORE_OUTPUT = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
+_QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
+_CODES = {
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "context_length_exceeded": 400,
+    "invalid_prompt": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "NotFoundError": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "NotImplementedError": 501,
+}
+"""Names of errors that the request itself caused, as HTTP's codes."""
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+class Usage(NamedTuple):
+    """Token counts of a response; None = it has none."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
+    """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
+    for name, value in headers:
+        if not value.isdigit() or len(value) > PAUSE_DIGITS:
+            continue
+        if name == b"x-recommended-pause-ms":
+            return int(value) / 1e3
+        if refusal and name == b"retry-after":
+            return float(value)
+    return 0.0
+
+
+def is_preamble(stream: bytes) -> bool:
+    """Whether a stream of `/v1/responses` has only its first events, which vLLM sends before it computes anything."""
+    names = _EVENT.findall(stream)
+    return bool(names) and _BEFORE_OUTPUT.issuperset(names)
+
+
+def is_done(tail: bytes) -> bool:
+    """Whether an event stream that ends in `tail` has had its last event."""
+    return _DONE.search(tail) is not None
+
+
+def read_error_event(tail: bytes) -> tuple[str, int] | None:
+    """Message and code (as HTTP's) of an error event at the end of a stream; None = it has none. Unknown is 500."""
+    if b"error" not in tail and b"response.failed" not in tail:
+        return None
+    line = _NAMED_ERROR.search(tail) or _ERROR.search(tail)
+    if line is None:
+        return None
+    try:
+        event = msgspec.json.decode(line[1])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    error = _find_error(event)
+    return None if error is None else (str(error.get("message") or "")[:ERROR_LIMIT], _read_code(error))
+
+
+def _find_error(event: object) -> dict[str, Any] | None:
+    """The error of an event: in it, in its response, or the event itself (`error` of `/v1/responses`)."""
+    if not isinstance(event, dict):
+        return None
+    response = event.get("response")
+    holder = response if isinstance(response, dict) else event
+    error = holder.get("error")
+    if isinstance(error, dict):
+        return error
+    return event if event.get("type") in ("error", "response.failed") else None
+
+
+def _read_code(error: dict[str, Any]) -> int:
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code < 600:
+        return code
+    for name in (code, error.get("type")):
+        if isinstance(name, str):
+            if name in _CODES:
+                return _CODES[name]
+            if name.startswith("invalid_") or "image" in name:
+                return 400
+    # vLLM's /v1/messages wraps an error of the chat beneath it in a message that quotes it.
+    quoted = _QUOTED_CODE.search(str(error.get("message")))
+    return int(quoted[1]) if quoted else 500
+
+
+def read_usage(text: bytes) -> Usage:
+    """The token counts at the end of a response, from its last bytes."""
+    start = text.rfind(b'"usage":')
+    if start < 0 or b'_tokens"' not in text[start:]:
+        return Usage()
+    try:
+        usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
+    except (ValueError, RecursionError):
+        return Usage()
+    if not isinstance(usage, dict):
+        return Usage()
+    if "prompt_tokens" in usage:
+        cached = _read_cached(usage.get("prompt_tokens_details"))
+        return Usage(_as_count(usage["prompt_tokens"]), cached, _as_count(usage.get("completion_tokens")))
+    if "input_tokens_details" in usage:
+        cached = _read_cached(usage["input_tokens_details"])
+        return Usage(_as_count(usage.get("input_tokens")), cached, _as_count(usage.get("output_tokens")))
+    return _read_message_usage(usage)
+
+
+def _read_message_usage(usage: dict[str, Any]) -> Usage:
+    """The counts of `/v1/messages`, whose `input_tokens` leaves out what came from the cache or was written to it."""
+    cached = _as_count(usage.get("cache_read_input_tokens"))
+    fresh = _as_count(usage.get("input_tokens"))
+    written = _as_count(usage.get("cache_creation_input_tokens"))
+    prompt = None if fresh is None else fresh + (cached or 0) + (written or 0)
+    return Usage(prompt, cached, _as_count(usage.get("output_tokens")))
+
+
+def _read_cached(details: object) -> int | None:
+    return _as_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+
+def _as_count(value: object) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < COUNT_LIMIT
+    return value if is_count else None  # type: ignore[return-value]

@@ -1,0 +1,104 @@
+"""A host with NVIDIA GPUs that do not exist: nvidia-smi, NVML, the driver's files, RDMA adapters."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import launch.doctor
+import launch.gpu_checks
+import runners.samplers.gpu
+
+DRIVER_TEXT = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
+SMI = """#!/bin/sh
+case "$*" in
+  -L) {listed} ;;
+  *compute_cap*) {capabilities} ;;
+  *memory.used*) {used} ;;
+  *) echo "unknown question: $*" >&2; exit 1 ;;
+esac
+"""
+
+
+class NVMLError(Exception):
+    """As pynvml's."""
+
+
+@dataclass
+class FakeGpu:
+    """What NVML says of one GPU; `None` = it does not support the question."""
+
+    name: str = "NVIDIA H200"
+    utilisation: float | None = 97.0
+    used: int = 60 << 30
+    total: int = 140 << 30
+    clocks: tuple[int, int] = (1755, 3201)
+    milliwatts: int | None = 412_000
+    celsius: int = 65
+    reasons: int = 0
+    capability: str = "9.0"
+
+
+@dataclass
+class FakeHost:
+    folder: Path
+    gpus: list[FakeGpu] = field(default_factory=lambda: [FakeGpu()])
+
+    def write_tools(self) -> None:
+        """Put nvidia-smi into the folder, as it answers for these GPUs."""
+        listed = " ; ".join(
+            f"echo 'GPU {index}: {gpu.name} (UUID: GPU-{index})'" for index, gpu in enumerate(self.gpus)
+        )
+        used = " ; ".join(f"echo {gpu.used >> 20}" for gpu in self.gpus)
+        capabilities = " ; ".join(f"echo '{gpu.capability}, {gpu.total >> 20}, {gpu.used >> 20}'" for gpu in self.gpus)
+        tool = self.folder / "nvidia-smi"
+        tool.write_text(SMI.format(listed=listed, used=used, capabilities=capabilities))
+        tool.chmod(0o755)
+
+    def nvml(self) -> Any:  # noqa: ANN401 - a module made here
+        """A `pynvml` that answers for these GPUs."""
+        module: Any = ModuleType("pynvml")
+        module.__spec__ = ModuleSpec("pynvml", None)
+        module.NVMLError = NVMLError
+        module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM, module.NVML_TEMPERATURE_GPU = 1, 2, 0
+        module.nvmlInit = lambda: None
+        module.nvmlDeviceGetCount = lambda: len(self.gpus)
+        module.nvmlDeviceGetHandleByIndex = lambda index: self.gpus[index]
+        module.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(used=gpu.used, total=gpu.total)
+        module.nvmlDeviceGetUtilizationRates = lambda gpu: SimpleNamespace(gpu=_supported(gpu.utilisation))
+        module.nvmlDeviceGetPowerUsage = lambda gpu: _supported(gpu.milliwatts)
+        module.nvmlDeviceGetClockInfo = lambda gpu, which: gpu.clocks[which - 1]
+        module.nvmlDeviceGetTemperature = lambda gpu, _sensor: gpu.celsius
+        module.nvmlDeviceGetCurrentClocksEventReasons = lambda gpu: gpu.reasons
+        return module
+
+
+def _supported(value: float | None) -> float:
+    if value is None:
+        raise NVMLError("Not Supported")
+    return value
+
+
+def make_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, rdma: tuple[str, ...] = ("mlx5_0",)
+) -> FakeHost:
+    """This host, as far as Tracon looks, with these GPUs (one H200 where none is named) and RDMA adapters."""
+    host = FakeHost(tmp_path / "gpu-host", list(gpus) or [FakeGpu()])
+    host.folder.mkdir()
+    host.write_tools()
+    driver = host.folder / "version"
+    driver.write_text(DRIVER_TEXT)
+    for name in rdma:
+        (host.folder / "infiniband" / name).mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{host.folder}:/usr/bin:/bin")
+    for module in (runners.samplers.gpu, launch.gpu_checks):
+        monkeypatch.setattr(module, "DRIVER", driver)
+    monkeypatch.setattr(launch.doctor, "INFINIBAND", host.folder / "infiniband")
+    monkeypatch.setitem(sys.modules, "pynvml", host.nvml())
+    return host

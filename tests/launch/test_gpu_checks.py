@@ -1,0 +1,130 @@
+"""What the doctor says of hosts with GPUs, all of them made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch import gpu_checks
+from launch.doctor import examine
+from launch.environment import Engine
+from launch.findings import MISSING, OK, WARN, Row
+from launch.gpu_checks import check_cuda_host, query_gpus, read_driver
+from tests.fake_gpus import FakeGpu, make_host
+
+
+def make_engine(tmp_path: Path, cuda: str = "'13.0'", flash: tuple[int, ...] = (2, 3)) -> Engine:
+    """An environment with a torch for this CUDA, and these FlashAttention builds."""
+    packages = tmp_path / "packages"
+    (packages / "torch").mkdir(parents=True)
+    (packages / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\n")
+    (packages / "vllm" / "vllm_flash_attn").mkdir(parents=True)
+    for number in flash:
+        (packages / "vllm" / "vllm_flash_attn" / f"_vllm_fa{number}_C.abi3.so").touch()
+    return Engine("cuda", tmp_path / "python", tmp_path, packages, {"torch": "2.13.0"})
+
+
+def rows_of(tmp_path: Path, engine: Engine | None, share: float | None = 0.9) -> dict[str, Row]:
+    found = check_cuda_host(engine, share, tmp_path / "gpu-host" / "infiniband")
+    return {row.what: row for row in found}
+
+
+def test_a_host_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30))
+    port = tmp_path / "gpu-host" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    rows = rows_of(tmp_path, make_engine(tmp_path))
+    assert {row.state for row in rows.values()} == {OK}
+    assert rows["driver and CUDA"].detail == "driver 580.95.05; torch was built for CUDA 13.0"
+    assert rows["attention"].detail == "compute capability 9: FlashAttention 3"
+    assert rows["GPU memory"].detail == "139.0 of 140.0 GiB free; an engine takes 90% of all"
+    assert rows["RDMA"].detail == "mlx5_0 (ACTIVE); nvidia_peermem is loaded"
+
+
+def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    (host.folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    row = rows_of(tmp_path, make_engine(tmp_path))["driver and CUDA"]
+    assert row.state == MISSING
+    assert row.detail == "driver 550.54.15 is too old: torch was built for CUDA 13.0, which needs 580 or later"
+    assert "--engine-python" in row.remedy
+
+
+def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    (host.folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Rel\n"
+    )
+    assert read_driver() == "570.86.15"
+
+
+def test_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch)
+    row = rows_of(tmp_path, make_engine(tmp_path, cuda="None"))["driver and CUDA"]
+    assert row.state == MISSING
+    assert "built without CUDA" in row.detail
+    assert "tracon engine install cuda" in row.remedy
+
+
+@pytest.mark.parametrize(
+    ("capability", "flash", "state", "part"),
+    [
+        ("7.0", (2, 3), MISSING, "no kernels"),
+        ("7.5", (2, 3), OK, "Triton or FlashInfer"),
+        ("8.0", (2, 3), OK, "FlashAttention 2"),
+        ("9.0", (2,), WARN, "wants version 3"),
+        ("10.0", (2, 3), OK, "FlashInfer"),
+    ],
+)
+def test_the_attention_backend_follows_the_gpu(
+    capability: str, flash: tuple[int, ...], state: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(capability=capability))
+    row = rows_of(tmp_path, make_engine(tmp_path, flash=flash))["attention"]
+    assert row.state == state
+    assert part in row.detail
+
+
+def test_memory_that_others_hold_is_named_with_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30), FakeGpu(used=60 << 30))
+    row = rows_of(tmp_path, None)["GPU memory"]
+    assert row.state == WARN
+    assert "more than GPU 1 has free" in row.detail
+    assert "gpu_memory_utilization" in row.remedy
+    assert rows_of(tmp_path, None, 0.46)["GPU memory"].state == OK
+
+
+def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, rdma=("mlx5_0", "mlx5_1"))
+    row = rows_of(tmp_path, None)["RDMA"]
+    assert row.state == WARN
+    assert "no port is active" in row.detail
+    state = tmp_path / "gpu-host" / "infiniband" / "mlx5_1" / "ports" / "1" / "state"
+    state.parent.mkdir(parents=True)
+    state.write_text("4: ACTIVE\n")
+    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path / "none")
+    row = rows_of(tmp_path, None)["RDMA"]
+    assert row.state == WARN
+    assert "nvidia_peermem is not loaded" in row.detail
+
+
+def test_a_host_without_gpus_has_every_row_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu_checks, "DRIVER", tmp_path / "none")
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    assert query_gpus() == ()
+    report = examine("cuda", {}, gpu_memory_share=0.9)
+    rows = {row.what: row for row in report.rows}
+    for what in ("engine", "GPU", "driver and CUDA", "GPU memory", "RDMA"):
+        assert rows[what].state in (MISSING, WARN)
+        assert rows[what].remedy
+
+
+def test_a_tool_that_answers_nonsense_counts_as_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    (host.folder / "nvidia-smi").write_text("#!/bin/sh\necho '[N/A], 1, 2'\n")
+    assert query_gpus() == ()

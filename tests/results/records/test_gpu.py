@@ -1,0 +1,89 @@
+"""The samples of the GPUs: read again whatever version wrote them, cut per cell, and put into sentences."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from results.records.gpu import HEADER, GpuSample, cut_gpu_log, describe_gpu, format_sample, gpu_notes, read_gpu_log
+
+S = 1_000_000_000
+ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a")
+
+
+def write(path: Path, *samples: GpuSample) -> Path:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows([HEADER, *map(format_sample, samples)])
+    return path
+
+
+def test_samples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    unknown = GpuSample(6 * S, 1, None, 12.5)
+    path = write(tmp_path / "gpu.csv", ONE, unknown)
+    first, second = read_gpu_log(path).samples
+    assert first == ONE
+    assert second == unknown
+
+
+def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "gpu_util_A_r1.csv"
+    path.write_text("t_ns,gpu,utilisation_percent,memory_used_mib,clock_mhz\n7,0,40,1000,1500\n8,0,41,10")
+    first, second = read_gpu_log(path).samples
+    assert first == GpuSample(7, 0, 40.0, 1000.0, 1500.0)
+    assert second.clock_mhz is None
+
+
+def test_a_cell_gets_its_own_samples_and_their_sum(tmp_path: Path) -> None:
+    log = write(
+        tmp_path / "gpu.csv",
+        replace(ONE, t_ns=1 * S),
+        ONE,
+        replace(ONE, gpu=1, utilisation_percent=70.0, temperature_c=71.0, limited_by="power cap"),
+        replace(ONE, t_ns=6 * S, cell="b"),
+        replace(ONE, t_ns=9 * S),
+    )
+    use = cut_gpu_log(log, "a", 4 * S, 8 * S, tmp_path / "cell" / "gpu_util.csv")
+    assert use.utilisation == pytest.approx(0.8)
+    assert (use.memory_used_mib, use.clock_mhz, use.power_w) == (122_880.0, 1755.0, 400.0)
+    assert (use.temperature_c, use.limited, use.reason) == (71.0, {"power cap": 0.5}, "")
+    assert len(read_gpu_log(tmp_path / "cell" / "gpu_util.csv").samples) == 2
+
+
+def test_a_cell_without_samples_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "gpu.csv"
+    log.write_text(",".join(HEADER) + "\n# this host has no NVIDIA driver: no GPU is used\n")
+    use = cut_gpu_log(log, "a", 0, S, tmp_path / "gpu_util.csv")
+    assert (use.utilisation, use.power_w) == (None, None)
+    assert use.reason == "this host has no NVIDIA driver: no GPU is used"
+    assert (tmp_path / "gpu_util.csv").read_text().endswith("# this host has no NVIDIA driver: no GPU is used\n")
+    assert "no GPU was sampled" in cut_gpu_log(write(log, ONE), "b", 0, S, tmp_path / "gpu_util.csv").reason
+
+
+def test_the_report_names_what_each_gpu_did_and_the_cells_whose_clocks_were_limited(tmp_path: Path) -> None:
+    hot = replace(
+        ONE, t_ns=6 * S, clock_mhz=1200.0, power_w=700.0, temperature_c=84.0, limited_by="power cap", cell="b"
+    )
+    gpu, cells = gpu_notes(write(tmp_path / "gpu.csv", ONE, replace(hot, cell="b")), "cuda")
+    assert "clock 1478 MHz in the median, 1200 at the lowest" in gpu
+    assert "550 W in the mean, 700 at the most" in gpu
+    assert "at most 84 °C" in gpu
+    assert "at most 60.0 of 140 GiB in use" in gpu
+    assert "`b` (power cap 100% of the time)" in cells
+    assert "`a`" not in cells
+
+
+def test_a_run_that_wanted_gpus_says_that_none_was_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv"
+    assert gpu_notes(path, "cuda") == ()
+    path.write_text(",".join(HEADER) + "\n# NVML lists no GPU\n")
+    assert gpu_notes(path, "cuda") == ("No GPU was sampled: NVML lists no GPU.",)
+    assert gpu_notes(path, "cpu") == ()
+
+
+def test_a_gpu_in_a_few_words() -> None:
+    assert describe_gpu(ONE) == "GPU 0 90 % 1755 MHz 400 W 65 °C 60.0 GiB"
+    assert describe_gpu(GpuSample(1, 3, None, 512.0, limited_by="power cap")) == "GPU 3 0.5 GiB, power cap"

@@ -1,0 +1,169 @@
+"""Streams of `/v1/messages` and `/v1/responses` through the router: ends, errors, counts, and the first output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from results.records.decisions import RoutedOutcome
+from runners.router.breaker import BreakerState
+from tests.runners.router.routers import Router, by, instances, router, until
+from tests.servers.api_streams import (
+    MESSAGE_START,
+    MESSAGES,
+    RESPONSE_OUTPUT,
+    RESPONSE_PREAMBLE,
+    RESPONSES,
+    message_error,
+    named,
+)
+
+STREAMS = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+
+
+def head(path: str) -> bytes:
+    body = b'{"stream":true}'
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+
+
+async def outcome_of(routed: Router, number: int = 0) -> RoutedOutcome:
+    outcome = (await routed.records(number + 1))[number].outcome
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_is_passed_on_and_its_tokens_are_counted(path: str, tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script = STREAMS[path]
+        answer = await routed.post(path=path)
+        assert answer.content == b"".join(STREAMS[path])
+        outcome = await outcome_of(routed)
+        assert (outcome.status, outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (
+            "ok", 8, 4, 3,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_client_that_leaves_after_the_last_event_got_it_all(path: str, tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script = (*STREAMS[path], b": never sent\n\n")
+        a.gate, a.gate_at = asyncio.Event(), len(STREAMS[path])
+        reader, writer = await routed.connect()
+        writer.write(head(path))
+        await reader.readuntil(STREAMS[path][-1])
+        writer.transport.abort()
+        outcome = await outcome_of(routed)
+        assert (outcome.status, outcome.completion_tokens) == ("ok", 3)
+        a.gate.set()
+
+
+@pytest.mark.parametrize(
+    ("path", "script"),
+    [
+        ("/v1/messages", (MESSAGE_START, message_error(500))),
+        ("/v1/messages", (MESSAGE_START, named("error", error={"type": "api_error", "message": "m"}))),
+        ("/v1/responses", (*RESPONSES[:-1], named("error", code="server_error", message="m", param=None))),
+        ("/v1/responses", (*RESPONSES[:-1], named("response.failed", response={"error": {"code": "server_error"}}))),
+    ],
+)
+async def test_an_error_event_is_the_instances_failure(path: str, script: tuple[bytes, ...], tmp_path: Path) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+        a.script, b.script = script, STREAMS[path]
+        answers = [await routed.post(path=path) for _ in range(10)]
+        assert sum(by(answer) == "a" for answer in answers) == 3  # then its breaker is open
+        assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
+        assert await routed.metric('failures_total{instance="a",kind="event"}') == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "script"),
+    [
+        ("/v1/messages", (MESSAGE_START, message_error(400))),
+        ("/v1/messages", (MESSAGE_START, named("error", error={"type": "invalid_request_error", "message": "m"}))),
+        ("/v1/responses", (*RESPONSES[:-1], named("error", code="context_length_exceeded", message="m"))),
+        ("/v1/responses", (*RESPONSES[:-1], named("response.failed", response={"error": {"code": "invalid_prompt"}}))),
+    ],
+)
+async def test_an_error_that_the_request_caused_costs_the_instance_nothing(
+    path: str, script: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script = script
+        for _ in range(5):
+            await routed.post(path=path)
+        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
+        assert (await outcome_of(routed, 4)).status == "client_error"
+        assert await routed.metric('failures_total{instance="a",kind="event"}') == 0
+
+
+async def test_a_client_that_leaves_at_an_error_event_was_answered_with_an_error(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script = (MESSAGE_START, message_error(500), b": never sent\n\n")
+        a.gate, a.gate_at = asyncio.Event(), 2
+        reader, writer = await routed.connect()
+        writer.write(head("/v1/messages"))
+        await reader.readuntil(message_error(500))
+        writer.transport.abort()
+        assert (await outcome_of(routed)).status == "error"
+        a.gate.set()
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_that_breaks_ends_with_an_event_that_its_clients_read(path: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        a.script, a.die_after = STREAMS[path], 4
+        answer = await routed.post(path=path)
+        sent = b"".join(STREAMS[path][:4])
+        assert answer.content.startswith(sent)
+        lines = answer.content.removeprefix(sent).decode().strip().splitlines()
+        assert lines[0] == "event: error"
+        event = json.loads(lines[1].removeprefix("data: "))
+        assert (event["type"], event["error"]["code"]) == ("error", 502)
+        assert "failed in the middle" in event["message"]
+
+
+async def test_a_response_without_output_yet_is_retried_unseen(tmp_path: Path) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+        a.script, a.die_after, b.script = RESPONSES, len(RESPONSE_PREAMBLE), RESPONSES
+        answers = [await routed.post(path="/v1/responses") for _ in range(2)]
+        assert [answer.content for answer in answers] == [b"".join(RESPONSES)] * 2
+        assert {by(answer) for answer in answers} == {"b"}
+        outcomes = [record.outcome.status for record in await routed.records(3) if record.outcome]
+        assert set(outcomes) == {"ok", "retried"}
+
+
+async def test_the_first_byte_of_a_response_is_its_first_output(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script, a.gate, a.gate_at = RESPONSES, asyncio.Event(), len(RESPONSE_PREAMBLE)
+        asking = asyncio.create_task(routed.post(path="/v1/responses"))
+        await until(lambda: bool(a.seen))
+        await asyncio.sleep(0.05)
+        load = routed.server.cluster.take_view().instances[0]
+        assert load.pending_prefill_tokens > 0
+        a.gate.set()
+        assert (await asking).content == b"".join(RESPONSES)
+        outcome = await outcome_of(routed)
+        assert outcome.first_byte_s is not None
+        assert outcome.first_byte_s > 0.04
+
+
+async def test_a_response_that_ends_before_any_output_is_passed_on(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        for script in (RESPONSE_PREAMBLE, (b'data: {"type":"response.created"}\n\n', RESPONSE_OUTPUT[0])):
+            a.script = script
+            assert (await routed.post(path="/v1/responses")).content == b"".join(script)
+
+
+async def test_an_api_that_the_model_lacks_is_no_failure_of_the_instance(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, folder=tmp_path) as routed:
+        for one in both:
+            one.status = 501
+        answers = [await routed.post(path="/v1/responses") for _ in range(8)]
+        assert {answer.status_code for answer in answers} == {501}
+        assert routed.available() == {"a", "b"}
+        assert (await outcome_of(routed)).status == "client_error"
+        assert sum(len(one.seen) for one in both) == 8

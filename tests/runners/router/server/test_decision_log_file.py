@@ -1,0 +1,63 @@
+"""The decision log's file: who may read it, what a full disk does to it, and that it may be emptied under way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results.records.decisions import DecisionRecord
+from runners.router.decision_log import read_log
+from runners.router.server.log import DecisionLog
+from tests.runners.router.routers import until
+from tests.runners.router.test_ledger import pick
+
+
+async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    await DecisionLog(str(path)).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_torn_write_costs_its_own_records_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d.jsonl"
+    log = DecisionLog(str(path))
+    room = [len(msgspec.json.encode(pick(0))) + 30]  # the first record and part of the second
+
+    def write_while_there_is_room(file: int, data: bytes | memoryview) -> int:
+        if not room:
+            return real_write(file, data)
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        written = real_write(file, bytes(data)[: room[0]])
+        room[0] -= written
+        return written
+
+    real_write = os.write
+    monkeypatch.setattr("runners.router.server.log.os.write", write_while_there_is_room)
+    for seq in range(3):
+        log.append_record(pick(seq))
+    await until(lambda: log.lost == 2)
+    assert log.error == "No space left on device"
+    room.clear()
+    for seq in range(3, 5):
+        log.append_record(pick(seq))
+    await log.close()
+    read = read_log(path, "d")
+    assert [record.seq for record in read.records] == [0, 3, 4]
+    assert log.lost == 2
+
+
+async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    log = DecisionLog(str(path))
+    log.append_record(pick(0))
+    await until(lambda: path.stat().st_size > 0)
+    os.truncate(path, 0)
+    log.append_record(pick(1))
+    await log.close()
+    assert [record.seq for record in msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())] == [1]
