@@ -32,7 +32,7 @@ TickOf = TypeVar("TickOf")
 LineOf = TypeVar("LineOf", bound="ChildLine[Any]")
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ChildFailure(msgspec.Struct, frozen=True):
     """Why a child process did not do its work."""
 
     message: str
@@ -40,7 +40,7 @@ class Failure(msgspec.Struct, frozen=True):
     exit_code: int
 
     @classmethod
-    def of(cls, error: RunnerError) -> Failure:
+    def of(cls, error: RunnerError) -> ChildFailure:
         return cls(str(error), error.remedy, int(error.exit_code))
 
 
@@ -48,7 +48,7 @@ class ChildLine(msgspec.Struct, Generic[TickOf], frozen=True, omit_defaults=True
     """One line of a child's standard output. A kind of process adds its own; exactly one field is set."""
 
     tick: TickOf | None = None
-    failure: Failure | None = None
+    failure: ChildFailure | None = None
 
 
 class ChildProcess(Generic[LineOf]):

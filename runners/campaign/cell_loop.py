@@ -32,7 +32,7 @@ from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from runners.campaign.disk import require_disk
 from runners.campaign.exit_code import exit_code
-from runners.campaign.experiment import CellRunner, Outcome
+from runners.campaign.experiment import CellOutcome, CellRunner
 from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
 from runners.samplers.gpu import GpuSampler
@@ -232,7 +232,7 @@ class CellLoop:
         was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
         return f"{AGAIN} {death}" if death and not was_tried_again else ""
 
-    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
+    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[CellOutcome]) -> None:
         """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_S)
@@ -242,7 +242,7 @@ class CellLoop:
                 task.cancel()
                 return
 
-    async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[Outcome]) -> bool:
+    async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[CellOutcome]) -> bool:
         if not task.done():  # this coroutine itself was cancelled: the process is being stopped
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -257,7 +257,7 @@ class CellLoop:
             )
         return False
 
-    def _end_cell(self, plan: CellPlan, outcome: Outcome) -> None:
+    def _end_cell(self, plan: CellPlan, outcome: CellOutcome) -> None:
         attempt = max(1, self._view.cells[plan.cell].attempt)
         self._append_events(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
 

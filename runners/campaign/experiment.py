@@ -83,7 +83,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """A finished cell."""
 
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -99,10 +99,10 @@ class CellRunner(Protocol):
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Measure it. Raises CellSkipped or CellFailed with the reason."""
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of an interrupted attempt whose artifacts are complete and valid; None = measure again."""
 
     async def finish(self) -> None:

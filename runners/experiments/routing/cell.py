@@ -15,7 +15,7 @@ from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.requests import first_error
@@ -36,7 +36,7 @@ from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
 
 
-async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> CellOutcome:
     """Measure the cell and publish its artifacts.
 
     Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
@@ -65,7 +65,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Outcome(summary, why_degraded(outcome))
+    return CellOutcome(summary, why_degraded(outcome))
 
 
 async def _replay_trace(

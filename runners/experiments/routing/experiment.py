@@ -22,7 +22,7 @@ from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.routing.artifacts import headline_of, trial_layout
@@ -60,33 +60,33 @@ class Routing(PatchedCells):
             return f"there is no trace to replay: {trace.reason}"
         return super().why_skip(cell, view)
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
         if cell.kind == "replay":
             layout = trial_layout(self._context, cell)
             if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
                 return None
             summary = msgspec.json.decode(layout.summary.read_bytes())
-            return Outcome(headline_of(summary), summary["degraded"])
+            return CellOutcome(headline_of(summary), summary["degraded"])
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
-            return Outcome(_interference_headline(rows))
+            return CellOutcome(_interference_headline(rows))
         return None
 
-    async def _prepare_trace(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
         context = self._context
         max_tokens = context.profile.engine.max_model_len
         record = await asyncio.to_thread(prepare_trace, self._grid.trace, max_tokens, context.layout)
         for name, choice in self._grid.further_traces.items():
             await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout, name)
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
-        return Outcome({name: getattr(record, name) for name in names})
+        return CellOutcome({name: getattr(record, name) for name in names})
 
     def _needs_patches(self, config: str) -> bool:
         return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
 
-    async def _run_replay(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_replay(self, cell: CellPlan, attempt: int) -> CellOutcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
         return await replay_cell(cell, attempt, self._grid, self._read_trace(cell), self._context)
@@ -98,7 +98,7 @@ class Routing(PatchedCells):
             raise CellFailed(f"the run's trace is missing or changed: `tracon retry --cell {TRACE_CELL}`")
         return record
 
-    async def _run_interference(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_interference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
         context, params = self._context, cell.params
@@ -124,7 +124,7 @@ class Routing(PatchedCells):
         rows = await measure_interference(spec, instance.name, repeated)
         await asyncio.to_thread(write_atomic, self._rows_of(cell), _encode_lines(rows))
         await asyncio.to_thread(self._gather_interference)
-        return Outcome(_interference_headline(rows))
+        return CellOutcome(_interference_headline(rows))
 
     def _rows_of(self, cell: CellPlan) -> Path:
         """A cell's rows: written whole, so that they are its commit mark."""
@@ -135,9 +135,9 @@ class Routing(PatchedCells):
         layout = self._context.layout
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
 
-    async def _run_analysis(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
         analysis = await asyncio.to_thread(analyse_routing, self._context.layout.root)
-        return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
+        return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -52,7 +53,7 @@ def test_one_trial_resamples_sessions_and_carries_no_verdict() -> None:
 def test_what_the_target_had_pending_counts_on_both_sides() -> None:
     log = log_of(0.1)
     busy = [
-        replace(load, pending_prefill_tokens=4000 if load.instance == "b" else 0)
+        msgspec.structs.replace(load, pending_prefill_tokens=4000 if load.instance == "b" else 0)
         for load in log.records[-1].cluster.instances
     ]
     log.records = [

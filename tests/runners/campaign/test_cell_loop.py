@@ -29,7 +29,7 @@ from results.records.events import (
 from results.records.plan import CellPlan
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
@@ -261,7 +261,7 @@ class Mortal(Scripted):
         super().__init__(folder)
         self._store, self._deaths, self._error = store, deaths, error
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.cell != "s0-c1" or attempt > self._deaths:
             return await super().run_cell(cell, attempt)
         name = f"plain-{attempt}"
