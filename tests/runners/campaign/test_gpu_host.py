@@ -15,6 +15,7 @@ from launch.environment import Engine
 from launch.instance import Instance
 from launch.local import LocalBackend, OnStarted
 from launch.profile import Profile, load_config, load_profile
+from results.records.decisions import Role
 from results.records.events import InstanceChanged
 from results.records.launches import LaunchRecord
 from results.records.layout import ConfigLayout, RunLayout
@@ -56,7 +57,8 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
             backend=backend, profile=profile, configs={"mooncake_both": load_config("mooncake_both")}, engine=engine,
             layout=layout, date="20990101", store=store,
         )  # fmt: skip
-        plan = GroupPlan("mooncake_both", ("both",) * ENGINES, tmp_path / "group", ports=2, events=False, gpus=1)
+        roles: tuple[Role, ...] = ("both",) * ENGINES
+        plan = GroupPlan("mooncake_both", roles, tmp_path / "group", ports=2, events=False, gpus=1)
         async with engine_group(launcher, plan) as members:
             engines = [member.engine for member in members]
             specs = [one.spec for one in engines]
