@@ -22,11 +22,13 @@ APPENDIX = "Appendix"
 
 
 def report_title(facts: RunFacts) -> str:
-    return f"{facts.experiment or 'Run'} {facts.run}"
+    return f"{'SIMULATED: ' if facts.simulated else ''}{facts.experiment or 'Run'} {facts.run}"
 
 
 def describe_engine(facts: RunFacts) -> str:
     """Which kind of engine was measured, to follow the run's label; empty where it is not known."""
+    if facts.simulated:
+        return f", SIMULATED, nothing was measured: engines are the model {facts.simulated}"
     return {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
 
 

@@ -40,7 +40,8 @@ def build_page(analysis: RoutingAnalysis) -> Page:
 
 
 def _ask(analysis: RoutingAnalysis) -> str:
-    parts = ["Which policy serves these sessions best"]
+    simulated = "SIMULATED, nothing here was measured. " if analysis.facts.simulated else ""
+    parts = [f"{simulated}Which policy serves these sessions best"]
     if analysis.claims:
         parts.append("what does EAR gain by affinity and by migration")
     if analysis.floor is not None:
@@ -75,10 +76,13 @@ def _fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
 def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"Noise floor: what two launches of one policy differ by is not known ({fit})."
+    sentence = "Every trial replays the same sessions."
+    if analysis.trials_differ:
+        sentence = "Each trial replays a trace of its own."
     return (
         f"Noise floor: a launch differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
-        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. Every trial "
-        f"replays the same sessions. {_describe_planned(analysis, fit)}"
+        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. "
+        f"{sentence} {_describe_planned(analysis, fit)}"
     )
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
     from state.workspace import Workspace
 
 
+ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine and --instances"
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """A run as the command line asks for it."""
@@ -39,6 +42,12 @@ class RunOptions:
     """`KEY=VALUE` over the preset's own."""
     trace: str = ""
     """A trace file; empty = the preset's."""
+    simulated: bool = False
+    """Engines are a model."""
+    engine: str = ""
+    """Name or path of the engine model; empty = the preset's."""
+    instances: int | None = None
+    """None = the preset's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class DraftPlan:
     """What shapes its numbers, besides profile and engine; JSON values only."""
     sums: tuple[Sum, ...]
     """The arithmetic of its time estimate."""
+    needs_engine: bool = True
+    """False = its engines are simulated: none is looked for, started, or checked."""
     notes: tuple[str, ...] = ()
     """What distinguishes single cells beyond their labels; shown with the plan."""
 

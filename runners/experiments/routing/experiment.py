@@ -14,23 +14,22 @@ import msgspec
 
 from results.measures.columns import floats_or_nan
 from results.records.events import CellProgressed, CellState
-from results.records.layout import is_complete, write_atomic
+from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
-from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.errors import CellFailed
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from runners.experiments.routing.artifacts import headline_of, trial_layout
+from runners.experiments.routing.artifacts import adopt_trial
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, needs_patches
-from runners.experiments.routing.trace import prepare_trace, read_record
+from runners.experiments.routing.plan import TRACE_CELL, list_traces, needs_patches
+from runners.experiments.routing.simulation import SimulatedCells
+from runners.experiments.routing.trace import prepare_trace, require_trace
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -44,6 +43,7 @@ class Routing(PatchedCells):
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
+        self._simulated = SimulatedCells(grid, context)
         kinds: Mapping[str, RunCell] = {
             "trace": self._prepare_trace,
             "patches": self._apply_patches,
@@ -63,11 +63,7 @@ class Routing(PatchedCells):
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
         if cell.kind == "replay":
-            layout = trial_layout(self._context, cell)
-            if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
-                return None
-            summary = msgspec.json.decode(layout.summary.read_bytes())
-            return CellOutcome(headline_of(summary), summary["degraded"])
+            return adopt_trial(self._context, cell)
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
@@ -75,28 +71,32 @@ class Routing(PatchedCells):
         return None
 
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        context = self._context
+        context, choice = self._context, self._grid.trace
         max_tokens = context.profile.engine.max_model_len
-        record = await asyncio.to_thread(prepare_trace, self._grid.trace, max_tokens, context.layout)
-        for name, choice in self._grid.further_traces.items():
-            await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout, name)
+        record = await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout.trace)
+        for name, number in list_traces(self._grid)[1:]:
+            source = self._grid.further_traces.get(name, choice)
+            drawn = msgspec.structs.replace(source, seed=source.seed + number)
+            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(name, number), name)
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
         return CellOutcome({name: getattr(record, name) for name in names})
 
     def _needs_patches(self, config: str) -> bool:
-        return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
+        engine = self._context.profile.engine
+        return self._grid.simulation is None and needs_patches(self._context.configs[config], engine.kind)
+
+    async def release(self, reason: str) -> None:
+        """Stop the engine at hand, and what is simulated ahead."""
+        await self._simulated.stop()
+        await super().release(reason)
 
     async def _run_replay(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        if self._grid.simulation is not None:
+            return await self._simulated.run_cell(cell, attempt)
         assert cell.config is not None
         await self._ensure_patches(cell.config)
-        return await replay_cell(cell, attempt, self._grid, self._read_trace(cell), self._context)
-
-    def _read_trace(self, cell: CellPlan) -> TraceRecord:
-        """The one that the cell replays. Raises CellFailed where it is not what it was."""
-        record = read_record(self._context.layout, cell.params.get("trace", ""))
-        if record is None:
-            raise CellFailed(f"the run's trace is missing or changed: `tracon retry --cell {TRACE_CELL}`")
-        return record
+        trace = require_trace(self._context.layout.trace_of(cell.params.get("trace", "")))
+        return await replay_cell(cell, attempt, self._grid, trace, self._context)
 
     async def _run_interference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         assert cell.config is not None
