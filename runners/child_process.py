@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from launch.death import name_code
 from runners.errors import RunnerError
 
 STDIN, STDOUT = 0, 1
@@ -113,10 +114,13 @@ class ChildProcess(Generic[LineOf]):
         if line is not None and line.failure is not None:
             return refusal(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
         tail = "\n".join(self._last_words) or "(it wrote nothing to stderr)"
-        return refusal(
-            f"{what} (exit code {self._process.returncode}): {tail}",
-            remedy="Run it again; if it ends so again, report it with this text.",
-        )
+        code = self._process.returncode
+        ended_by = name_code(code) if code is not None and code < 0 else ""
+        how = f"ended by {ended_by}" if ended_by else f"exit code {code}"
+        remedy = "Run it again; if it ends so again, report it with this text."
+        error = refusal(f"{what} ({how}): {tail}", remedy=remedy)
+        error.ended_by = ended_by
+        return error
 
     async def _keep_last(self) -> None:
         assert self._process.stderr is not None

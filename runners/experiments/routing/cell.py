@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_toke
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplayTick
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError
 from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm
 from runners.samplers.engine import MetricsSampler
@@ -92,12 +93,27 @@ async def _replay_trace(
                 if not router.alive:
                     cut.set()  # `router.end` says why
 
-            outcome = await run_replay(replay, tick, cut=cut)
+            outcome = await replay_behind(router, replay, tick, cut)
             await watch.require_engines()
             ended = await router.end()
     spans = {name: await asyncio.to_thread(read_span, path) for name, path in scrapes.items()}
     engines = tuple(describe_engine(member, shapes[member.name], spans[member.name]) for member in members)
     return Replayed(outcome, ended, engines, spans)
+
+
+async def replay_behind(
+    router: RouterProcess, spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
+) -> ReplayOutcome:
+    """Run the replay.
+
+    Raises RouterError where the replay failed because the router had died, LoadError where it failed by itself.
+    """
+    try:
+        return await run_replay(spec, on_tick, cut=cut)
+    except LoadError:
+        if not router.alive:
+            await router.end()
+        raise
 
 
 def _size_args(size: int | None) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import Truth, World, loaded
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
 
+pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
+
 
 @pytest.mark.parametrize(("took_s", "verdict"), [(0.1, Verdict.LOWER), (0.3, Verdict.HIGHER)])
 def test_a_migrated_turn_is_set_against_computing_what_came(took_s: float, verdict: Verdict) -> None:

@@ -57,8 +57,8 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
             backend=backend, profile=profile, configs={"mooncake_both": load_config("mooncake_both")}, engine=engine,
             layout=layout, date="20990101", store=store,
         )  # fmt: skip
-        roles: tuple[Role, ...] = ("both",) * ENGINES
-        plan = GroupPlan("mooncake_both", roles, tmp_path / "group", ports=2, events=False, gpus=1)
+        role: Role = "both"
+        plan = GroupPlan("mooncake_both", (role,) * ENGINES, tmp_path / "group", ports=2, events=False, gpus=1)
         async with engine_group(launcher, plan) as members:
             engines = [member.engine for member in members]
             specs = [one.spec for one in engines]
