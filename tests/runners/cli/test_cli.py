@@ -59,7 +59,7 @@ def test_plan_prints_what_it_promises(tmp_path: Path) -> None:
     done = tracon("plan", "connector-tax", "--profile", "cpu-tiny", "--json", workspace=tmp_path)
     plan = json.loads(done.stdout)
     assert {"experiment", "profile", "configs", "stages", "cells", "estimated_s"} <= set(plan)
-    stages = ["preflight", "phase-a", "reference", "phase-b", "confirm", "analysis"]
+    stages = ["preflight", "phase-a", "reference", "confirm", "analysis"]
     assert [stage["stage"] for stage in plan["stages"]] == stages
     assert 2 * 3600 < plan["estimated_s"] < 3 * 3600
     assert not list(tmp_path.iterdir()), "a plan runs and writes nothing"
