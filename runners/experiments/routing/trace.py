@@ -17,7 +17,8 @@ from results.records.turns import TraceRecord
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, TraceChoice
 from runners.experiments.routing.plan import TRACE_CELL
-from runners.trace.formats import read_trace, write_trace
+from runners.trace.formats import read_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Trace
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace

@@ -23,7 +23,7 @@ from runners.simulator.replay import list_keys
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
 from runners.simulator.step_time import StepTime
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesise_trace
 from tests.runners.load.traces import chain, trace_of
 
