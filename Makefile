@@ -11,7 +11,7 @@ export UV_CACHE_DIR := $(CURDIR)/.venv/uv-cache
 endif
 endif
 
-.PHONY: help demo gpu test test-long check unit engine lock clean
+.PHONY: help demo gpu test test-long fuzz check unit engine lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Tracon needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12." % sys.version_info[:2])'
 	@$(PYTHON) -m venv .venv || { \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements requirements.lock
+	@awk '/^[^ ]/ {wanted = /^uv==/} wanted' requirements.lock >.venv/uv.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement .venv/uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
@@ -37,7 +38,8 @@ demo: engine ## measure what three KV connectors cost, on real engines, and watc
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
 gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9 GB), check the host, measure (docs/gpu.md)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python "$$(grep ^nvidia-ml-py== launch/engines/cuda.lock)"
+	@awk '/^[^ ]/ {wanted = /^nvidia-ml-py==/} wanted' launch/engines/cuda.lock >.venv/nvml.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement .venv/nvml.lock
 	$(BIN)/tracon engine install cuda
 	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict
 	$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo
@@ -55,12 +57,21 @@ test: check engine ## everything, real engines included
 	$(BIN)/pytest -m "timing and not long"
 
 LONG := long or property or (fault and not engine)
-test-long: engine ## what CI leaves out: every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA lock
+test-long: engine ## what CI leaves out: faults on real runs and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"
 
+FUZZ_S ?= 600
+fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each; what fails is kept in .hypothesis and drawn first next time
+	@for parser in tests/fuzz/test_*.py; do \
+		end=$$(($$(date +%s) + $(FUZZ_S))); \
+		while [ "$$(date +%s)" -lt "$$end" ]; do \
+			TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -q --timeout 3600 "$$parser" || exit 1; \
+		done; \
+	done
+
 lock: ## resolve requirements.lock again
-	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev --generate-hashes pyproject.toml --output-file requirements.lock
 
 clean: ## remove the console's environment (the engine's stays: `tracon engine list`)
 	rm -rf .venv build *.egg-info

@@ -52,7 +52,7 @@ def read_death(exit_code: int | None, log: str, last_lines: Sequence[str] = ()) 
     if first is None and (exit_code is None or exit_code >= 0):
         first = next((end for end in ends if end.ended_by != "SIGTERM"), None)
     if first is None:
-        death = EngineDeath(_name_code(exit_code))
+        death = EngineDeath(name_code(exit_code))
     else:
         death = EngineDeath(first.ended_by, process=first.process, pid=first.pid)
     crash = _find_first_crash(log)
@@ -68,6 +68,13 @@ def describe_end(death: EngineDeath) -> str:
     if not death.process:
         return describe_exit_name(death.ended_by)
     return f"lost its process {death.process} (pid {death.pid}), which {describe_exit_name(death.ended_by)}"
+
+
+def was_ended(death: EngineDeath) -> bool:
+    """Whether it was ended from outside: by a signal, or by the TERM of a guard that lost its owner or its other half,
+    upon which vLLM ends with exit code 0 or with none that is known.
+    """
+    return death.ended_by.startswith("SIG") or death.ended_by in (name_code(0), UNKNOWN)
 
 
 def describe_why(death: EngineDeath) -> str:
@@ -90,7 +97,7 @@ def explain_death(death: EngineDeath) -> str:
 
 def describe_exit(code: int | None) -> str:
     """An exit code in words."""
-    return describe_exit_name(_name_code(code))
+    return describe_exit_name(name_code(code))
 
 
 def describe_exit_name(ended_by: str) -> str:
@@ -99,7 +106,8 @@ def describe_exit_name(ended_by: str) -> str:
     return f"ended with {ended_by}" if ended_by.startswith("exit code") else f"was ended by {ended_by}"
 
 
-def _name_code(code: int | None) -> str:
+def name_code(code: int | None) -> str:
+    """An exit code as `EngineDeath.ended_by` has it."""
     if code is None:
         return UNKNOWN
     if code >= 0:

@@ -31,9 +31,11 @@ ORPHAN_GRACE_S = 2.0
 """From TERM to KILL when no owner is left to ask."""
 LINGER_S = 1.0
 """What outlives its main process has this long to leave by itself."""
-KILL_ROUNDS = 100
+KILL_ROUNDS = 150
 """Rounds of KILL, 20 ms apart: a process that is still there afterwards cannot be killed (uninterruptible sleep)."""
 POLL_S = 0.02
+TRACKER_GRACE_S = 2.0
+"""How long a resource tracker may take to remove the shared memory of processes that were killed."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -103,15 +105,33 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is Python's: it removes the shared memory that killed processes leave, and then ends by itself."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY)
+        try:
+            return b"multiprocessing.resource_tracker" in os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
+    except OSError:  # it ended while we looked
+        return False
+
+
 def kill_descendants() -> int:
-    """KILL everything below this process, repeatedly until nothing is left; returns how many it killed."""
+    """KILL everything below this process, repeatedly until nothing is left; returns how many it killed.
+
+    Resource trackers come last: what they watch over would stay in /dev/shm.
+    """
     killed: set[int] = set()
+    trackers_until = time.monotonic() + TRACKER_GRACE_S
     for _ in range(KILL_ROUNDS):
         below = descendants(os.getpid())
         if not below:
             break
-        killed.update(below)
-        for pid in below:
+        may_wait = time.monotonic() < trackers_until
+        to_kill = [pid for pid in below if not (may_wait and is_resource_tracker(pid))]
+        killed.update(to_kill)
+        for pid in to_kill:
             send_signal(pid, signal.SIGKILL)
         time.sleep(POLL_S)
         reap()

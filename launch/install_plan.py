@@ -73,7 +73,7 @@ class InstallPlan:
     kind: str
     lock: Path
     lock_hash: str
-    """First 12 hex digits of the lock's SHA-256."""
+    """First 12 hex digits of the SHA-256 of the lock's pins."""
     root: Path
     partial: Path
     steps: tuple[Step, ...]
@@ -90,15 +90,20 @@ def lock_file(kind: str) -> Path:
     return LOCKS / f"{kind}.lock"
 
 
+def locked_pins(kind: str) -> list[str]:
+    """The lock's lines `name==version`, without the hashes of the files that may be downloaded for them."""
+    lines = lock_file(kind).read_text().splitlines()
+    return [line.removesuffix(" \\") for line in lines if not line.startswith("    --hash=")]
+
+
 def lock_hash(kind: str) -> str:
-    """First 12 hex digits of the SHA-256 of the kind's lock file."""
-    return hashlib.sha256(lock_file(kind).read_bytes()).hexdigest()[:12]
+    """First 12 hex digits of the SHA-256 of the kind's pins."""
+    return hashlib.sha256("".join(f"{pin}\n" for pin in locked_pins(kind)).encode()).hexdigest()[:12]
 
 
 def locked_versions(kind: str) -> dict[str, str]:
     """Distribution name (normalised) to version, as locked."""
-    lines = (line.split("#")[0].strip() for line in lock_file(kind).read_text().splitlines())
-    pairs = (line.split(" ;")[0].split("==") for line in lines if "==" in line)
+    pairs = (pin.split("==") for pin in locked_pins(kind))
     return {normalise(name): version.strip() for name, version in pairs}
 
 

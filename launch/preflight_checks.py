@@ -60,7 +60,7 @@ Gate = Callable[[Subject], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """A completion as the engine gave it."""
 
     status: int
@@ -96,7 +96,7 @@ async def complete(
     ranked: bool = True,
     limit_s: float | None = None,
     client: httpx.AsyncClient | None = None,
-) -> Answer:
+) -> Completion:
     """One completion. `salt` parts its prefix cache from every other; `transfer` is checked before it is sent; `ranked`
     asks for the likeliest first tokens.
 
@@ -122,10 +122,10 @@ async def complete(
         raise GateFailed(f"{what} was not complete when {limit_text} was reached") from error
     took_s = time.perf_counter() - began
     subject.note(f"  {what}: {answer.status_code} in {took_s:.3f} s")
-    return Answer(answer.status_code, answer.json() if answer.status_code == 200 else {}, answer.text, took_s)
+    return Completion(answer.status_code, answer.json() if answer.status_code == 200 else {}, answer.text, took_s)
 
 
-def require_answered(answer: Answer, what: str) -> Answer:
+def require_answered(answer: Completion, what: str) -> Completion:
     """Raise GateFailed unless it was answered 200."""
     if answer.status != 200:
         raise GateFailed(f"{what} was answered {answer.status}: {answer.text[:200]}")

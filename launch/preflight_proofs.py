@@ -16,7 +16,7 @@ import httpx
 
 from launch.instance import http_client
 from launch.preflight_checks import (
-    Answer,
+    Completion,
     Gate,
     GateFailed,
     Subject,
@@ -203,7 +203,7 @@ async def _ask_bootstrap(subject: Subject) -> tuple[str, str]:
 
 async def _send_prefill_request(
     subject: Subject, prompt: Sequence[int], fields: Mapping[str, Any], client: httpx.AsyncClient | None = None
-) -> Answer:
+) -> Completion:
     transfer = {PREFILL: True, DECODE: False, **fields}
     answer = await complete(subject, prompt, "prefill request", salt="prefill", transfer=transfer, client=client)
     require_answered(answer, "the prefill request")
@@ -222,7 +222,7 @@ async def _read_offered_blocks(subject: Subject, prompt: Sequence[int], client: 
 
 async def _move_blocks(
     subject: Subject, prompt: Sequence[int], source: httpx.AsyncClient, target: httpx.AsyncClient, where: str
-) -> tuple[Answer, str]:
+) -> tuple[Completion, str]:
     """The prompt's blocks from one engine to the other: the decode request's answer, and what was counted."""
     for again in range(HANDSHAKES):
         offered = await _read_offered_blocks(subject, prompt, source)
@@ -267,7 +267,7 @@ async def _read_kv_usage(subject: Subject) -> float:
     return usage
 
 
-async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: Answer, *answers: Answer) -> str:
+async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: Completion, *answers: Completion) -> str:
     """Answers from loaded KV against the one from computed KV.
 
     A control with another context and the same last token tells whether this model's answers depend on their context at
@@ -286,7 +286,7 @@ async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: A
     return f"same answer as computed (within {apart:.3f} nats)"
 
 
-def distance_nats(reference: Answer, answer: Answer) -> float:
+def distance_nats(reference: Completion, answer: Completion) -> float:
     """How far the log probabilities of the reference's likeliest first tokens are off, at least.
 
     A token that is not among the answer's likeliest is at most as likely as the last of them.

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from launch.death import name_code
 from runners.errors import RunnerError
 
 STDIN, STDOUT = 0, 1
@@ -32,7 +33,7 @@ TickOf = TypeVar("TickOf")
 LineOf = TypeVar("LineOf", bound="ChildLine[Any]")
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ChildFailure(msgspec.Struct, frozen=True):
     """Why a child process did not do its work."""
 
     message: str
@@ -40,7 +41,7 @@ class Failure(msgspec.Struct, frozen=True):
     exit_code: int
 
     @classmethod
-    def of(cls, error: RunnerError) -> Failure:
+    def of(cls, error: RunnerError) -> ChildFailure:
         return cls(str(error), error.remedy, int(error.exit_code))
 
 
@@ -48,7 +49,7 @@ class ChildLine(msgspec.Struct, Generic[TickOf], frozen=True, omit_defaults=True
     """One line of a child's standard output. A kind of process adds its own; exactly one field is set."""
 
     tick: TickOf | None = None
-    failure: Failure | None = None
+    failure: ChildFailure | None = None
 
 
 class ChildProcess(Generic[LineOf]):
@@ -113,10 +114,13 @@ class ChildProcess(Generic[LineOf]):
         if line is not None and line.failure is not None:
             return refusal(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
         tail = "\n".join(self._last_words) or "(it wrote nothing to stderr)"
-        return refusal(
-            f"{what} (exit code {self._process.returncode}): {tail}",
-            remedy="Run it again; if it ends so again, report it with this text.",
-        )
+        code = self._process.returncode
+        ended_by = name_code(code) if code is not None and code < 0 else ""
+        how = f"ended by {ended_by}" if ended_by else f"exit code {code}"
+        remedy = "Run it again; if it ends so again, report it with this text."
+        error = refusal(f"{what} ({how}): {tail}", remedy=remedy)
+        error.ended_by = ended_by
+        return error
 
     async def _keep_last(self) -> None:
         assert self._process.stderr is not None
@@ -170,7 +174,7 @@ def read_spec(path: Path, kind: type[Spec], what: str, refusal: type[RunnerError
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise refusal(f"{what} {path}: {error.strerror}", remedy=f"Give the path of a {what} (JSON).") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(f"{what} {path}: {error}", remedy=f"Correct that field of the {what}.") from error
 
 

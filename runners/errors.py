@@ -24,6 +24,9 @@ class ExitCode(IntEnum):
 class RunnerError(Refusal):
     """Base of what runners refuse."""
 
+    ended_by: str = ""
+    """The signal that ended the process whose work this was; empty = none did."""
+
 
 class CellSkipped(Exception):
     """The cell cannot or need not be measured; the message is the reason that the manifest keeps."""

@@ -14,6 +14,9 @@ from state.schema import MIGRATIONS
 
 BUSY_TIMEOUT_S = 20.0
 """How long a writer waits for another one before it gives up."""
+DAMAGED_REMEDY = (
+    "copy the run folder again if it is a copy; else `sqlite3 state.sqlite .recover` saves what is readable"
+)
 _LOG_BYTES_KEPT = 16 * 1024 * 1024
 
 
@@ -24,6 +27,8 @@ def explain_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _explain_error(path, error) from error
+    except UnicodeDecodeError as error:  # SQLite quotes the damaged part of a schema
+        raise StoreUnusable(f"{path} is damaged: {error}", remedy=DAMAGED_REMEDY) from error
 
 
 def _explain_error(path: Path, error: sqlite3.Error) -> StateError:
@@ -36,10 +41,7 @@ def _explain_error(path: Path, error: sqlite3.Error) -> StateError:
         remedy = f"check space, quota and health of that file system, then `tracon resume {path.parent.name}`"
         return StoreUnusable(f"{path} cannot be read or written: {text}", remedy=remedy)
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        remedy = (
-            "copy the run folder again if it is a copy; else `sqlite3 state.sqlite .recover` saves what is readable"
-        )
-        return StoreUnusable(f"{path} is damaged: {text}", remedy=remedy)
+        return StoreUnusable(f"{path} is damaged: {text}", remedy=DAMAGED_REMEDY)
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         remedy = "try again; if it stays, look for a stopped process that has the file open (`fuser`)"
         return StoreUnusable(f"another process has been writing {path} for {BUSY_TIMEOUT_S:.0f} s", remedy=remedy)

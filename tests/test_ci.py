@@ -98,3 +98,24 @@ def test_what_takes_longer_has_a_command_of_its_own_that_the_readme_names() -> N
     assert all("not long" in line for line in commands[1].splitlines())
     assert re.search(r"^test-long:", make, re.MULTILINE)
     assert "make test-long" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "launch/engines/cpu.lock", "launch/engines/cuda.lock"])
+def test_every_locked_package_has_the_hashes_of_its_files(lock: str) -> None:
+    pins: dict[str, list[str]] = {}
+    for line in (ROOT / lock).read_text().splitlines():
+        if line.startswith("    --hash="):
+            pins[next(reversed(pins))].append(line.strip(" \\"))
+        else:
+            pins[line.strip(" \\")] = []
+    assert len(pins) > 70
+    unhashed = [pin for pin, hashes in pins.items() if not hashes]
+    assert unhashed == (["torch==2.13.0+cpu"] if "cpu" in lock else [])  # of PyTorch's own index, or a wheel of yours
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for hashes in pins.values() for one in hashes)
+
+
+def test_an_install_takes_only_what_has_a_locked_hash() -> None:
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    assert [line for line in installs if "--require-hashes" not in line and "--no-deps --editable ." not in line] == [
+        line for line in installs if "apt install" in line
+    ]

@@ -15,7 +15,6 @@ from typer.main import get_command
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
-from runners.cli.simulate import read_policy
 from runners.experiments.settings import find_preset
 from runners.router.policies import make_policy
 from tests.runners.prepared import prepare
@@ -69,7 +68,7 @@ def check_run(values: dict[str, Any]) -> None:
         if name in names and value is not None
     }
     options = RunOptions(**chosen)
-    files = (options.profile, options.trace, *options.configs, *options.policies)
+    files = (options.profile, options.trace, options.engine, *options.configs, *options.policies)
     if Path(options.profile).suffix:
         return
     presets = load_profile(options.profile).experiments[options.experiment]
@@ -95,9 +94,6 @@ def test_a_command_of_a_page_is_one_that_tracon_takes(
     values = parse(command)
     if "experiment" in values and "start-time" not in command:  # the experiment that docs/extending.md adds
         check_run(values)
-    elif command.startswith("tracon simulate run"):
-        for policy in values["policy"] or ():
-            make_policy(*read_policy(policy))
     elif values.get("policy") and not Path(values["policy"]).suffix:
         make_policy(values["policy"], dict(text.split("=") for text in values.get("setting") or ()))
 

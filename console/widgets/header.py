@@ -78,7 +78,8 @@ def header_lines(
 
 def _identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
     plan = picture.view.plan
-    parts: Line = [(picture.view.run, "bold")]
+    parts: Line = [("SIMULATED ", "warn")] if plan.inputs.get("simulated") else []
+    parts.append((picture.view.run, "bold"))
     if width >= 100:
         parts.append((f"   {plan.experiment} {glyphs.dot} {plan.profile} {glyphs.dot} {plan.preset}", "dim"))
     return parts

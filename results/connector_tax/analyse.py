@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from results.connector_tax.attribution import Attribution, attribute_taxes
-from results.connector_tax.capacity import Capacity, measure_capacity
+from results.connector_tax.capacity import CapacityCost, measure_capacity
 from results.connector_tax.combined_taxes import (
     Additivity,
     Amplification,
@@ -83,7 +83,7 @@ class Analysis:
     """H1 to H6."""
     engine_changes: tuple[EngineChange, ...] = ()
     attribution: tuple[Attribution, ...] = ()
-    capacity: tuple[Capacity, ...] = ()
+    capacity: tuple[CapacityCost, ...] = ()
     criteria: tuple[Judgement, ...] = ()
     """The success criteria 1 to 7."""
 

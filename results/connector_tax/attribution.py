@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
+from typing import Any
+
+import msgspec
 
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.step_durations import whole_step
-from results.measures.summary import CellSummary, Shape, percentile_name
+from results.measures.summary import CellSummary, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import Estimate
 from results.statistics.judgement import few_launches
 
 CALLBACKS = "connector_total_us"
@@ -43,13 +45,7 @@ class Cause(StrEnum):
 class Attribution:
     """One tax beside what the config did inside a step at the same load."""
 
-    reference: str
-    phase: str
-    rate_per_s: float
-    shape: Shape
-    config: str
-    metric: Metric
-    tax: Estimate
+    row: TaxRow
     callbacks_p50_us: float | None
     callbacks_mean_us: float | None
     step: str
@@ -63,6 +59,13 @@ class Attribution:
     """What vLLM changed for the config."""
     cause: Cause
     reason: str
+
+    def describe(self) -> dict[str, Any]:
+        """As `tax.json` has it: the load, config and metric, the tax, and the rest beside them."""
+        own: dict[str, Any] = msgspec.to_builtins(self)
+        row = own.pop("row")
+        names = ("reference", "phase", "rate_per_s", "shape", "config", "metric")
+        return {**{name: row[name] for name in names}, "tax": row["estimate"], **own}
 
     @property
     def reach(self) -> float | None:
@@ -89,13 +92,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     shares = {point: _divide(callbacks[point], steps[point]) for point in ("p50", "mean")}
     cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
     return Attribution(
-        reference=row.reference,
-        phase=row.phase,
-        rate_per_s=row.rate_per_s,
-        shape=row.shape,
-        config=row.config,
-        metric=row.metric,
-        tax=row.estimate,
+        row=row,
         callbacks_p50_us=callbacks["p50"],
         callbacks_mean_us=callbacks["mean"],
         step=step,
@@ -165,17 +162,17 @@ def _share_text(share: float | None) -> str:
 
 
 ATTRIBUTION_COLUMNS: tuple[Column[Attribution], ...] = (
-    Column("reference", lambda row: row.reference),
-    Column("req/s", lambda row: row.rate_per_s, form="g"),
-    Column("shape", lambda row: str(row.shape)),
-    Column("config", lambda row: row.config),
-    Column("tax of", lambda row: TITLES[row.metric]),
-    Column("tax", lambda row: row.tax.percent()),
-    Column("callbacks p50", lambda row: row.callbacks_p50_us, "us", digits=3),
-    Column("mean", lambda row: row.callbacks_mean_us, "us", digits=3),
-    Column("plain's step p50", lambda row: row.plain_step_p50_us, "us", form=".0f"),
-    Column("of its p50", lambda row: _share_text(row.share_p50)),
-    Column("of its mean", lambda row: _share_text(row.share_mean)),
-    Column("cause", lambda row: str(row.cause)),
-    Column("why", lambda row: row.reason),
+    Column("reference", lambda one: one.row.reference),
+    Column("req/s", lambda one: one.row.rate_per_s, form="g"),
+    Column("shape", lambda one: str(one.row.shape)),
+    Column("config", lambda one: one.row.config),
+    Column("tax of", lambda one: TITLES[one.row.metric]),
+    Column("tax", lambda one: one.row.estimate.percent()),
+    Column("callbacks p50", lambda one: one.callbacks_p50_us, "us", digits=3),
+    Column("mean", lambda one: one.callbacks_mean_us, "us", digits=3),
+    Column("plain's step p50", lambda one: one.plain_step_p50_us, "us", form=".0f"),
+    Column("of its p50", lambda one: _share_text(one.share_p50)),
+    Column("of its mean", lambda one: _share_text(one.share_mean)),
+    Column("cause", lambda one: str(one.cause)),
+    Column("why", lambda one: one.reason),
 )

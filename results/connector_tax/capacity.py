@@ -35,7 +35,7 @@ class Relative:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class CapacityCost:
     """One config's, over the rates of Phase A."""
 
     config: str
@@ -56,7 +56,7 @@ def measure_capacity(
     cells: Sequence[CellSummary],
     saturation: Mapping[str, CellSaturation],
     goodput_of: Callable[[CellSummary], Estimate] | None,
-) -> tuple[Capacity, ...]:
+) -> tuple[CapacityCost, ...]:
     """One row for each config of Phase A, plain first. `saturation`: by `CellSummary.path`."""
     swept = [cell for cell in cells if cell.phase == "A" and not cell.degraded]
     configs = sorted({cell.config for cell in swept}, key=lambda config: (config not in (BASELINE, REPEAT), config))
@@ -86,12 +86,12 @@ def _describe(
     peaks: Mapping[str, Measured],
     goodputs: Mapping[str, Measured],
     remedy: str,
-) -> Capacity:
+) -> CapacityCost:
     """`remedy`: what gives a verdict where there are too few launches."""
     limits = [_find_limits(cells, saturation) for cells in launches.values()]
     is_plain = config in (BASELINE, REPEAT)
     goodput = goodputs.get(config)
-    return Capacity(
+    return CapacityCost(
         config=config,
         sustained_per_s=tuple(sustained for sustained, _ in limits),
         next_per_s=tuple(saturated for _, saturated in limits),
@@ -156,7 +156,7 @@ def _divide(ours: Samples, base: Samples) -> Samples:
     return np.asarray(ours / base - 1, dtype=np.float64)
 
 
-def capacity_table(rows: Sequence[Capacity], slo: Slo) -> Table:
+def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     """With goodput where the plan has an SLO."""
     objective = f"Goodput: requests with {slo}, per second, at the best rate." if str(slo) else NO_SLO
     note = (
@@ -172,7 +172,7 @@ DESCRIPTIVE = "the sweep before a confirm stage is descriptive, whatever `--tria
 NO_SLO = "Goodput needs an SLO: `--set slo.ttft_s=0.5 --set slo.tpot_s=0.05`."
 
 
-def _sustained_text(row: Capacity) -> str:
+def _sustained_text(row: CapacityCost) -> str:
     texts = []
     for sustained, saturated in dict.fromkeys(zip(row.sustained_per_s, row.next_per_s, strict=True)):
         low = "below the lowest rate" if sustained is None else f"{sustained:g}"
@@ -190,7 +190,7 @@ def _change_text(relative: Relative | None) -> str:
     return f"{relative.change.percent()} {said}"
 
 
-CAPACITY_COLUMNS: tuple[Column[Capacity], ...] = (
+CAPACITY_COLUMNS: tuple[Column[CapacityCost], ...] = (
     Column("config", lambda row: row.config),
     Column("sustained req/s", _sustained_text),
     Column("highest throughput req/s", lambda row: row.peak_per_s),

@@ -10,7 +10,7 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
 from results.report.figure import in_order
-from results.report.page import Answer, OpenQuestion, Page, cut_text, split_judgements
+from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
 from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches
 from results.statistics.trials import MIN_PAIRED
@@ -128,7 +128,7 @@ def _format_signed(fraction: float) -> str:
     return f"{fraction * 100:+.0f}" if abs(fraction) >= 0.00995 else f"{fraction * 100:+.1f}"
 
 
-def _answer_config(config: str, rows: Sequence[TaxRow]) -> Answer:
+def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
     own = {row.metric: row for row in rows}
     taxes = [(name, own[metric]) for metric, name in LATENCIES.items() if metric in own]
     parts = [f"{name} {format_fraction(row.estimate)}{_describe_verdict(row)}" for name, row in taxes]
@@ -136,7 +136,7 @@ def _answer_config(config: str, rows: Sequence[TaxRow]) -> Answer:
     if callbacks is not None and callbacks.estimate.value is not None:
         bounded = callbacks.estimate.low is not None
         parts.append(f"hooks {callbacks.estimate.text(3)} us per step{'' if bounded else ' (no interval)'}")
-    return Answer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}.", TAXES)
+    return PageAnswer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}.", TAXES)
 
 
 def _describe_verdict(row: TaxRow) -> str:
@@ -159,7 +159,7 @@ def _word(verdict: Verdict) -> str:
     return UNDECIDED if verdict == Verdict.NOT_DISTINGUISHABLE else str(verdict)
 
 
-def _judge_hypotheses(analysis: Analysis) -> tuple[list[Answer], list[OpenQuestion]]:
+def _judge_hypotheses(analysis: Analysis) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """With too few launches all of them are one question."""
     few = few_launches(_count_launches(analysis))
     measured = [one for one in analysis.verdicts if one.outcome == Outcome.UNDECIDED]
@@ -184,14 +184,14 @@ def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
     return f"{count} launches per config (`--trials {count}`), which detect a tax of {NAMED_TAX:.0%}"
 
 
-def _answer_rates(analysis: Analysis) -> Iterator[Answer]:
+def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
     rates = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
     if any(rate is None for rate in rates.values()):
         return
     values = " and ".join(f"{name} {rate:g} req/s" for name, rate in rates.items())
     why = cut_text(analysis.rates.reason_for(REF_SAFE))
     text = f"{values} (steps of the grid: no interval); {why}{'' if why.endswith('...') else '.'}"
-    yield Answer("Rates without saturation", "", text, RATES)
+    yield PageAnswer("Rates without saturation", "", text, RATES)
 
 
 def _list_trouble(analysis: Analysis) -> str:

@@ -68,7 +68,7 @@ def build_taxes(analysis: Analysis) -> dict[str, Any]:
         "format": FORMAT,
         **{name: [_tax_row(row) for row in table] for name, table in rows.items()},
         "launch_noise": msgspec.to_builtins(analysis.launch_noise),
-        "attribution": msgspec.to_builtins(analysis.attribution),
+        "attribution": [one.describe() for one in analysis.attribution],
         "engine_changes": msgspec.to_builtins(analysis.engine_changes),
         "capacity": msgspec.to_builtins(analysis.capacity),
     }

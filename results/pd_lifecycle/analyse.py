@@ -18,7 +18,7 @@ from results.pd_lifecycle.load import (
     CellKey,
     Collected,
     Discard,
-    Failure,
+    FailedCell,
     Link,
     MeasuredCell,
     PlannedConfig,
@@ -86,7 +86,7 @@ class LifecycleAnalysis:
     drifts: tuple[RunDrift, ...]
     cells: Mapping[CellKey, MeasuredCell]
     """Commit marks of the finished cells."""
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedCell, ...]
     discards: tuple[Discard, ...]
     planned: tuple[PlannedConfig, ...]
     gaps: tuple[Gap, ...]

@@ -50,7 +50,7 @@ class Collected:
     gaps: tuple[Gap, ...]
     cells: Mapping[CellKey, MeasuredCell] = field(default_factory=dict)
     """Finished cells."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedCell, ...] = ()
 
 
 class _DiscardedRow(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class _FailedCell(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedCell:
     config: RequestConfig
     reason: str
     trial: int = 0
@@ -156,9 +156,9 @@ def read_records(root: Path) -> Collected:
     return Collected(tuple(records), (*discards, *thrown), (*gaps, *bad), finished, failures)
 
 
-def _read_failures(layout: LifecycleLayout) -> tuple[tuple[Failure, ...], list[Discard], list[Gap]]:
+def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], list[Discard], list[Gap]]:
     """(failed cells, their discarded measurements, gaps for unreadable files)."""
-    failures: list[Failure] = []
+    failures: list[FailedCell] = []
     discards: list[Discard] = []
     gaps: list[Gap] = []
     for path in layout.failures():
@@ -170,7 +170,7 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[Failure, ...], list[D
             continue
         if named is not None:
             config, trial = named
-            failures.append(Failure(config, failed_cell.reason or "no reason given", trial))
+            failures.append(FailedCell(config, failed_cell.reason or "no reason given", trial))
             discards += [Discard(config, one.repetition, one.reason, trial) for one in failed_cell.discarded]
     return tuple(failures), discards, gaps
 
@@ -236,7 +236,7 @@ def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ..
 
 
 def find_unmeasured(
-    planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord], failures: Sequence[Failure]
+    planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord], failures: Sequence[FailedCell]
 ) -> tuple[Gap, ...]:
     """One gap per planned cell without a counted record, with its reason."""
     failed = {(one.trial, *one.config.key): one.reason for one in failures}

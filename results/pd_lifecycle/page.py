@@ -9,7 +9,7 @@ from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.overheads import OverheadCell
 from results.report.document import describe_engine
-from results.report.page import Answer, Page, split_judgements
+from results.report.page import Page, PageAnswer, split_judgements
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
@@ -81,7 +81,7 @@ def _describe_noise(analysis: LifecycleAnalysis) -> str:
     return "Noise floor: the intervals hold what launches differ by."
 
 
-def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[Answer]:
+def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:
     """Of the largest request, for which the move is longest."""
     if not analysis.configs:
         return
@@ -90,17 +90,17 @@ def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[Answer]:
     if known:
         at = f"C = {row.config.prior_context}, N = {row.config.current_new_tokens}, O = {row.config.output_length}"
         parts = ", ".join(f"{title} {_format_ms(value)}" for title, value in known)
-        yield Answer("Largest request", "", f"at {at}: {parts}.", figures.BREAKDOWN)
+        yield PageAnswer("Largest request", "", f"at {at}: {parts}.", figures.BREAKDOWN)
 
 
-def _answer_cost(analysis: LifecycleAnalysis) -> Iterator[Answer]:
+def _answer_cost(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:
     alpha, beta = analysis.costs.relative.alpha_ms, analysis.costs.relative.beta_ms_per_mb
     if alpha.value is not None and beta.value is not None:
         text = f"a write takes {_format_ms(alpha)} plus {_format_ms(beta)} per 10^6 bytes."
-        yield Answer("Cost of a transfer", "", text, figures.BREAKDOWN)
+        yield PageAnswer("Cost of a transfer", "", text, figures.BREAKDOWN)
 
 
-def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[Answer]:
+def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[PageAnswer]:
     """The ends of the range, each with its interval."""
     known = [cell for cell in cells if cell.overhead_ms.value is not None]
     if not known:
@@ -110,7 +110,7 @@ def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[Answer]:
     slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
     within = "" if most.overhead_ms.launches >= MIN_PAIRED else " within this launch"
     text = f"from {ends}; slower at {slower} and faster at {faster} of {len(known)} (C, N){within}."
-    yield Answer("TTFT over that of a combined instance", "", text, figures.OVERHEAD)
+    yield PageAnswer("TTFT over that of a combined instance", "", text, figures.OVERHEAD)
 
 
 def _describe_end(cell: OverheadCell) -> str:

@@ -44,12 +44,14 @@ class Balanced:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of a zero mean; 1 without an interval."""
+        """Two-sided p-value of a zero mean; 1 without an interval. Never 0: of pairs that all agree the sign test's."""
         value, high = self.mean.value, self.mean.high
         if value is None or high is None or self.dof < 1:
             return 1.0
         error = (high - value) / float(special.stdtrit(self.dof, (1 + LEVEL) / 2))
-        return float(2 * special.stdtr(self.dof, -abs(value) / error)) if error > 0 else float(value == 0)
+        if error > 0:
+            return float(2 * special.stdtr(self.dof, -abs(value) / error))
+        return 2.0 ** (1 - self.mean.n) if value else 1.0
 
 
 @dataclass(frozen=True, slots=True)

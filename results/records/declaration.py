@@ -92,7 +92,10 @@ def decode_versioned(
     `unstated`: of a record without a version; None = it has the present one. Raises msgspec.DecodeError (also
     msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
     """
-    row = msgspec.json.decode(raw, type=dict[str, Any])
+    try:
+        row = msgspec.json.decode(raw, type=dict[str, Any])
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
     written = row.setdefault("version", version if unstated is None else unstated)
     while row["version"] != version:
         upgrade = (upgrades or {}).get(row["version"]) if isinstance(row["version"], int) else None

@@ -133,9 +133,12 @@ class RunLayout:
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
 
-    def trace_of(self, name: str = "") -> Path:
-        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it."""
-        return self.trace.parent / name / self.trace.name
+    def trace_of(self, name: str = "", number: int = 0) -> Path:
+        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it.
+
+        `number`: of a simulated run, which has several of each.
+        """
+        return self.trace.parent / name / (str(number) if number else "") / self.trace.name
 
     def interference_of(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""
@@ -278,8 +281,6 @@ class AttemptLayout:
     trace = Below("trace.jsonl")
     """The trace of a standalone replay, in the project's own form."""
     decisions = Below("decisions.jsonl")
-    simulation = Below("simulation.json")
-    """What `tracon simulate run` simulated, and its numbers; written last."""
     router_spec = Below("router.spec.json")
     cell = Below("cell.json")
     records = Below("records")

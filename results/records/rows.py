@@ -32,12 +32,14 @@ def decode_rows(raw: bytes, kind: type[_Row]) -> tuple[_Row, ...]:
 def decode_row(line: bytes, decoder: msgspec.json.Decoder[_Row]) -> _Row:
     """One row of the decoder's type, brought to the present version. Raises msgspec.DecodeError, as `decode_rows`."""
     present, upgrades = _VERSIONS[decoder.type]
-    if _read_version(line).version == present:
-        return decoder.decode(line)
     try:
+        if _read_version(line).version == present:
+            return decoder.decode(line)
         return decode_versioned(line, decoder.type, present, upgrades, unstated=1)
     except UnknownVersion as error:
         raise msgspec.DecodeError(str(error)) from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 _read_version = msgspec.json.Decoder(_Stated).decode

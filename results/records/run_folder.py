@@ -47,7 +47,7 @@ class RunFacts:
     preset: str = ""
     seed: int | None = None
     engine_kind: str = ""
-    """`cpu`, `cuda`, or empty where it is not known."""
+    """`cpu`, `cuda`, or empty where it is not known, or engines were simulated."""
     configs: tuple[str, ...] = ()
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -59,6 +59,8 @@ class RunFacts:
     host_notes: tuple[str, ...] = ()
     """What host and GPUs did meanwhile, what of the host was open to other machines, and what had changed where the run
     was resumed all the same, in sentences."""
+    simulated: str = ""
+    """The model that stood in for engines; empty = engines were real."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -71,6 +73,7 @@ class RunFacts:
             "profile": self.profile,
             "preset": self.preset,
             "seed": self.seed,
+            **({"simulated": self.simulated} if self.simulated else {}),
         }
 
     @property
@@ -107,6 +110,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
+    simulated = str(inputs.get("simulated") or "")
     kind = str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", ""))
     return (
         RunFacts(
@@ -115,23 +119,24 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=kind,
+            engine_kind="" if simulated else kind,
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
-            host_notes=(
-                *_list_accepted(root),
-                *host_notes(RunLayout(root).host_csv),
-                *gpu_notes(RunLayout(root).gpu_csv, kind),
-                *_list_open_ports(root),
-            ),
+            host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root, kind))),
+            simulated=simulated,
             host=_describe_host(root),
         ),
         (),
     )
+
+
+def _note_host(root: Path, kind: str) -> tuple[str, ...]:
+    layout = RunLayout(root)
+    return (*host_notes(layout.host_csv), *gpu_notes(layout.gpu_csv, kind), *_list_open_ports(root))
 
 
 def _list_accepted(root: Path) -> tuple[str, ...]:

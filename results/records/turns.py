@@ -174,6 +174,8 @@ class RoutingCell:
     """0..1, the mean over all samples of all GPUs."""
     gpu_reason: str = ""
     """Why it was not measured."""
+    simulated: str = ""
+    """The model that stood in for engines: nothing here was measured. Empty = engines were real."""
     checksums: Mapping[str, str] = field(default_factory=dict)
     """File name to SHA-256, of every file that cannot be made again from another."""
     kv_cache_memory_bytes: int | None = None

@@ -14,7 +14,7 @@ from rich.text import Text
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.figure import Figure
-from results.report.page import Answer, OpenQuestion, Page, describe_sentence, group_by_figure, group_remedies
+from results.report.page import OpenQuestion, Page, PageAnswer, describe_sentence, group_by_figure, group_remedies
 from results.report.table import Table
 
 APPENDIX = "Appendix"
@@ -22,11 +22,13 @@ APPENDIX = "Appendix"
 
 
 def report_title(facts: RunFacts) -> str:
-    return f"{facts.experiment or 'Run'} {facts.run}"
+    return f"{'SIMULATED: ' if facts.simulated else ''}{facts.experiment or 'Run'} {facts.run}"
 
 
 def describe_engine(facts: RunFacts) -> str:
     """Which kind of engine was measured, to follow the run's label; empty where it is not known."""
+    if facts.simulated:
+        return f", SIMULATED, nothing was measured: engines are the model {facts.simulated}"
     return {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
 
 
@@ -63,7 +65,7 @@ def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
     return [*lines, *(["What would decide these:", "", *remedies, ""] if remedies else [])]
 
 
-def _markdown_sentence(one: Answer | OpenQuestion) -> str:
+def _markdown_sentence(one: PageAnswer | OpenQuestion) -> str:
     described = describe_sentence(one)
     return f"- **{one.name}**{' ' if described.startswith('(') else ''}{described}"
 

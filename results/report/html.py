@@ -10,7 +10,7 @@ from string import Template
 
 from results.report.content import Report
 from results.report.figure import Figure
-from results.report.page import Answer, OpenQuestion, Page, group_by_figure, group_remedies
+from results.report.page import OpenQuestion, Page, PageAnswer, group_by_figure, group_remedies
 from results.report.table import Table
 
 _STYLE = """
@@ -135,8 +135,8 @@ def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, 
     return "\n".join(parts)
 
 
-def _render_sentence(one: Answer | OpenQuestion) -> str:
-    outcome = one.outcome if isinstance(one, Answer) else ""
+def _render_sentence(one: PageAnswer | OpenQuestion) -> str:
+    outcome = one.outcome if isinstance(one, PageAnswer) else ""
     shown = f' (<span class="outcome">{escape(outcome)}</span>)' if outcome else ""
     return f"<li><b>{escape(one.name)}</b>{shown}: {_render_prose(one.text)}</li>"
 

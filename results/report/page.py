@@ -26,7 +26,7 @@ TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yello
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """One sentence. Every measured number in it has its interval, or the sentence says why it has none."""
 
     name: str
@@ -56,7 +56,7 @@ class Page:
     """Where it ran, under which load, and what brackets hold: sentences."""
     noise: str
     """What two launches of the same thing differ by, or why that is not known."""
-    answers: tuple[Answer, ...]
+    answers: tuple[PageAnswer, ...]
     undecided: tuple[OpenQuestion, ...]
     trouble: str = ""
     """What keeps the page from being whole; empty = nothing."""
@@ -67,7 +67,7 @@ class Page:
         """One page has room for so much; what is left out is counted."""
         answers, questions = self.answers, self.undecided
         if len(answers) > MOST_ANSWERS:
-            rest = Answer("More", "", f"{len(answers) - MOST_ANSWERS} further answers, in the appendix.")
+            rest = PageAnswer("More", "", f"{len(answers) - MOST_ANSWERS} further answers, in the appendix.")
             object.__setattr__(self, "answers", (*answers[:MOST_ANSWERS], rest))
         if len(questions) > MOST_QUESTIONS:
             names = ", ".join(one.name for one in questions[MOST_QUESTIONS:])
@@ -80,21 +80,21 @@ class Page:
         return tuple(dict.fromkeys(one.figure for one in self.sentences if one.figure))
 
     @property
-    def sentences(self) -> tuple[Answer | OpenQuestion, ...]:
+    def sentences(self) -> tuple[PageAnswer | OpenQuestion, ...]:
         return (*self.answers, *self.undecided)
 
 
 def split_judgements(
     judgements: Iterable[Judgement], decides: Callable[[Judgement], str], figure: int
-) -> tuple[list[Answer], list[OpenQuestion]]:
+) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """The decided ones as answers, the others with what would decide them."""
-    answers, questions = list[Answer](), list[OpenQuestion]()
+    answers, questions = list[PageAnswer](), list[OpenQuestion]()
     for one in judgements:
         claim = one.claim.removesuffix(".")
         why = explain_interval(cut_text(one.reason), one)
         text = f"{claim[:1].upper()}{claim[1:]}: {why}{'' if why.endswith('...') else '.'}"
         if one.outcome in (Outcome.HOLDS, Outcome.FAILS):
-            answers.append(Answer(one.name, outcome_text(one), text, figure))
+            answers.append(PageAnswer(one.name, outcome_text(one), text, figure))
         else:
             questions.append(OpenQuestion(one.name, text, decides(one), figure))
     return answers, questions
@@ -135,14 +135,16 @@ def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
     return [(", ".join(own), decides) for decides, own in names.items()]
 
 
-def group_by_figure(sentences: Sequence[Answer | OpenQuestion]) -> list[tuple[int, list[Answer | OpenQuestion]]]:
+def group_by_figure(
+    sentences: Sequence[PageAnswer | OpenQuestion],
+) -> list[tuple[int, list[PageAnswer | OpenQuestion]]]:
     """Neighbours that one figure supports."""
     return [(figure, list(own)) for figure, own in groupby(sentences, key=lambda one: one.figure)]
 
 
-def describe_sentence(one: Answer | OpenQuestion) -> str:
+def describe_sentence(one: PageAnswer | OpenQuestion) -> str:
     """Its outcome and its text, to follow its name."""
-    outcome = one.outcome if isinstance(one, Answer) else ""
+    outcome = one.outcome if isinstance(one, PageAnswer) else ""
     return f"({outcome}): {one.text}" if outcome else f": {one.text}"
 
 
@@ -161,7 +163,7 @@ def render_terminal(page: Page, folder: Path, width: int) -> Text:
             continue
         text.append(f"{title}\n", "bold underline")
         for one in sentences:
-            tone = TONES.get(one.outcome.partition(":")[0], "") if isinstance(one, Answer) else ""
+            tone = TONES.get(one.outcome.partition(":")[0], "") if isinstance(one, PageAnswer) else ""
             joined = " " if describe_sentence(one).startswith("(") else ""
             _append_folded(text, f"{one.name}{joined}{describe_sentence(one)}", width, bold=len(one.name), tone=tone)
     for names, decides in group_remedies(page.undecided):

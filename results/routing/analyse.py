@@ -108,7 +108,14 @@ class RoutingAnalysis:
     trace_digests: tuple[str, ...]
     """SHA-256 of every trace that was replayed, in the order of their names."""
     replay: Mapping[str, Any]
+    trace_sums: Mapping[str, tuple[str, ...]]
+    """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
+
+    @property
+    def trials_differ(self) -> bool:
+        """Each trial replays a trace of its own."""
+        return any(len(sums) > 1 for sums in self.trace_sums.values())
 
     @property
     def degraded(self) -> tuple[RoutedSummary, ...]:
@@ -225,14 +232,26 @@ def analyse(root: Path) -> RoutingAnalysis:
     )
 
 
+def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
+    sums: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        sums.setdefault(cell.record.label, {})[str(cell.record.trace.get("sha256") or "")] = None
+    return {label: tuple(own) for label, own in sums.items()}
+
+
 def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
     """The trace and the replay's settings, of the first cell that replayed the run's own; all digests."""
     if not cells:
-        return {"trace": {}, "trace_digests": (), "replay": {}}
+        return {"trace": {}, "trace_digests": (), "trace_sums": {}, "replay": {}}
     traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
     first = traces[min(traces)]
     digests = tuple(str(traces[name].trace.get("sha256") or "") for name in sorted(traces))
-    return {"trace": dict(first.trace), "trace_digests": digests, "replay": dict(first.replay)}
+    return {
+        "trace": dict(first.trace),
+        "trace_digests": digests,
+        "trace_sums": _list_trace_sums(cells),
+        "replay": dict(first.replay),
+    }
 
 
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:

@@ -54,9 +54,21 @@ def why_no_verdict(trials: int) -> str:
     return f"{few_launches(trials, 'policy').capitalize()}. No policy is called better than another."
 
 
+def describe_spread(analysis: RoutingAnalysis) -> str:
+    """What varies from trial to trial, and so what an interval over trials holds."""
+    if analysis.facts.simulated and analysis.trials_differ:
+        return "what varies between traces: each trial replays a trace and step times of its own"
+    if analysis.facts.simulated:
+        return "what a model of the noise of single steps varies, not between traces: every trial replays one trace"
+    return "what varies between launches and over the run, not between traces: every trial replays the same sessions"
+
+
 def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
     """What, and why."""
     cautions = []
+    if analysis.facts.simulated:
+        why = f"no engine ran. The engine model: {analysis.facts.simulated}; docs/simulator.md says what it leaves out"
+        cautions.append(("simulated", why))
     if why_no_verdict(analysis.trials):
         why = (
             f"{analysis.trials} per policy: intervals hold what varies between sessions, not between launches. No "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from results.report.document import describe_engine
-from results.report.page import Answer, OpenQuestion, Page, split_judgements
+from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.loads import join_load
@@ -40,7 +40,8 @@ def build_page(analysis: RoutingAnalysis) -> Page:
 
 
 def _ask(analysis: RoutingAnalysis) -> str:
-    parts = ["Which policy serves these sessions best"]
+    simulated = "SIMULATED, nothing here was measured. " if analysis.facts.simulated else ""
+    parts = [f"{simulated}Which policy serves these sessions best"]
     if analysis.claims:
         parts.append("what does EAR gain by affinity and by migration")
     if analysis.floor is not None:
@@ -75,10 +76,13 @@ def _fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
 def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"Noise floor: what two launches of one policy differ by is not known ({fit})."
+    sentence = "Every trial replays the same sessions."
+    if analysis.trials_differ:
+        sentence = "Each trial replays a trace of its own."
     return (
         f"Noise floor: a launch differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
-        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. Every trial "
-        f"replays the same sessions. {_describe_planned(analysis, fit)}"
+        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. "
+        f"{sentence} {_describe_planned(analysis, fit)}"
     )
 
 
@@ -93,9 +97,9 @@ def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
     return launches_for(math.log1p(NAMED_EFFECT), fit.sigma, max(most - 1, 1), references=1)
 
 
-def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """An answer where one policy is better than every other, or where the run ranks none."""
-    answers, questions = list[Answer](), list[OpenQuestion]()
+    answers, questions = list[PageAnswer](), list[OpenQuestion]()
     unranked = bool(why_no_verdict(analysis.trials)) or len(analysis.labels) < 2
     if not unranked and len(analysis.loads) > 1:
         return _rank_under_loads(analysis, remedy)
@@ -103,12 +107,12 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer],
         title, text = join_load(metric_named(row.metric).title, row.load), _describe_best(row)
         others = len(row.behind) + len(row.level) + len(row.unjudged)
         if unranked:
-            answers.append(Answer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
+            answers.append(PageAnswer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
             continue
         named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
         text += f"; distinguishably better than {len(row.corrected)} of {others} others after Holm's correction{named}."
         if len(row.corrected) == others:
-            answers.append(Answer(title, "decided", text, HEADLINE_FIGURE))
+            answers.append(PageAnswer(title, "decided", text, HEADLINE_FIGURE))
         else:
             questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
     if not unranked and analysis.standings:
@@ -119,9 +123,9 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer],
     return answers, questions
 
 
-def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """An answer per load: the table has every metric of each."""
-    answers, questions = list[Answer](), list[OpenQuestion]()
+    answers, questions = list[PageAnswer](), list[OpenQuestion]()
     for load in analysis.loads:
         rows = [row for row in analysis.standings if row.load == load.text]
         answer = _answer_overall(rows, join_load("Best policy", load.text))
@@ -132,7 +136,7 @@ def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answ
     return answers, questions
 
 
-def _answer_overall(rows: Sequence[Standing], name: str) -> Answer:
+def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     """Of metrics under one load, or of a run that has one."""
     alone = [row for row in rows if row.alone]
     decided = len(alone)
@@ -145,7 +149,7 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> Answer:
         f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
         f"{stand} are distinguishable after Holm's correction."
     )
-    return Answer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+    return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
 
 def _describe_best(row: Standing) -> str:
@@ -170,7 +174,7 @@ def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     return f"{count} trials per policy (`--trials {count}`), which detect a difference of {NAMED_EFFECT:.0%}"
 
 
-def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Answer], list[OpenQuestion]]:
+def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     ablation = sum(bool(row.label) for row in analysis.ablation) > 1
 
     def find_remedy(judgement: Judgement) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.cautions import describe_spread, find_stalls, why_no_verdict
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
@@ -107,10 +107,7 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
             "no brackets."
         )
     else:
-        limits.append(
-            f"Intervals over {analysis.trials} trials hold what varies between launches and over the run, not between "
-            "traces: every trial replays the same sessions."
-        )
+        limits.append(f"Intervals over {analysis.trials} trials hold {describe_spread(analysis)}.")
     limits.append(
         "Latencies of a comparison are over the turns that both policies completed; what a policy failed to serve "
         "shows in `completed` alone. They are judged by their ratio: the interval is of the logarithms, trial by trial."

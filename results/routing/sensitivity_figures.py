@@ -89,12 +89,11 @@ def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
     table = pd.DataFrame(rows)
     if not has_values(table):
         return "no cell of these policies counts"
-    shares = (
-        f"{load.text}: {load.top_share:.0%}" for load in analysis.loads if load.top_share is not None and load.text
-    )
+    shares = {load.top_share: load.text for load in reversed(analysis.loads) if load.top_share is not None}
+    listed = "; ".join(f"{share:.0%} ({text})" for share, text in sorted(shares.items()))
     caption = (
         f"Each policy under each load; policies are compared under one load only. Of the input, {TOP_SESSIONS:.0%} of "
-        f"the sessions have: {'; '.join(shares)}. Over EAR's: the ratio of TTFT p90 inside the trials, above 1 is "
+        f"the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the trials, above 1 is "
         f"slower than EAR. {describe_bars(table)}{why_no_verdict(analysis.trials)}"
     )
     return FigureData(table, caption)

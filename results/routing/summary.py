@@ -91,9 +91,11 @@ def summarise_cell(
     cell_summary = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
     row = msgspec.to_builtins(cell_summary)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
+    simulated = {"simulated": cell.simulated} if cell.simulated else {}
+    counted = {"cell": cell.cell, "instances": row["instances"], "picks": msgspec.to_builtins(picks)}
     return (
-        {"format": FORMAT, "definitions": "docs/analysis.md", **{name: row[name] for name in own}},
-        {"format": FORMAT, "cell": cell.cell, "instances": row["instances"], "picks": msgspec.to_builtins(picks)},
+        {"format": FORMAT, "definitions": "docs/analysis.md", **simulated, **{name: row[name] for name in own}},
+        {"format": FORMAT, **simulated, **counted},
     )
 
 

@@ -96,6 +96,7 @@ def build_pairs(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`pairs.json`: every metric of every two policies, and every latency of them turn by turn."""
     return {
         "format": FORMAT,
+        **_mark_simulated(analysis),
         "pairs": msgspec.to_builtins(analysis.pairs),
         "turn_by_turn": msgspec.to_builtins(analysis.turn_pairs),
     }
@@ -113,12 +114,18 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "footprints": msgspec.to_builtins(analysis.footprints),
         "deployments": msgspec.to_builtins(analysis.deployments),
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
+        **_mark_simulated(analysis),
     }
+
+
+def _mark_simulated(analysis: RoutingAnalysis) -> dict[str, str]:
+    """For every file: what stood in for engines; nothing where they were real."""
+    return {"simulated": analysis.facts.simulated} if analysis.facts.simulated else {}
 
 
 def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
-    return pd.DataFrame([_flat_cell(cell) for cell in analysis.cells])
+    return pd.DataFrame([_flat_cell(cell) | _mark_simulated(analysis) for cell in analysis.cells])
 
 
 def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def build_migration_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
 
 def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`pairs.csv`: one row per metric and two policies."""
-    return pd.DataFrame([_pair_row(row) for row in analysis.pairs])
+    return pd.DataFrame([_pair_row(row) | _mark_simulated(analysis) for row in analysis.pairs])
 
 
 def _pair_row(row: Pair) -> dict[str, Any]:
@@ -204,9 +211,11 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
         "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
         "git_commit": _join_known(cell.git_commit or "" for cell in cells),
         "trace": str(analysis.trace.get("file") or ""),
-        "trace_sha256": str(analysis.trace.get("sha256") or ""),
+        "trace_sha256": "; ".join(analysis.trace_sums.get(label, ())),
         "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
     }
+    if analysis.facts.simulated:
+        row["simulated"] = analysis.facts.simulated
     return {name: " ".join(value.split()) for name, value in row.items()}
 
 

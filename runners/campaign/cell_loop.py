@@ -13,6 +13,7 @@ import logging
 import os
 from pathlib import Path
 
+from launch.death import describe_exit_name, was_ended
 from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
 from results.records.events import (
@@ -30,13 +31,14 @@ from results.records.events import (
 )
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
-from runners.campaign.disk import require_disk
+from runners.campaign.disk import DiskFull, require_disk
 from runners.campaign.exit_code import exit_code
-from runners.campaign.experiment import CellRunner, Outcome
+from runners.campaign.experiment import CellOutcome, CellRunner
 from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
 from runners.samplers.gpu import GpuSampler
 from runners.samplers.host import HostSampler
+from state.errors import DiskFull as StateDiskFull
 from state.errors import StateError
 from state.lease import HEARTBEAT_S, Lease
 from state.model import InstanceView
@@ -48,6 +50,7 @@ log = logging.getLogger("tracon.campaign")
 
 POLL_S = 0.3
 AGAIN = "interrupted: tried again once on a fresh engine, because"
+CUT_BY_DISK = "interrupted: the disk is full"
 UNMEASURED = frozenset({"preflight", "probe", "analysis"})
 """Kinds of cells that measure nothing a busy host could spoil."""
 
@@ -199,12 +202,12 @@ class CellLoop:
         except CellSkipped as skipped:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except (CellFailed, LaunchError, RunnerError) as failed:
-            again = self._why_again(plan.cell, failed, begin_seq)
+            again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, failed, begin_seq)
             state = CellState.PENDING if again else CellState.FAILED
             self._append_events(CellChanged(plan.cell, state, attempt, again or _join_remedy(failed)))
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
+            if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+                self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, CUT_BY_DISK))
                 raise
             # One cell's error must not end the run for the other cells; run.log has the traceback.
             log.exception("cell %s", plan.cell)
@@ -215,8 +218,15 @@ class CellLoop:
             self._host.cell = self._gpus.cell = ""
         return True
 
+    def _is_disk_full(self) -> bool:
+        try:
+            require_disk(self._folder)
+        except DiskFull:
+            return True
+        return False
+
     def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
-        """Why a cell that failed is tried again: an engine died by a signal in this attempt; empty = it is not.
+        """Why a cell that failed is tried again: one of its processes was ended from outside; empty = it is not.
 
         Once for each cell. An engine that dies at its start has had its second try there.
         """
@@ -224,15 +234,16 @@ class CellLoop:
         if isinstance(failed, CrashedAtStart) or isinstance(failed.__cause__, CrashedAtStart):
             return ""
         deaths = (
-            f"{event.instance} died of {event.death.ended_by}"
+            f"{event.instance} {describe_exit_name(event.death.ended_by)}"
             for event in (recorded.event for recorded in self._store.events(after=begin_seq))
-            if isinstance(event, InstanceChanged) and event.death is not None and event.death.ended_by.startswith("SIG")
+            if isinstance(event, InstanceChanged) and event.death is not None and was_ended(event.death)
         )
-        death = next(deaths, "")
+        child = failed.ended_by if isinstance(failed, RunnerError) else ""
+        death = next(deaths, "") or (str(failed).partition(":")[0] if child else "")
         was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
         return f"{AGAIN} {death}" if death and not was_tried_again else ""
 
-    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
+    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[CellOutcome]) -> None:
         """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_S)
@@ -242,7 +253,7 @@ class CellLoop:
                 task.cancel()
                 return
 
-    async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[Outcome]) -> bool:
+    async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[CellOutcome]) -> bool:
         if not task.done():  # this coroutine itself was cancelled: the process is being stopped
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -257,7 +268,7 @@ class CellLoop:
             )
         return False
 
-    def _end_cell(self, plan: CellPlan, outcome: Outcome) -> None:
+    def _end_cell(self, plan: CellPlan, outcome: CellOutcome) -> None:
         attempt = max(1, self._view.cells[plan.cell].attempt)
         self._append_events(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
 

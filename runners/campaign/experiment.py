@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
     from state.workspace import Workspace
 
 
+ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine and --instances"
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """A run as the command line asks for it."""
@@ -39,6 +42,12 @@ class RunOptions:
     """`KEY=VALUE` over the preset's own."""
     trace: str = ""
     """A trace file; empty = the preset's."""
+    simulated: bool = False
+    """Engines are a model."""
+    engine: str = ""
+    """Name or path of the engine model; empty = the preset's."""
+    instances: int | None = None
+    """None = the preset's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class DraftPlan:
     """What shapes its numbers, besides profile and engine; JSON values only."""
     sums: tuple[Sum, ...]
     """The arithmetic of its time estimate."""
+    needs_engine: bool = True
+    """False = its engines are simulated: none is looked for, started, or checked."""
     notes: tuple[str, ...] = ()
     """What distinguishes single cells beyond their labels; shown with the plan."""
 
@@ -83,7 +94,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """A finished cell."""
 
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -99,10 +110,10 @@ class CellRunner(Protocol):
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Measure it. Raises CellSkipped or CellFailed with the reason."""
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of an interrupted attempt whose artifacts are complete and valid; None = measure again."""
 
     async def finish(self) -> None:

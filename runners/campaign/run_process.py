@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from launch.environment import Engine
 from launch.local import LocalBackend
 from results.records.events import Noted, RunChanged, RunState
 from results.records.layout import RunLayout
@@ -29,6 +30,9 @@ from state.run import RUN_TRANSITIONS
 from state.store import RunStore
 
 log = logging.getLogger("tracon.work")
+
+NO_ENGINE = Engine("none", Path(), Path(), Path(), {})
+"""Of a run whose engines are simulated: nothing is launched."""
 
 
 def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_changes: bool) -> int:
@@ -74,20 +78,20 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
 async def _run_cells(
     store: RunStore, lease: leases.Lease, folder: Path, experiment: Experiment, prepared: Prepared
 ) -> ExitCode:
-    assert prepared.engine is not None
+    engine = prepared.engine or NO_ENGINE
     layout = RunLayout(folder)
     configs = {config.name: config for config in prepared.draft.configs}
-    async with LocalBackend(prepared.profile, prepared.engine) as backend:
+    async with LocalBackend(prepared.profile, engine) as backend:
         launcher = Launcher(
             backend=backend,
             profile=prepared.profile,
             configs=configs,
-            engine=prepared.engine,
+            engine=engine,
             layout=layout,
             date=folder.name[:8],
             store=store,
         )
-        context = RunContext(layout, store, launcher, EngineSlot(launcher), prepared.engine, prepared.profile, configs)
+        context = RunContext(layout, store, launcher, EngineSlot(launcher), engine, prepared.profile, configs)
         cell_runner = experiment.cell_runner(prepared.draft.grid, context)
         cells = CellLoop(store, lease, folder, cell_runner)
         loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ class Prepared:
 
     draft: DraftPlan
     engine: Engine | None
-    """None where no engine environment was found (a plan can be made without one)."""
+    """None where no engine environment was found (a plan can be made without one), or none is needed."""
     plan: RunPlan
 
     @property
@@ -57,7 +57,7 @@ def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: boo
         launch = msgspec.structs.replace(profile.launch, port_base=options.port)
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment.draft_plan(options, profile)
-    engine = _find_engine(profile, options.engine_python, need_engine)
+    engine = _find_engine(profile, options.engine_python, need_engine) if draft.needs_engine else None
     plan = freeze_plan(
         experiment=experiment.name,
         profile=options.profile,

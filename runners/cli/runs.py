@@ -95,7 +95,7 @@ def run(
         return
     prepared = _prepare_run(options, need_engine=True)
     require_ports(prepared)
-    unrest = explain_unrest(read_rest())
+    unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     if unrest:
@@ -306,12 +306,13 @@ def from_root(options: RunOptions) -> RunOptions:
         configs=tuple(map(_make_absolute, options.configs)),
         policies=tuple(map(_make_absolute, options.policies)),
         trace=str(Path(options.trace).resolve()) if options.trace else "",
+        engine=_make_absolute(options.engine),
     )
 
 
 def _make_absolute(name: str) -> str:
-    """A name stays a name: a path has a `/`, or ends in `.toml`, `.py` or `.py:Class`."""
-    is_path = "/" in name or name.endswith(".toml") or name.partition(":")[0].endswith(".py")
+    """A name stays a name: a path has a `/`, or ends in `.toml`, `.json`, `.py` or `.py:Class`."""
+    is_path = "/" in name or name.endswith((".toml", ".json")) or name.partition(":")[0].endswith(".py")
     return str(Path(name).expanduser().resolve()) if is_path else name
 
 

@@ -1,94 +1,27 @@
-"""`tracon simulate`: a trace through a fleet that is a model, and the model fitted to a real run."""
+"""`tracon simulate`: models of engines, fitted to real runs."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import runners.cli.output as output
-from runners.cli.options import JsonOption, RunArg, WorkspaceOption, read_pairs
+from runners.cli.options import JsonOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from runners.simulator.calibrate import Calibration, CellComparison
-    from runners.simulator.engine_file import EngineFile
-    from runners.simulator.simulate import SimulationReport
 
-DEFAULT_ENGINE = "h20-qwen3-coder-30b-a3b"
-
-
-simulate_app = typer.Typer(no_args_is_help=True, help="Simulate a fleet of engines behind the router's own code.")
+simulate_app = typer.Typer(no_args_is_help=True, help="Fit models of engines for `tracon run routing --simulated`.")
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (run, calibrate):
-        simulate_app.command()(command)
+    simulate_app.command()(calibrate)
     app.add_typer(simulate_app, name="simulate")
-
-
-def run(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file of any format that Tracon reads.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            metavar="NAME[,KEY=VALUE]",
-            help="Route by this policy with these parameters; repeat it to compare (default: unified).",
-        ),
-    ] = None,
-    instances: Annotated[int, typer.Option("--instances", min=1, help="Number of engines.")] = 8,
-    prefill: Annotated[
-        int, typer.Option("--prefill", min=0, help="Of these, the first N only prefill and the others only decode.")
-    ] = 0,
-    engine: Annotated[
-        str, typer.Option("--engine", help="Engine model: a name that comes with Tracon, or a TOML or JSON file.")
-    ] = DEFAULT_ENGINE,
-    time_scale: Annotated[
-        float, typer.Option("--time-scale", help="Multiply every recorded time by this: 0.5 sends twice as fast.")
-    ] = 1.0,
-    max_inflight_sessions: Annotated[
-        int, typer.Option("--max-inflight-sessions", min=0, help="Further sessions wait (0 = no limit).")
-    ] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the records to this folder (default: one in the workspace).")
-    ] = None,
-    workspace: WorkspaceOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Send a trace through a simulated fleet: the router's own code before engines that are a model.
-
-    Nothing it prints was measured. Each policy's folder has the records of a real replay (`metrics.jsonl`,
-    `decisions.jsonl`), so that `tracon why` and `tracon whatif` work on them. docs/simulator.md says what the model
-    holds and what not.
-
-    Example: `tracon simulate run sessions.jsonl --instances 8 -p unified -p sticky -p ear,hot_tokens=60000`
-    """  # fmt: skip
-    from runners.load.replay_plan import Pace
-    from runners.simulator.engine_file import read_engine
-    from runners.simulator.simulate import Choice, name_instances, read_workload, simulate
-    from state.workspace import default_root
-
-    model, names = read_engine(engine), name_instances(instances, prefill)
-    root = out or (workspace or default_root()) / "simulations" / time.strftime("%Y%m%d-%H%M%S")
-    choices = [read_policy(text) for text in policy or ["unified"]]
-    work = read_workload(trace, Pace(time_scale=time_scale))
-    reports = []
-    for number, (name, parameters) in enumerate(choices):
-        output.err().print(f"simulating {name}: {len(work.plan.turns)} turns, {instances} instances", markup=False)
-        choice = Choice(name, parameters, names, model, max_inflight_sessions=max_inflight_sessions)
-        reports.append(simulate(work, choice, root / f"{number}_{Path(name).stem}"))
-    if json:
-        output.print_json({"simulated": True, "engine": model, "policies": reports})
-    else:
-        output.out().print(simulation_tables(reports, model))
 
 
 def calibrate(
@@ -105,7 +38,8 @@ def calibrate(
     Every second cell gives the fit; the others are simulated and compared. Read the error of those before you believe
     a simulation: docs/simulator.md says which limits a model has to hold.
 
-    Example: `tracon simulate calibrate 20260131-1200 --out mine.json`; then give `--engine mine.json` to `run`.
+    Example: `tracon simulate calibrate 20260131-1200 --out mine.json`; then
+    `tracon run routing --simulated --engine mine.json`.
     """
     import msgspec
 
@@ -155,47 +89,3 @@ def _format_pair(cell: CellComparison, metric: str) -> str:
     if measured is None or simulated is None or error is None:
         return "-"
     return f"{measured * 1e3:.2f}, simulated {simulated * 1e3:.2f} ({error:+.0%})"
-
-
-def read_policy(text: str) -> tuple[str, dict[str, str]]:
-    """`NAME[,KEY=VALUE]...` as name and parameters. Raises RunnerError for another shape."""
-    name, *pairs = text.split(",")
-    return name, read_pairs(pairs, "--policy", "NAME,KEY=VALUE")
-
-
-def simulation_tables(reports: Sequence[SimulationReport], model: EngineFile) -> RenderableType:
-    """A row per policy, and above it that all of this is simulated."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from runners.cli.tables import begin_table
-
-    table = begin_table(
-        "policy",
-        ">APC",
-        ">TTFT p50 (s)",
-        ">TTFT p90 (s)",
-        ">TPOT p90 (ms)",
-        ">E2E p90 (s)",
-        ">busy",
-        ">migrations",
-        ">failed",
-    )
-    for report in reports:
-        numbers = report.numbers
-        busy = [engine["busy"] for engine in report.engines.values() if engine["busy"] is not None]
-        table.add_row(
-            report.policy,
-            numbers["apc_usage"].text(),
-            numbers["ttft_p50_s"].text(),
-            numbers["ttft_p90_s"].text(),
-            numbers["tpot_p90_s"].text(scale=1e3),
-            numbers["e2e_p90_s"].text(),
-            f"{min(busy):.0%} to {max(busy):.0%}" if busy else "-",
-            str(sum(report.migrations.values())),
-            str(report.failed),
-        )
-    fitted = "fitted to a real engine" if model.calibrated else "UNCALIBRATED: not fitted to any real engine"
-    lines = [f"SIMULATED, nothing here was measured. Engine model: {model.title} ({fitted})."]
-    lines += [f"{report.policy}: {report.folder}" for report in reports]
-    return Group(Text(lines[0], style="bold"), Text(), table, Text(), *(Text(line) for line in lines[1:]))

@@ -113,7 +113,8 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
         f"estimated {duration_text(plan.estimated_s)}, engine starts included; fingerprint {plan.fingerprint[:12]}",
         style="bold",
     )
-    title = Text(f"{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
+    simulated = "SIMULATED: " if plan.inputs.get("simulated") else ""
+    title = Text(f"{simulated}{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
     arithmetic = begin_table("stage", "arithmetic", ">is")
     for line in sums:
         arithmetic.add_row(line.stage, line.text, duration_text(line.seconds))
@@ -174,6 +175,8 @@ def feed_text(line: FeedLine) -> Text:
 
 def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     text = Text(view.run, style="bold")
+    if view.plan.inputs.get("simulated"):
+        text.append("  SIMULATED", style="yellow")
     text.append(f"  {view.plan.experiment} on {view.plan.profile}/{view.plan.preset}  ", style="default")
     text.append_text(color_state(view.state))
     if view.state in (RunState.RUNNING, RunState.PAUSED) and not lease.live:

@@ -22,7 +22,7 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.trace.formats import Written
+    from runners.trace.formats.tracon import Written
     from runners.trace.session import Session, TraceFacts
 
 trace_app = typer.Typer(
@@ -292,7 +292,7 @@ def _write_changed(
     change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
 ) -> _Change:
     """Stream the sessions through `change_sessions` into the file. Raises RunnerError where none is left."""
-    from runners.trace.formats import write_trace
+    from runners.trace.formats.tracon import write_trace
 
     read: Counter[str] = Counter()
 

@@ -16,12 +16,12 @@ from results.records.layout import RunLayout, write_indented_json
 from results.records.plan import CellPlan
 from results.records.preflight import PreflightRecord
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from state.model import RunView
 
 
-async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Outcome:
+async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:
     """Raises CellFailed with the reason where the config does not work; its later cells are then skipped."""
     assert cell.config is not None
     log = context.layout.preflight_log(cell.config)
@@ -39,7 +39,7 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ou
     _record_decision(context.layout, cell.config, PreflightRecord(decision, result.reason, result.checks))
     if not result.passed:
         raise CellFailed(f"{result.reason}; the log is {log.name}")
-    return Outcome({"checks_passed": len(result.checks)})
+    return CellOutcome({"checks_passed": len(result.checks)})
 
 
 def _counterpart_of(context: RunContext, config: str) -> Counterpart | None:

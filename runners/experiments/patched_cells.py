@@ -11,12 +11,12 @@ from launch.errors import LaunchError
 from launch.patching import PatchUse
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import verify_config, why_gated
 from state.model import RunView
 
-RunCell = Callable[[CellPlan, int], Awaitable[Outcome]]
+RunCell = Callable[[CellPlan, int], Awaitable[CellOutcome]]
 
 
 class PatchedCells:
@@ -36,7 +36,7 @@ class PatchedCells:
         """A config that did not pass its pre-flight is not measured."""
         return why_gated(cell, view)
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         try:
             return await self._kinds[cell.kind](cell, attempt)
         except (CellFailed, LaunchError, RunnerError):
@@ -53,9 +53,9 @@ class PatchedCells:
         """Stop the engine at hand."""
         await self._context.slot.release(reason)
 
-    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _apply_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:
         status = await asyncio.to_thread(self._patches.apply)
-        return Outcome({"version": status.version, "reason": status.reason})
+        return CellOutcome({"version": status.version, "reason": status.reason})
 
     async def _ensure_patches(self, config: str) -> None:
         """They may have been removed since they were applied: by this run's analysis before a retry, or by another run.
@@ -68,12 +68,12 @@ class PatchedCells:
     def _needs_patches(self, config: str) -> bool:
         return True
 
-    async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _revert_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:
         await self.release(self.removal)
         status = await asyncio.to_thread(self._patches.revert)
-        return Outcome({"applied": status.applied, "reason": status.reason})
+        return CellOutcome({"applied": status.applied, "reason": status.reason})
 
-    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Launch the config and see that it really works here; the result decides over all its later cells."""
         assert cell.config is not None
         await self._ensure_patches(cell.config)

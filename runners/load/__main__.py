@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from runners.child_process import Failure, ParentPipe, end_on_signals, read_spec, watch_parent
+from runners.child_process import ChildFailure, ParentPipe, end_on_signals, read_spec, watch_parent
 from runners.errors import ExitCode, RunnerError
 from runners.load.openloop import run_cell
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             outcome = runner.run(_run(Path(arguments[-1]), replay, parent))
     except RunnerError as error:
-        parent.write_line(LoadLine(failure=Failure.of(error)))
+        parent.write_line(LoadLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)
     parent.write_line(LoadLine(outcome=outcome))
     return ExitCode.DONE

@@ -39,7 +39,7 @@ TICKS_EVERY = 4
 """A tick per this many rounds of housekeeping: 1 Hz."""
 
 Tick = TypeVar("Tick")
-Outcome = TypeVar("Outcome")
+OutcomeOf = TypeVar("OutcomeOf")
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Counts:
     failures_in_a_row: int = 0
 
 
-class Driver(ABC, Generic[Tick, Outcome]):
+class Driver(ABC, Generic[Tick, OutcomeOf]):
     """One running load; the listener of all its requests."""
 
     build_ahead_ns = 0
@@ -94,7 +94,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
         self._cpu_begin_s: float | None = None
         self._cpu_s: float | None = None
 
-    async def run(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> Outcome:
+    async def run(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> OutcomeOf:
         """Run the load in this process, on this event loop, and write its records; `cut` ends it early."""
         try:
             self.prepare()
@@ -159,7 +159,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
     def tick(self, now_ns: int) -> Tick: ...
 
     @abstractmethod
-    def outcome(self) -> Outcome:
+    def outcome(self) -> OutcomeOf:
         """How it ended; only after `finish`."""
 
     @abstractmethod

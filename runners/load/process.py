@@ -17,7 +17,7 @@ CUT_GRACE_S = 15.0
 END_GRACE_S = 2.0
 
 Tick = TypeVar("Tick")
-Outcome = TypeVar("Outcome")
+OutcomeOf = TypeVar("OutcomeOf")
 
 
 async def run_load(
@@ -40,11 +40,11 @@ async def run_replay(
 
 async def _run_child(
     spec: LoadSpec | ReplaySpec,
-    line_type: type[LoadLine[Tick, Outcome]],
+    line_type: type[LoadLine[Tick, OutcomeOf]],
     on_tick: Callable[[Tick], None],
     cut: asyncio.Event,
     *mode: str,
-) -> Outcome:
+) -> OutcomeOf:
     path = write_spec(spec_beside(Path(spec.requests_path)), spec, LoadError)
     child = await start_child("runners.load", *mode, str(path), line_type=line_type, end_grace_s=END_GRACE_S)
     cutting = asyncio.create_task(_cut_on(child, cut))
@@ -58,7 +58,7 @@ async def _run_child(
     raise child.make_error(line, "the load process ended with no outcome", LoadError)
 
 
-async def _cut_on(child: ChildProcess[LoadLine[Tick, Outcome]], cut: asyncio.Event) -> None:
+async def _cut_on(child: ChildProcess[LoadLine[Tick, OutcomeOf]], cut: asyncio.Event) -> None:
     await cut.wait()
     child.terminate()
     await asyncio.sleep(CUT_GRACE_S)

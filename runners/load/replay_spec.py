@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from results.records.live import LiveLatency
 from runners.load.replay_plan import THINKING, Pace
-from runners.load.spec import LoadOptions, Outcome, Rule, Tick, common_problems, refuse_problems
+from runners.load.spec import LoadOptions, Rule, Tick, TrafficOutcome, common_problems, refuse_problems
 
 ON_ERROR = ("continue", "end_session")
 
@@ -86,7 +86,7 @@ class ReplayTick(Tick):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOutcome(Outcome):
+class ReplayOutcome(TrafficOutcome):
     """How a replay ended; `complete` = every turn has ended."""
 
     t_stop_ns: int

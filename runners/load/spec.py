@@ -195,7 +195,7 @@ class LoadTick(Tick):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrafficOutcome:
     """How a load ended."""
 
     t_start_ns: int
@@ -222,7 +222,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOutcome(Outcome):
+class LoadOutcome(TrafficOutcome):
     """How a cell ended."""
 
     t_window_start_ns: int

@@ -19,7 +19,8 @@ from runners.load.process import run_replay
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import read_baseline_shape, read_span
-from runners.trace.formats import open_trace, write_trace
+from runners.trace.formats import open_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
 
 ASK_TIMEOUT_S = 10.0

@@ -212,7 +212,7 @@ class Exchange:
             return
         try:
             chunk = _decode_chunk(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._refuse_garbage(f"malformed chunk: {error}", payload)
             return
         if chunk.error is not None:

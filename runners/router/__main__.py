@@ -10,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from runners.child_process import Failure, ParentPipe, watch_parent
+from runners.child_process import ChildFailure, ParentPipe, watch_parent
 from runners.errors import ExitCode, RunnerError
 from runners.router.server.serve import serve
 from runners.router.spec import RouterLine, router_spec
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     try:
         serve(router_spec(Path(arguments[0])), parent.write_line, _end_with_parent)
     except RunnerError as error:
-        parent.write_line(RouterLine(failure=Failure.of(error)))
+        parent.write_line(RouterLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)
     return ExitCode.DONE
 

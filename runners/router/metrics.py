@@ -78,7 +78,8 @@ class Counts:
         self.binding_trips: Counter[str] = Counter()
         """Answers of the shared table, by operation."""
         self.binding_failures: Counter[str] = Counter()
-        """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router came first)."""
+        """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router came first),
+        `unreadable` (an answer that is no row)."""
         self.binding_trip = Histogram(TRIP_BUCKETS_S)
         self.first_byte = Histogram(LATENCY_BUCKETS_S)
         self.last_byte = Histogram(LATENCY_BUCKETS_S)

@@ -54,6 +54,8 @@ class PrefixIndex:
 
     def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; changes nothing."""
+        if not keys or keys[0] not in self._used:
+            return 0
         return self._count_held(keys) * self.block_tokens
 
     def insert_keys(self, keys: Sequence[int]) -> None:
@@ -125,7 +127,10 @@ def chain_key(parent: int | None, block: Sequence[int]) -> int:
 
 def cached_tokens(index: Index, keys: Sequence[int], input_tokens: int) -> int:
     """How much of a prompt of `input_tokens` the instance need not compute: full blocks, and never its last token."""
-    return min(index.count_matching(keys), max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)
+    held_tokens = index.count_matching(keys)
+    if not held_tokens:  # most instances of many, for most requests
+        return 0
+    return min(held_tokens, max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)
 
 
 def cached_by_instance(indexes: Mapping[str, Index], keys: Sequence[int], input_tokens: int) -> dict[str, int]:

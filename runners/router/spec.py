@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import msgspec
-
 from results.records.decisions import Role
 from results.records.migrations import TickMigration
 from results.records.plan import RENAMED_RULES
@@ -414,7 +412,7 @@ class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):
 def router_spec(path: Path) -> RouterSpec:
     """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
     spec = read_spec(path, RouterSpec, "router spec", RouterError)
-    for old in RENAMED_RULES.keys() & msgspec.json.decode(path.read_bytes()).get("transfer", {}):
+    for old in RENAMED_RULES.keys() & read_spec(path, dict[str, Any], "router spec", RouterError).get("transfer", {}):
         raise RouterError(
             f"router spec {path}: transfer.{old} is now called {RENAMED_RULES[old]}",
             remedy="Correct that field of the router spec.",

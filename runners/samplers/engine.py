@@ -64,12 +64,13 @@ class MetricsText:
             if not line or line[0] == "#":
                 continue
             end = line.rfind("}") + 1 or line.find(" ")
-            if end <= 0:
+            rest = line[end:].split()
+            if end <= 0 or not rest:
                 raise ValueError(f"not a metrics line: {line[:80]!r}")
             sample = line[:end]
             name = self._names[sample] if sample in self._names else self._learn_sample(sample)
             if name is not None:
-                values[name if name not in values else sample] = float(line[end:].split()[0])
+                values[name if name not in values else sample] = float(rest[0])
         return values
 
     def _learn_sample(self, sample: str) -> str | None:

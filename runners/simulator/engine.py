@@ -19,7 +19,7 @@ import msgspec
 from runners.router.driver import Timer
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.kv_blocks import KvBlocks
-from runners.simulator.step_time import StepTime, prefill_context
+from runners.simulator.step_time import STEADY, StepNoise, StepTime, StepWork, prefill_context
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +59,8 @@ class Job:
     computed: int = 0
     """Tokens whose KV is there, or will be at the end of this step."""
     is_cancelled: bool = False
+    external_tokens: int = 0
+    """Of the prompt, what came from another engine for this request."""
     is_admitted: bool = False
     """It has been scheduled at least once."""
     named: list[int] = field(default_factory=list)
@@ -75,10 +77,27 @@ class Job:
         return self.generated > 0 and self.tokens - self.computed == 1
 
 
+@dataclass(slots=True)
+class PromptTally:
+    """Prompt tokens of the requests that were scheduled, each counted once, by where their KV came from."""
+
+    computed: int = 0
+    cached: int = 0
+    external: int = 0
+
+
 class Engine:
     """One engine under a simulated clock."""
 
-    def __init__(self, model: EngineModel, block_tokens: int, clock: SimulatedClock, *, jumps: bool = True) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        block_tokens: int,
+        clock: SimulatedClock,
+        *,
+        jumps: bool = True,
+        noise: StepNoise = STEADY,
+    ) -> None:
         """`jumps`: take decode steps in which nothing else can happen at once; without, the same slower."""
         self.model = model
         self.blocks = KvBlocks(max(1, model.kv_capacity_tokens // block_tokens), block_tokens)
@@ -86,7 +105,9 @@ class Engine:
         self.busy_ns = 0
         self.computed_tokens = 0
         """Prompt tokens computed, those again after a preemption included."""
+        self.prompts = PromptTally()
         self._clock = clock
+        self._noise = noise
         self._jumps = jumps
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -95,6 +116,10 @@ class Engine:
         self._began_ns = 0
         self._stride = 0
         """Steps that end together at the timer; 0 = none is under way."""
+        self._pace = 1.0
+        """The noise of these steps."""
+        self._work = StepWork(0, 0.0, 0, 0)
+        """Of the first of them."""
         self._reserved = 0
         """Blocks that the steps under way will take."""
 
@@ -157,7 +182,22 @@ class Engine:
         if self._jumps and not preempted and len(decoding) == len(self._batch):
             self._stride = self._find_stride(decoding)
         self._began_ns = self._clock.now_ns()
+        self._pace = self._noise.draw_factor(self._stride)
+        self._work = self._measure_work()
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
+
+    def _measure_work(self) -> StepWork:
+        """Of the batch as it is scheduled."""
+        decode_sequences = decode_context = prefill_tokens = 0
+        attended = 0.0
+        for job, new in self._batch:
+            if job.is_decoding:
+                decode_sequences += 1
+                decode_context += job.computed
+            else:
+                prefill_tokens += new
+                attended += prefill_context(job.computed, new)
+        return StepWork(prefill_tokens, attended, decode_sequences, decode_context)
 
     def _schedule_running(self) -> bool:
         """Give each running request what it lacks; returns whether one had to be preempted."""
@@ -206,8 +246,15 @@ class Engine:
         job.computed = len(cached) * size
         if not job.is_admitted:
             job.is_admitted, job.cached_tokens = True, job.computed
+            self._count_prompt(job)
         self._extend(job, new)
         return new
+
+    def _count_prompt(self, job: Job) -> None:
+        external = min(job.external_tokens, job.cached_tokens)
+        self.prompts.computed += job.input_tokens - job.cached_tokens
+        self.prompts.cached += job.cached_tokens - external
+        self.prompts.external += external
 
     def _extend(self, job: Job, new: int) -> bool:
         """Blocks for `new` more tokens; False = there are not enough."""
@@ -259,20 +306,14 @@ class Engine:
         return sum(self._count_blocks(job.computed + steps) - len(job.named) - job.anonymous for job in decoding)
 
     def _stride_ns(self, steps: int) -> int:
-        """From the begin of the step under way to the end of the last of `steps`."""
-        decode_sequences = decode_context = prefill_tokens = 0
-        attended = 0.0
-        for job, new in self._batch:
-            if job.is_decoding:
-                decode_sequences += 1
-                decode_context += job.computed
-            else:
-                prefill_tokens += new
-                attended += prefill_context(job.computed, new)
-        step = self.model.step
+        """From the begin of the step under way to the end of the last of `steps`.
+
+        A request that is cancelled meanwhile makes it no shorter.
+        """
+        work, step = self._work, self.model.step
         if steps == 1:
-            return round(1e9 * step.step_s(prefill_tokens, attended, decode_sequences, decode_context))
-        return round(1e9 * step.decode_s(steps, decode_sequences, decode_context))
+            return round(1e9 * self._pace * step.step_s(*work))
+        return round(1e9 * self._pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
 
     def _cut_stride(self) -> None:
         """Something has come: the steps taken at once end with the one under way now."""

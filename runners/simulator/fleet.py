@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import BinaryIO, Protocol
 
-from results.records.decisions import DecisionRecord, Role
+import msgspec
+
+from results.records.decisions import DecisionRecord
+from results.records.samples import PromptCounters
+from results.records.turns import EngineSample
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.health import Health
@@ -18,12 +21,13 @@ from runners.router.policies.policy import Policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, InstanceSpec, KvEndpoint, Limits, TransferRules
+from runners.router.spec import HealthRules, RouterOutcome
 from runners.router.traffic import Traffic
 from runners.router.view import Cluster, Member
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel, Job
-from runners.simulator.engine_file import Link
+from runners.simulator.engine import Engine, Job, PromptTally
+from runners.simulator.spec import SimulationSpec
+from runners.simulator.step_time import StepNoise
 from runners.simulator.transfers import SimulatedTransfers
 
 NO_BREAKER = HealthRules(failures_to_open=1 << 62)
@@ -44,59 +48,88 @@ class Client(Protocol):
     def note_error(self, status: int, message: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FleetShape:
-    """Instances of one kind. The router before them has the defaults of its spec."""
-
-    instances: Mapping[str, Role]
-    """Name -> role."""
-    model: EngineModel
-    block_tokens: int
-    link: Link | None = None
-
-
 class Fleet:
     """One router and its instances in simulated time."""
 
-    def __init__(self, shape: FleetShape, policy: Policy, clock: SimulatedClock, log: RecordLog) -> None:
+    def __init__(self, spec: SimulationSpec, policy: Policy, clock: SimulatedClock, log: RecordLog) -> None:
+        router, seed = spec.router, spec.replay.seed
         self.clock = clock
         self.counts = Counts()
-        self.engines = {name: Engine(shape.model, shape.block_tokens, clock) for name in shape.instances}
+        self.policy = policy
+        self.block_tokens = block = spec.replay.block_tokens
+        self.engines = {
+            name: Engine(model, block, clock, noise=StepNoise(spec.step_noise, f"{seed}/{name}"))
+            for name, model in spec.models.items()
+        }
         self.keys: dict[str, tuple[int, ...]] = {}
         """Of the requests in flight."""
-        endpoint = None if shape.link is None else KvEndpoint("nixl", kv_bytes_per_token=shape.link.kv_bytes_per_token)
-        specs = {
-            name: InstanceSpec(name, f"http://{name}", role, transfer=endpoint)
-            for name, role in shape.instances.items()
-        }
-        capacity = shape.model.kv_capacity_tokens
-        members = [
-            Member(name, "", role, capacity, shape.block_tokens) for name, role in shape.instances.items()
-        ]  # fmt: skip
-        bindings = Bindings()
-        self.cluster = Cluster(members, clock.now_s, bindings)
+        specs = {one.instance: one for one in router.instances}
+        capacities = {name: model.kv_capacity_tokens for name, model in spec.models.items()}
+        members = [Member(name, "", one.role, capacities[name], block) for name, one in specs.items()]
+        self.bindings = Bindings(router.max_sessions, router.session_ttl_s)
+        self.cluster = Cluster(members, clock.now_s, self.bindings)
         health = Health(self.cluster, NO_BREAKER, clock, _lose, _ignore, _ignore)
         for name in specs:
             health.add_instance(name, "")
         self.transfers = SimulatedTransfers(
-            specs, TransferRules(), self.engines, shape.link, clock, self.keys.__getitem__
+            specs, router.transfer, self.engines, spec.link, clock, self.keys.__getitem__
         )
-        blocks = max(1, capacity // shape.block_tokens)
-        indexes = {name: PrefixIndex(shape.block_tokens, blocks) for name in specs}
+        indexes = {name: PrefixIndex(block, max(1, capacities[name] // block)) for name in specs}
         self.ledger = Ledger(log, self.counts, clock)
         dispatcher = Dispatcher(
-            policy, self.cluster, bindings, indexes, self.ledger, self.counts, shape.block_tokens, clock,
-            self.transfers.cut_off if may_migrate(policy) else None, TransferRules().min_tokens,
+            policy, self.cluster, self.bindings, indexes, self.ledger, self.counts, block, clock,
+            self.transfers.cut_off if may_migrate(policy) else None, router.transfer.min_tokens,
+            router.reserved_output,
         )  # fmt: skip
-        self.traffic = Traffic(dispatcher, health, self.counts, Limits(), self.transfers)
+        self.traffic = Traffic(dispatcher, health, self.counts, router.limits, self.transfers)
         self._sweeping = False
 
-    def send(self, name: str, session: str, keys: tuple[int, ...], tokens: tuple[int, int], client: Client) -> None:
+    def send(
+        self, name: str, session: str, keys: tuple[int, ...], tokens: tuple[int, int], client: Client
+    ) -> SimulatedRequest:
         """A request with `tokens` (of prompt and answer) reaches the router."""
         turn = self.traffic.dispatcher.count_arrival(session)
         self.keys[name] = keys
-        SimulatedRequest(self, Request(name, session, turn, keys, *tokens), client).start_request()
+        request = SimulatedRequest(self, Request(name, session, turn, keys, *tokens), client)
+        request.start_request()
         self._sweep_later()
+        return request
+
+    def take_samples(self) -> list[EngineSample]:
+        """What a live run's samplers and its router say of each instance once per second."""
+        t_ns, samples = self.clock.now_ns(), []
+        for load in self.cluster.take_view().instances:
+            engine = self.engines[load.instance]
+            usage = engine.blocks.used / engine.blocks.capacity
+            pending, requests = load.pending_prefill_tokens, load.num_requests
+            samples.append(
+                EngineSample(t_ns, load.instance, engine.running, engine.waiting, usage, pending, requests)
+            )
+        return samples
+
+    def read_counters(self) -> dict[str, PromptCounters]:
+        """Each engine's counters, under the names that vLLM's have."""
+        return {name: _name_counters(engine.prompts) for name, engine in self.engines.items()}
+
+    def make_outcome(self, t_start_ns: int) -> RouterOutcome:
+        """How the router ended. A pick takes no simulated time."""
+        counts = self.counts
+        return RouterOutcome(
+            t_start_ns=t_start_ns,
+            t_end_ns=self.clock.now_ns(),
+            policy=self.policy.name,
+            index="approximate",
+            requests=counts.requests,
+            picks=counts.picks,
+            retries=counts.retries,
+            errors=counts.count_status("error"),
+            aborted=counts.count_status("aborted"),
+            cut=counts.cut,
+            decisions=dict(counts.decisions),
+            decide_us_p50=None,
+            decide_us_p99=None,
+            records_lost=0,
+        )
 
     def _sweep_later(self) -> None:
         if not self._sweeping:
@@ -131,13 +164,19 @@ class SimulatedRequest(RequestLifecycle):
             self._fleet.clock.call_soon(self._refuse_length)
         elif self.is_handed_over and self._movement is not None:
             self.note_sent()
-            self._fleet.transfers.pull(self._movement, request.keys, lambda: self._submit(job))
+            self._fleet.transfers.pull(self._movement, request.keys, partial(self._submit, job))
         else:
             engine.submit(job)
 
-    def _submit(self, job: Job) -> None:
+    def drop_request(self, why: str) -> None:
+        """Its client waits no longer."""
+        self.abandon_request(why)
+        self._end()
+
+    def _submit(self, job: Job, transferred_tokens: int) -> None:
         """The KV that a handover's request waited for is there; meanwhile it may have been taken back."""
         if self._job is job:
+            job.external_tokens = transferred_tokens
             self._fleet.engines[self.instance].submit(job)
 
     def _refuse_length(self) -> None:
@@ -190,27 +229,24 @@ def _ignore(instance: str) -> None:
     """There is nothing to probe."""
 
 
-class DecisionList:
-    """A decision log in memory."""
+def _name_counters(prompts: PromptTally) -> PromptCounters:
+    cached = float(prompts.cached + prompts.external)
+    by_source = {
+        "local_compute": float(prompts.computed),
+        "local_cache_hit": float(prompts.cached),
+        "external_kv_transfer": float(prompts.external),
+    }
+    return PromptCounters(prompts.computed + cached, cached, by_source)
+
+
+class DecisionFile:
+    """A decision log: its records in the order in which their outcomes are known, as live."""
 
     is_open = True
 
-    def __init__(self) -> None:
-        self.records: list[DecisionRecord] = []
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._encode = msgspec.json.Encoder().encode
 
     def append_record(self, record: DecisionRecord) -> None:
-        self.records.append(record)
-
-
-def describe_engines(fleet: Fleet, passed_s: float) -> dict[str, dict[str, Any]]:
-    """What each engine did in so many seconds."""
-    return {
-        name: {
-            "steps": engine.steps,
-            "busy": engine.busy_ns / 1e9 / passed_s if passed_s > 0 else None,
-            "computed_tokens": engine.computed_tokens,
-            "evicted_blocks": engine.blocks.evicted,
-            "picks": fleet.counts.placed[name],
-        }
-        for name, engine in fleet.engines.items()
-    }
+        self._file.write(self._encode(record) + b"\n")

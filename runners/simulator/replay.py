@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
 
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
+from runners.load.fidelity import WindowCounts, judge_fidelity
+from runners.load.live import Latencies
+from runners.load.replay import compute_amplification
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
+from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
+from runners.load.stream import unsent_fields
 from runners.simulator.clock import HeapTimer, SimulatedClock
-from runners.simulator.fleet import Fleet
+from runners.simulator.fleet import Fleet, SimulatedRequest
 from runners.trace.session import Trace
+
+SECOND_NS = 1_000_000_000
 
 
 @dataclass(eq=False, slots=True)
@@ -22,11 +35,15 @@ class _Exchange:
     due_ns: int
     sent_ns: int
     active: int
+    timer: HeapTimer
+    """Its time limit."""
+    request: SimulatedRequest | None = None
     first_ns: int | None = None
     instance: str = ""
 
     def note_first(self, instance: str) -> None:
         self.first_ns, self.instance = self.replay.clock.now_ns(), instance
+        self.replay.note_first(self)
 
     def note_end(self, instance: str, cached_tokens: int | None) -> None:
         self.instance = instance
@@ -36,30 +53,76 @@ class _Exchange:
         self.replay.end_turn(self, RequestStatus.ERROR, status, error=message)
 
 
+@dataclass(slots=True)
+class _Counts:
+    sent: int = 0
+    completed: int = 0
+    failed: int = 0
+    cut: int = 0
+    inflight_max: int = 0
+    first_send_ns: int = 0
+    last_end_ns: int = 0
+
+
 @dataclass(eq=False, slots=True)
 class SimulatedReplay:
     """Sends every turn when it is due, and records it when it has ended."""
 
     fleet: Fleet
+    spec: ReplaySpec
     plan: ReplayPlan
-    keys: tuple[tuple[int, ...], ...]
+    keys: Sequence[tuple[int, ...]]
     """Of each turn's full blocks."""
-    max_inflight_sessions: int = 0
-    records: list[TurnRecord] = field(default_factory=list)
+    file: BinaryIO
+    """For the turns' records, in the order of their ends."""
+    counts: _Counts = field(default_factory=_Counts)
+    stop_reason: str = "complete"
+    t_stop_ns: int = 0
     _sessions: Sessions = field(init=False)
+    _inflight: dict[int, _Exchange] = field(default_factory=dict)
+    """By index of the turn, in the order of their sends."""
     _timer: HeapTimer | None = None
+    _encode: Callable[[TurnRecord], bytes] = msgspec.json.Encoder().encode
+    _seen: Latencies = field(default_factory=Latencies)
+    _seen_of: defaultdict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
 
     @property
     def clock(self) -> SimulatedClock:
         return self.fleet.clock
 
-    def run(self) -> None:
-        """To the end of the last turn."""
-        self._sessions = Sessions(self.plan, max_inflight=self.max_inflight_sessions, end_on_error=False)
-        self._sessions.t_start_ns = self.clock.now_ns()
+    def run(self, on_second: Callable[[], None]) -> None:
+        """To the end of the last turn or the hard stop; `on_second` is called in every simulated second."""
+        spec, begin_ns = self.spec, self.clock.now_ns()
+        self._sessions = Sessions(
+            self.plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
+        )
+        self._sessions.t_start_ns = begin_ns
         self._arm()
-        self.clock.run()
+        self._pass_time(begin_ns + round(spec.max_duration_s * SECOND_NS), on_second)
+        if not self._sessions.is_over:
+            self.stop_reason, self.t_stop_ns = "hard_stop", self.clock.now_ns()
+            self._sessions.close()
+            self._pass_time(self.t_stop_ns + round(spec.drain_s * SECOND_NS), on_second)
+            self._cut_rest()
         self.fleet.ledger.settle_records(last=True)
+
+    def _pass_time(self, until_ns: int, on_second: Callable[[], None]) -> None:
+        """Until that time, or until nothing is left to wait for."""
+        while self.clock.now_ns() < until_ns and not self._sessions.is_over:
+            if self.stop_reason != "complete" and not self._inflight:
+                return
+            self.clock.run(min(until_ns, self.clock.now_ns() + SECOND_NS))
+            on_second()
+
+    def _cut_rest(self) -> None:
+        now_ns = self.clock.now_ns()
+        for exchange in tuple(self._inflight.values()):
+            assert exchange.request is not None
+            exchange.request.drop_request("the replay was ended")
+            self.end_turn(exchange, RequestStatus.CUT, None)
+        for turn, due_ns in self._sessions.list_unsent(now_ns):
+            self.counts.cut += 1
+            self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
 
     def _arm(self) -> None:
         due_ns = self._sessions.next_ns()
@@ -71,60 +134,187 @@ class SimulatedReplay:
 
     def _send_due(self) -> None:
         self._timer = None
+        if self.t_stop_ns:
+            return
         while (due := self._sessions.take_due(self.clock.now_ns())) is not None:
             self._send(*due)
         self._arm()
 
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
-        now_ns = self.clock.now_ns()
-        exchange = _Exchange(self, turn, due_ns, now_ns, self._sessions.counts.active)
+        now_ns, counts = self.clock.now_ns(), self.counts
+        timer = self.clock.call_later(self.spec.request_timeout_s, lambda: self._time_out(turn.index))
+        exchange = _Exchange(self, turn, due_ns, now_ns, self._sessions.counts.active, timer)
+        self._inflight[turn.index] = exchange
+        counts.sent += 1
+        counts.inflight_max = max(counts.inflight_max, len(self._inflight))
+        counts.first_send_ns = counts.first_send_ns or now_ns
         self._sessions.note_sent(turn, now_ns)
         session = self.plan.sessions[turn.session].session
         tokens = (turn.recorded.input_tokens, turn.output_tokens)
-        self.fleet.send(f"sim-{turn.index}", session, self.keys[turn.index], tokens, exchange)
+        exchange.request = self.fleet.send(self._name_turn(turn), session, self.keys[turn.index], tokens, exchange)
+
+    def _name_turn(self, turn: PlannedTurn) -> str:
+        return f"tracon-{self.spec.seed:x}-{turn.index}"
+
+    def _time_out(self, index: int) -> None:
+        exchange = self._inflight[index]
+        assert exchange.request is not None
+        exchange.request.drop_request("the client left")
+        why = f"timed out: not finished {self.spec.request_timeout_s:g} s after the send"
+        self.end_turn(exchange, RequestStatus.ERROR, None, error=why)
+
+    def note_first(self, exchange: _Exchange) -> None:
+        now_ns = self.clock.now_ns()
+        for seen in (self._seen, self._seen_of[exchange.instance]):
+            seen.ttft.add((now_ns, (now_ns - exchange.sent_ns) / 1e9))
 
     def end_turn(
         self,
         exchange: _Exchange,
         status: RequestStatus,
-        http_status: int,
+        http_status: int | None,
         *,
         cached_tokens: int | None = None,
         error: str | None = None,
     ) -> None:
-        turn, now_ns = exchange.turn, self.clock.now_ns()
+        turn, now_ns, counts = exchange.turn, self.clock.now_ns(), self.counts
         well = status is RequestStatus.OK
-        self.records.append(
+        exchange.timer.cancel()
+        del self._inflight[turn.index]
+        counts.completed += well
+        counts.failed += status is RequestStatus.ERROR
+        counts.cut += status is RequestStatus.CUT
+        counts.last_end_ns = now_ns
+        record = TurnRecord(
+            index=turn.index,
+            status=status,
+            t_send_ns=exchange.sent_ns,
+            t_first_token_ns=exchange.first_ns,
+            t_last_token_ns=now_ns if well else None,
+            t_end_ns=now_ns,
+            input_tokens=turn.recorded.input_tokens,
+            output_tokens=turn.output_tokens,
+            prompt_tokens=turn.recorded.input_tokens if well else None,
+            completion_tokens=turn.output_tokens if well else None,
+            cached_tokens=cached_tokens,
+            chunks=turn.output_tokens if well else 0,
+            http_status=http_status,
+            finish_reason="length" if well else None,
+            error=error,
+            request=self._name_turn(turn),
+            session=self.plan.sessions[turn.session].session,
+            agent=turn.recorded.agent,
+            turn=turn.recorded.turn,
+            t_due_ns=exchange.due_ns,
+            reusable_any_tokens=turn.reusable_any_tokens,
+            reusable_intra_tokens=turn.reusable_intra_tokens,
+            inflight_sessions=exchange.active,
+            instance=exchange.instance,
+            session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
+        )
+        self._write_record(record)
+        self._note_tpot(exchange, now_ns)
+        if status is RequestStatus.CUT:
+            return
+        for given_up in self._sessions.note_ended(turn, now_ns, failed=not well):
+            why = f"never sent: its session was ended when {record.request} failed"
+            self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
+        if self._sessions.is_over:
+            self.t_stop_ns = self.t_stop_ns or now_ns
+        self._arm()
+
+    def _note_tpot(self, exchange: _Exchange, now_ns: int) -> None:
+        steps = exchange.turn.output_tokens - 1
+        if exchange.first_ns is not None and steps:
+            for seen in (self._seen, self._seen_of[exchange.instance]):
+                seen.tpot.add((now_ns, (now_ns - exchange.first_ns) / 1e9 / steps))
+
+    def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
+        self._write_record(
             TurnRecord(
-                index=turn.index,
-                status=status,
-                t_send_ns=exchange.sent_ns,
-                t_first_token_ns=exchange.first_ns,
-                t_last_token_ns=now_ns if well else None,
-                t_end_ns=now_ns,
-                input_tokens=turn.recorded.input_tokens,
-                output_tokens=turn.output_tokens,
-                prompt_tokens=turn.recorded.input_tokens if well else None,
-                completion_tokens=turn.output_tokens if well else None,
-                cached_tokens=cached_tokens,
-                chunks=turn.output_tokens if well else 0,
-                http_status=http_status,
-                finish_reason="length" if well else None,
-                error=error,
-                request=f"sim-{turn.index}",
+                **unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why),
+                request=self._name_turn(turn),
                 session=self.plan.sessions[turn.session].session,
                 agent=turn.recorded.agent,
                 turn=turn.recorded.turn,
-                t_due_ns=exchange.due_ns,
+                t_due_ns=due_ns,
                 reusable_any_tokens=turn.reusable_any_tokens,
                 reusable_intra_tokens=turn.reusable_intra_tokens,
-                inflight_sessions=exchange.active,
-                instance=exchange.instance,
-                session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
+                inflight_sessions=self._sessions.counts.active,
             )
         )
-        self._sessions.note_ended(turn, now_ns, failed=not well)
-        self._arm()
+
+    def _write_record(self, record: TurnRecord) -> None:
+        self.file.write(self._encode(record) + b"\n")
+
+    def tick(self) -> ReplayTick:
+        """As a running replay sends them; times are the clock's."""
+        counts, sessions, now_ns = self.counts, self._sessions, self.clock.now_ns()
+        turns = len(self.plan.turns)
+        return ReplayTick(
+            t_ns=now_ns,
+            elapsed_s=(now_ns - sessions.t_start_ns) / 1e9,
+            phase="drain" if self.t_stop_ns else "replay",
+            fraction=min(1.0, (counts.completed + counts.failed + counts.cut) / turns),
+            sent=counts.sent,
+            completed=counts.completed,
+            failed=counts.failed,
+            inflight=len(self._inflight),
+            pending_prefill_tokens=sum(
+                one.turn.recorded.input_tokens for one in self._inflight.values() if one.first_ns is None
+            ),
+            **asdict(self._seen.summarise(now_ns)),
+            turns=turns,
+            inflight_sessions=sessions.counts.active,
+            waiting_sessions=sessions.waiting,
+            sessions_done=sessions.counts.done,
+            sessions=len(self.plan.sessions),
+            trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
+            instances=tuple(
+                AnsweredBy(**asdict(seen.summarise(now_ns)), instance=name)
+                for name, seen in sorted(self._seen_of.items())
+            ),
+        )
+
+    def make_outcome(self) -> ReplayOutcome:
+        """A simulated client is never late, and its schedule costs no simulated time."""
+        plan, counts, sessions, begin_ns = self.plan, self.counts, self._sessions.counts, self._sessions.t_start_ns
+        wall_s = (counts.last_end_ns - counts.first_send_ns) / 1e9 if counts.sent else None
+        amplification, reason = compute_amplification(wall_s, plan.trace_span_s, self.stop_reason)
+        window = WindowCounts(counts.sent, counts.sent, (self.t_stop_ns - begin_ns) / 1e9, None)
+        return ReplayOutcome(
+            t_start_ns=begin_ns,
+            t_stop_ns=self.t_stop_ns,
+            t_end_ns=counts.last_end_ns,
+            t_start_unix_s=begin_ns / 1e9,
+            stop_reason=self.stop_reason,
+            sent=counts.sent,
+            completed=counts.completed,
+            failed=counts.failed,
+            cut=counts.cut,
+            retried=0,
+            wrong_length=0,
+            late_bodies=0,
+            realtime=False,
+            turns=len(plan.turns),
+            never_sent=len(plan.turns) - counts.sent,
+            sessions=len(plan.sessions),
+            sessions_done=sessions.done,
+            sessions_failed=sessions.failed,
+            sessions_delayed=sessions.delayed,
+            session_delay_max_s=sessions.delay_max_ns / 1e9,
+            inflight_sessions_max=sessions.active_max,
+            inflight_max=counts.inflight_max,
+            input_tokens=sum(turn.recorded.input_tokens for turn in plan.turns),
+            output_tokens=sum(turn.output_tokens for turn in plan.turns),
+            reusable_any_tokens=sum(turn.reusable_any_tokens for turn in plan.turns),
+            reusable_intra_tokens=sum(turn.reusable_intra_tokens for turn in plan.turns),
+            trace_span_s=plan.trace_span_s,
+            wall_clock_s=wall_s,
+            amplification=amplification,
+            amplification_reason=reason,
+            fidelity=judge_fidelity(np.zeros(counts.sent, dtype=np.int64), window, self.spec.limits),
+        )
 
 
 def list_keys(trace: Trace) -> tuple[tuple[int, ...], ...]:

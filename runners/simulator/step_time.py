@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
+from typing import NamedTuple
 
 import msgspec
+
+
+class StepWork(NamedTuple):
+    """The work of one step, as StepTime names it."""
+
+    prefill_tokens: int
+    prefill_context: float
+    decode_sequences: int
+    decode_context: int
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +57,25 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return steps * (self.base_s + self.decode_sequence_s * sequences) + self.decode_context_s * (
             context * steps + grown
         )
+
+
+class StepNoise:
+    """Draws by which factor steps take longer than the model says: log-normal, its mean 1, a pure function of seed."""
+
+    def __init__(self, sigma: float, seed: str) -> None:
+        """`sigma`: standard deviation of the logarithm of one step's time; 0 = none."""
+        self._sigma = sigma
+        self._random = random.Random(seed)
+
+    def draw_factor(self, steps: int) -> float:
+        """For this many steps together, whose noise averages out."""
+        if not self._sigma:
+            return 1.0
+        sigma = self._sigma / math.sqrt(steps)
+        return math.exp(self._random.gauss(0.0, sigma) - sigma**2 / 2)
+
+
+STEADY = StepNoise(0.0, "")
 
 
 def prefill_context(computed: int, tokens: int) -> float:

@@ -83,7 +83,11 @@ class SimulatedTransfers:
             return
         admission = self._admissions[movement] = self.rules.admit_transfer(move.source, move.target, "migration")
         keys = self._keys_of(request.request)[: prefix.source_tokens // block]
-        carry = partial(self._carry, movement, keys, partial(self._end_migration, movement, keys, done))
+
+        def carry() -> None:
+            movement.change_transfer(t_target_sent_ns=self.now_ns())
+            self._carry(movement, keys, partial(self._end_migration, movement, keys, done))
+
         begin = partial(self._prefill, movement, keys, prefix.source_tokens, carry)
         self.rules.take_turn(admission, begin)
 
@@ -94,9 +98,14 @@ class SimulatedTransfers:
 
     def _prefill(self, movement: Movement, keys: tuple[int, ...], tokens: int, then: Callable[[], None]) -> None:
         """The source computes what it lacks of the prompt, and keeps it."""
-        movement.change_transfer(attempts=1)
+        movement.change_transfer(attempts=1, t_source_sent_ns=self.now_ns())
         source = self._engines[movement.transfer.source]
-        job = Job(keys, tokens, 1, _nothing, then)
+
+        def answer() -> None:
+            movement.change_transfer(t_source_done_ns=self.now_ns(), source_cached_tokens=job.cached_tokens)
+            then()
+
+        job = Job(keys, tokens, 1, _nothing, answer)
         self._jobs[movement] = (source, job)
         source.submit(job)
 
@@ -112,8 +121,8 @@ class SimulatedTransfers:
         self._link_free_ns[source] = self._link_free_ns[target] = end_ns
         self._clock.call_at(end_ns, then)
 
-    def _land(self, movement: Movement, keys: tuple[int, ...]) -> None:
-        """The blocks have come."""
+    def _land(self, movement: Movement, keys: tuple[int, ...]) -> int:
+        """The blocks have come; returns how many tokens the target has taken."""
         assert self._link is not None
         engine = self._engines[movement.transfer.target]
         new = engine.fill(keys)
@@ -122,11 +131,14 @@ class SimulatedTransfers:
             status="transferred", reason="", t_done_ns=self.now_ns(), external_tokens=tokens, blocks=new,
             bytes=tokens * self._link.kv_bytes_per_token, bytes_from="tokens", counted_by="model",
         )  # fmt: skip
+        return tokens
 
     def _end_migration(self, movement: Movement, keys: tuple[int, ...], done: Callable[[Movement], None]) -> None:
         if movement.closed:
             return
-        self._land(movement, keys)
+        tokens, target = self._land(movement, keys), self._engines[movement.transfer.target]
+        target.prompts.external += tokens
+        target.prompts.cached += movement.transfer.prefix_tokens - tokens
         admission = self._admissions.pop(movement)
         self.rules.end_turn(admission)
         self.rules.finish_transfer(admission)
@@ -141,13 +153,14 @@ class SimulatedTransfers:
         movement.change_transfer(prefix_tokens=tokens, reason=NOT_SERVED)
         _finish(movement, done)
 
-    def pull(self, movement: Movement, keys: tuple[int, ...], then: Callable[[], None]) -> None:
-        """The target has the decode request of an open handover: `then` it holds the prompt's blocks."""
+    def pull(self, movement: Movement, keys: tuple[int, ...], then: Callable[[int], None]) -> None:
+        """The target has the decode request of an open handover: `then` it holds the prompt's blocks.
+
+        `then` gets the number of tokens that came.
+        """
 
         def land() -> None:
-            if not movement.closed:
-                self._land(movement, keys)
-            then()
+            then(0 if movement.closed else self._land(movement, keys))
 
         self._carry(movement, keys, land)
 

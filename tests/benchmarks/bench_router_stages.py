@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -36,6 +37,7 @@ from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.proxy import Proxy
+from runners.router.server.serve import COLLECT_AFTER
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
@@ -218,6 +220,9 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         log = DecisionLog(f"{folder}/decisions.jsonl")
         bench = Bench(options.policy, options.instances, log)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         batches = [await run_batch(bench, options.tokens, turn % 8) for turn in range(options.batches)]
         await log.close()
     lowest = {stage: min(batch[stage] for batch in batches) / SESSIONS / 1e3 for stage in batches[0]}

@@ -33,6 +33,8 @@ RUN = "20260302-101112-connector-tax-cpu-tiny"
 ROUTING_RUN = "20260302-111213-routing-cpu-tiny"
 LIFECYCLE_RUN = "20260302-121314-pd-lifecycle-cpu-tiny"
 WIDE, NARROW = (120, 40), (80, 24)
+WAIT_S = 60.0
+"""An analysis runs at a low priority: a busy host makes it take long."""
 CELL_WIDTH, LINE_HEIGHT = 12.2, 24.4
 """Of a character in Textual's SVG."""
 LIVE = LeaseState("live", 4711, "here", 0.5)
@@ -168,8 +170,8 @@ def shown(app: App[None]) -> list[str]:
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool], what: str) -> None:
-    """Let the app work until `holds()`; fails, naming `what`, after ten seconds."""
-    deadline = time.monotonic() + 10.0
+    """Let the app work until `holds()`; fails, naming `what`, after WAIT_S."""
+    deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"{what}; the screen:\n" + "\n".join(shown(pilot.app))
         await pilot.pause(0.05)

@@ -18,7 +18,7 @@ from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
 from results.records.schemas import RequestStatus
 from runners.load.standalone_replay import ReplayOptions, ReplayReport, replay_trace
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.launch.engines import ignore_start
 from tests.ports import own_port

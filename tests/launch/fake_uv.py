@@ -61,7 +61,9 @@ def install_stubs(site_packages: Path, lock: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for line in lock.read_text().splitlines():
-        name, _, version = line.partition("==")
+        if line.startswith("    --hash="):
+            continue
+        name, _, version = line.removesuffix(" \\").partition("==")
         add_metadata(site_packages, name, version)
 
 

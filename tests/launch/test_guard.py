@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launch.link import Gone, GuardLink, spawn_guard
-from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+from tests.launch.programs import SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOON_S = 15.0
@@ -62,6 +62,36 @@ async def test_stop_ends_an_engine_that_ignores_term_with_its_worker_and_its_dae
     assert link.exited.result() == -signal.SIGKILL
     assert pids["engine"] == pid
     assert running(pids.values()) == []
+
+
+async def segment_of(folder: Path) -> Path:
+    """The shared memory of SHARES_MEMORY, once it is there."""
+    assert await asyncio.to_thread(wait_until, (folder / "segment").exists)
+    segment = Path("/dev/shm") / (folder / "segment").read_text()
+    assert segment.exists()
+    return segment
+
+
+async def test_shared_memory_of_an_engine_that_had_to_be_killed_is_removed(tmp_path: Path) -> None:
+    link, _ = await start(tmp_path, SHARES_MEMORY)
+    link.go()
+    segment = await segment_of(tmp_path)
+    link.stop(0.1)
+    gone = await asyncio.wait_for(link.gone, SOON_S)
+    assert gone is not None
+    assert gone.left == ()
+    assert not segment.exists()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", [0, 1], ids=["inner", "outer"])
+async def test_shared_memory_is_removed_where_a_guard_was_killed(tmp_path: Path, victim: int) -> None:
+    link, pid = await start(tmp_path, SHARES_MEMORY)
+    link.go()
+    segment = await segment_of(tmp_path)
+    os.kill(guards_of(pid)[victim], signal.SIGKILL)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not segment.exists(), SOON_S)
 
 
 async def test_an_engine_that_obeys_term_is_not_killed(tmp_path: Path) -> None:

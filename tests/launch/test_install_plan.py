@@ -16,6 +16,8 @@ from launch.install_plan import (
     find_torch_wheel,
     install_environ,
     install_plan,
+    lock_hash,
+    locked_pins,
     locked_versions,
 )
 
@@ -45,8 +47,17 @@ def test_locks_pin_what_was_verified_and_nothing_that_breaks_a_cpu_torch() -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_locks_hold_pins_only(kind: str) -> None:
-    lines = (LOCKS / f"{kind}.lock").read_text().splitlines()
-    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+]+", line) for line in lines)
+    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+]+", pin) for pin in locked_pins(kind))
+
+
+def test_hashes_of_files_do_not_rename_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.install_plan.LOCKS", tmp_path)
+    (tmp_path / "cpu.lock").write_text("a==1\nb==2\n")
+    bare = lock_hash("cpu")
+    hashes = f"    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{'1' * 64}\n"
+    (tmp_path / "cpu.lock").write_text(f"a==1 \\\n{hashes}b==2\n")
+    assert lock_hash("cpu") == bare
+    assert locked_versions("cpu") == {"a": "1", "b": "2"}
 
 
 def test_torch_comes_from_a_wheel_folder_without_any_index(tmp_path: Path) -> None:

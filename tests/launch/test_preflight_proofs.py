@@ -11,7 +11,7 @@ import pytest
 
 from launch import preflight_proofs as proofs
 from launch.instance import Served
-from launch.preflight_checks import Answer, Gate, GateFailed, counter
+from launch.preflight_checks import Completion, Gate, GateFailed, counter
 from launch.profile import config_names, load_config
 from launch.transfer_request import transferring
 from tests.launch.fake_engine import PROFILE, FakeEngine, FakeInstance, asked_about
@@ -203,14 +203,14 @@ async def test_a_context_that_holds_no_chunk_cannot_prove_anything() -> None:
 )
 def test_answers_are_compared_by_their_likeliest_tokens(likely: dict[str, float], nats: float) -> None:
     reference, answer = (
-        Answer(200, {"choices": [{"logprobs": {"top_logprobs": [ranks]}}]}, "", 0.0)
+        Completion(200, {"choices": [{"logprobs": {"top_logprobs": [ranks]}}]}, "", 0.0)
         for ranks in ({"a": -0.1, "b": -2.5, "c": -7.0}, likely)
     )
     assert proofs.distance_nats(reference, answer) == pytest.approx(nats)
 
 
 def test_answers_without_log_probabilities_cannot_be_compared() -> None:
-    mute = Answer(200, {"choices": [{"logprobs": None}]}, "", 0.0)
+    mute = Completion(200, {"choices": [{"logprobs": None}]}, "", 0.0)
     with pytest.raises(GateFailed, match="no log probabilities"):
         proofs.distance_nats(mute, mute)
 

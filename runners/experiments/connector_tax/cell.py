@@ -18,7 +18,7 @@ from results.records.layout import AttemptLayout, parquet_beside, publish, sha25
 from results.records.plan import CellPlan
 from results.records.schemas import CellRecord
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.campaign.plan import load_cell_s
 from runners.errors import CellFailed
 from runners.experiments.requests import first_error
@@ -40,7 +40,7 @@ STEP_FACTS = (
 CLIENT_FACTS = ("cut", "retried", "wrong_length", "late_bodies", "completed_in_window", "realtime")
 
 
-async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> Outcome:
+async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> CellOutcome:
     """Measure the cell on its config's instance and publish its artifacts.
 
     Raises CellFailed where the engine died or nothing was completed; the attempt's folder keeps what there was.
@@ -71,7 +71,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     await asyncio.sleep(STEP_SETTLE_S)
     record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
-    return Outcome(headline(summary), _why_degraded(outcome))
+    return CellOutcome(headline(summary), _why_degraded(outcome))
 
 
 def _why_degraded(outcome: LoadOutcome) -> str:

@@ -22,7 +22,7 @@ from results.records.events import Noted
 from results.records.layout import is_complete, write_atomic
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
@@ -47,7 +47,7 @@ class ConnectorTax(PatchedCells):
         }
         super().__init__(context, analyse_run, kinds)
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """A load cell whose record lies in place, with every artifact it names whole."""
         if cell.kind != "load":
             return None
@@ -55,23 +55,25 @@ class ConnectorTax(PatchedCells):
             record = config.cell(cell.params["phase"], cell.params["stem"])
             if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
                 summary = analyse_cell(record)
-                return Outcome(headline(summary), _read_degraded(record))
+                return CellOutcome(headline(summary), _read_degraded(record))
         return None
 
-    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _apply_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
         try:
             status = await asyncio.to_thread(self._patches.apply)
         except LaunchError as error:
             self._context.emit(Noted("warning", cell.cell, f"no step timing: {error}"))
-            return Outcome({"step_timing_available": False, "reason": str(error)})
-        return Outcome({"step_timing_available": status.applied, "version": status.version, "reason": status.reason})
+            return CellOutcome({"step_timing_available": False, "reason": str(error)})
+        return CellOutcome(
+            {"step_timing_available": status.applied, "version": status.version, "reason": status.reason}
+        )
 
     async def _ensure_patches(self, config: str) -> None:
         with contextlib.suppress(LaunchError):  # the probe cell has recorded why it cannot be applied
             await super()._ensure_patches(config)
 
-    async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _load(self, cell: CellPlan, attempt: int) -> CellOutcome:
         assert cell.config is not None
         rate_per_s = self._rate(cell)
         await self._ensure_patches(cell.config)
@@ -94,19 +96,19 @@ class ConnectorTax(PatchedCells):
             raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")
         return rate
 
-    async def _reference(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, self._grid_thresholds())
         write_atomic(self._context.layout.reference_rates, rates.to_json())
         overloads = await asyncio.to_thread(list_overloads, self._context.layout.root, self._grid, rates)
         self._context.emit(*(Noted("warning", cell.cell, text) for text in overloads))
-        return Outcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
+        return CellOutcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
 
     def _grid_thresholds(self) -> dict[str, float]:
         return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}
 
-    async def _analyse(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _analyse(self, cell: CellPlan, attempt: int) -> CellOutcome:
         analysis = await asyncio.to_thread(analyse_run, self._context.layout.root)
-        return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
+        return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
 def _read_degraded(record: Path) -> str:

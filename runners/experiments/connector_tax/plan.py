@@ -14,7 +14,7 @@ from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
-from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
 from runners.experiments.connector_tax import confirm
@@ -50,8 +50,8 @@ COMPUTE_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key or config."""
-    if options.policies or options.trace:
-        raise RunnerError(f"{EXPERIMENT} routes nothing", remedy="--policy and --trace belong to `routing`")
+    if options.policies or options.trace or options.simulated or options.engine or options.instances:
+        raise RunnerError(f"{EXPERIMENT} routes nothing", remedy=f"{ROUTING_OPTIONS} belong to `routing`")
     tables = profile.experiments.get(EXPERIMENT, {})
     grid = read_grid(tables, profile.name, options.preset, settings=options.settings)
     if options.trials is not None:

@@ -29,7 +29,7 @@ from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
@@ -45,13 +45,13 @@ MEDIANS = (
 _HERE = Path(__file__).resolve().parent
 
 
-def adopt_outcome(cell: CellPlan, context: RunContext) -> Outcome | None:
+def adopt_outcome(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
     mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
     if not is_complete(mark, cell.cell):
         return None
     stored = msgspec.json.decode(mark.read_bytes())
-    return Outcome(stored["headline"], stored["degraded"])
+    return CellOutcome(stored["headline"], stored["degraded"])
 
 
 def publish_cell(
@@ -62,7 +62,7 @@ def publish_cell(
     measurements: Measurements,
     folder: Path,
     context: RunContext,
-) -> Outcome:
+) -> CellOutcome:
     """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
     layout, config = LifecycleLayout(context.layout.root), shape_of(cell)
     attempted = AttemptLayout(folder)
@@ -72,7 +72,7 @@ def publish_cell(
         write_record(records / name, measurements.records[number])
     for number, record in enumerate(measurements.discarded):
         write_record(attempted.discarded(record.repetition, number), record)
-    outcome = Outcome(headline_numbers(measurements), why_degraded(measurements))
+    outcome = CellOutcome(headline_numbers(measurements), why_degraded(measurements))
     raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
     checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
@@ -146,7 +146,7 @@ def _cell_facts(
     bench: Bench,
     measurements: Measurements,
     names: Mapping[int, str],
-    outcome: Outcome,
+    outcome: CellOutcome,
 ) -> dict[str, Any]:
     commit = commit_of(_HERE)
     return {

@@ -16,7 +16,7 @@ from results.records.events import CellState, Noted
 from results.records.layout import LifecycleLayout
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import why_gated
 from runners.experiments.patched_cells import PatchedCells, RunCell
@@ -56,7 +56,7 @@ class PdLifecycle(PatchedCells):
         gates = (why_gated(replace(cell, config=config), view) for config in self._grid.all_configs)
         return str(cell.params["why_not"]) or next((why for why in gates if why), "")
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """Adopt a cell of the sweep whose commit mark and files are complete."""
         return adopt_outcome(cell, self._context) if cell.kind == "lifecycle" else None
 
@@ -65,12 +65,12 @@ class PdLifecycle(PatchedCells):
         await self._slot.release()
         await super().release(reason)
 
-    async def _record_link(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _record_link(self, cell: CellPlan, attempt: int) -> CellOutcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
         write_link(LifecycleLayout(self._context.layout.root).link, link)
-        return Outcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
+        return CellOutcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
 
-    async def _measure_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _measure_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         context, measurements = self._context, Measurements()
         try:
             bench = await self._prepare_bench(cell)
@@ -98,6 +98,6 @@ class PdLifecycle(PatchedCells):
         await self._slot.release()
         return await self._slot.get_bench(cell)
 
-    async def _analyse_run(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _analyse_run(self, cell: CellPlan, attempt: int) -> CellOutcome:
         analysis = await asyncio.to_thread(analyse_lifecycle, self._context.layout.root)
-        return Outcome({"records": len(analysis.records), "gaps": len(analysis.gaps)})
+        return CellOutcome({"records": len(analysis.records), "gaps": len(analysis.gaps)})

@@ -15,7 +15,7 @@ from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan, StagePlan
-from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
@@ -34,9 +34,9 @@ ANALYSIS_S = 8.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Draft a run from the user's options. Raises RunnerError or LaunchError, which names the wrong key or config."""
-    if options.policies or options.trace:
+    if options.policies or options.trace or options.simulated or options.engine or options.instances:
         raise RunnerError(
-            f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy="--policy and --trace belong to `routing`"
+            f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy=f"{ROUTING_OPTIONS} belong to `routing`"
         )
     grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),

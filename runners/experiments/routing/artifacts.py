@@ -12,8 +12,8 @@ import msgspec
 
 from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
-from results.records.gpu import GpuUse, cut_gpu_log
-from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.gpu import HEADER, REASON_MARK, GpuUse, cut_gpu_log
+from results.records.layout import TrialLayout, is_complete, publish, sha256, write_atomic, write_indented_json
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
@@ -21,12 +21,14 @@ from results.records.turns import EngineSample, RoutedEngine, RoutingCell, Trace
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
+from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
+from runners.experiments.routing.model import describe_model
 from runners.experiments.routing.transfers import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape, read_span
+from runners.samplers.engine_counters import CacheShape
 
 HEADLINE = (
     "ttft_p50_s",
@@ -41,6 +43,7 @@ HEADLINE = (
     "amplification",
 )
 """Values of the summary that the journal keeps of a cell."""
+NO_GPU = "simulated: no GPU is used"
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
 _HERE = Path(__file__).resolve().parent
 
@@ -51,11 +54,9 @@ class Replayed:
 
     replay: ReplayOutcome
     router: RouterOutcome
-    members: tuple[Member, ...]
-    shapes: Mapping[str, CacheShape]
+    engines: tuple[RoutedEngine, ...]
+    spans: Mapping[str, CounterSpan]
     """Per instance."""
-    scrapes: Mapping[str, Path]
-    """Per instance: the file of its `/metrics`."""
 
 
 def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
@@ -74,15 +75,13 @@ def put_in_place(
 ) -> dict[str, Any]:
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
-    spans = {name: read_span(path) for name, path in replayed.scrapes.items()}
     turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
-    log, replay = context.layout.gpu_csv, replayed.replay
-    gpu = cut_gpu_log(log, cell.cell, replay.t_start_ns, replay.t_end_ns, written.gpu_util)
-    record = _make_record(cell, attempt, grid, trace, replayed, spans, gpu)
+    gpu = _measure_gpu(cell, grid, replayed.replay, written.gpu_util, context)
+    record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
-    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
+    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
@@ -95,6 +94,23 @@ def put_in_place(
     files = (*measured, written.summary, written.breakdown, written.cell)
     publish({path: layout.root / path.name for path in files})
     return headline_of(summary)
+
+
+def adopt_trial(context: RunContext, cell: CellPlan) -> CellOutcome | None:
+    """The outcome of a replay whose record is in place with every artifact whole; else None."""
+    layout = trial_layout(context, cell)
+    if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
+        return None
+    summary = msgspec.json.decode(layout.summary.read_bytes())
+    return CellOutcome(headline_of(summary), summary["degraded"])
+
+
+def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, context: RunContext) -> GpuUse:
+    """Write the cell's samples to the file."""
+    if grid.simulation is not None:
+        write_atomic(path, f"{','.join(HEADER)}\n{REASON_MARK}{NO_GPU}\n".encode())
+        return GpuUse(reason=NO_GPU)
+    return cut_gpu_log(context.layout.gpu_csv, cell.cell, replay.t_start_ns, replay.t_end_ns, path)
 
 
 def headline_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +136,6 @@ def _make_record(
     grid: Grid,
     trace: TraceRecord,
     replayed: Replayed,
-    spans: Mapping[str, CounterSpan],
     gpu: GpuUse,
 ) -> RoutingCell:
     outcome, commit = replayed.replay, commit_of(_HERE)
@@ -134,7 +149,7 @@ def _make_record(
         seed=cell.params["replay_seed"],
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(cell, grid, outcome),
-        engines=tuple(_describe_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
+        engines=replayed.engines,
         router=_router_facts(replayed.router)
         | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params},
         t_start_ns=outcome.t_start_ns,
@@ -145,6 +160,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=gpu.utilisation,
         gpu_reason=gpu.reason,
+        simulated=describe_model(grid),
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
     )
 
@@ -180,7 +196,8 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 
 
-def _describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
+def describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
+    """What the instance said of itself."""
     return RoutedEngine(
         instance=member.name,
         role=member.role,
@@ -213,11 +230,17 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
+        **({"simulated": describe_model(grid)} if grid.simulation else {}),
     }
 
 
 def _move_instances(source: Path, target: Path) -> None:
-    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room."""
+    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room.
+
+    Simulated engines have none.
+    """
     shutil.rmtree(target, ignore_errors=True)
+    if not source.is_dir():
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)

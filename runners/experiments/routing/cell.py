@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-
-import msgspec
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
@@ -15,28 +13,30 @@ from results.records.plan import CellPlan
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, put_in_place, why_degraded
+from runners.experiments.routing.artifacts import Replayed, describe_engine, put_in_place, why_degraded
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import can_move, ports_per_instance
+from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError
 from runners.router.server.process import RouterProcess
-from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
+from runners.router.spec import InstanceSpec, Prewarm
 from runners.samplers.engine import MetricsSampler
-from runners.samplers.engine_counters import CacheShape, read_baseline_shape
+from runners.samplers.engine_counters import CacheShape, read_baseline_shape, read_span
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
 from runners.trace.session import MAIN, Turn
 
 
-async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> CellOutcome:
     """Measure the cell and publish its artifacts.
 
     Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
@@ -65,7 +65,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Outcome(summary, why_degraded(outcome))
+    return CellOutcome(summary, why_degraded(outcome))
 
 
 async def _replay_trace(
@@ -81,18 +81,39 @@ async def _replay_trace(
         }
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
-        spec = _router_spec(cell, grid, members, shapes, folder, context)
+        instances = _list_instances(cell, grid, members, shapes, context)
+        block = common_block_tokens(shapes.values(), "the trace's bound is not defined for them")
+        spec = make_router_spec(cell, grid, instances, folder, _choose_prewarm(cell, context))
         async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
+            path = context.layout.trace_of(cell.params.get("trace", ""))
+            replay = make_replay_spec(cell, grid, context.profile.model, router.url, path, block, folder)
 
             def tick(progress: ReplayTick) -> None:
                 watch.replay_tick(progress)
                 if not router.alive:
                     cut.set()  # `router.end` says why
 
-            outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
+            outcome = await replay_behind(router, replay, tick, cut)
             await watch.require_engines()
             ended = await router.end()
-    return Replayed(outcome, ended, members, shapes, scrapes)
+    spans = {name: await asyncio.to_thread(read_span, path) for name, path in scrapes.items()}
+    engines = tuple(describe_engine(member, shapes[member.name], spans[member.name]) for member in members)
+    return Replayed(outcome, ended, engines, spans)
+
+
+async def replay_behind(
+    router: RouterProcess, spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
+) -> ReplayOutcome:
+    """Run the replay.
+
+    Raises RouterError where the replay failed because the router had died, LoadError where it failed by itself.
+    """
+    try:
+        return await run_replay(spec, on_tick, cut=cut)
+    except LoadError:
+        if not router.alive:
+            await router.end()
+        raise
 
 
 def _size_args(size: int | None) -> tuple[str, ...]:
@@ -100,39 +121,29 @@ def _size_args(size: int | None) -> tuple[str, ...]:
     return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
 
-def _router_spec(
+def _list_instances(
     cell: CellPlan,
     grid: Grid,
     members: Sequence[Member],
     shapes: Mapping[str, CacheShape],
-    folder: Path,
     context: RunContext,
-) -> RouterSpec:
+) -> tuple[InstanceSpec, ...]:
     assert cell.config is not None
     config, kind = context.configs[cell.config], context.profile.engine.kind
     model = members[0].engine.spec.model_folder
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
-    return RouterSpec(
-        instances=tuple(
-            InstanceSpec(
-                instance=member.name,
-                url=member.engine.url,
-                role=member.role,
-                kv_capacity_tokens=shapes[member.name].capacity_tokens,
-                block_tokens=shapes[member.name].block_tokens,
-                kv_events="" if member.events is None else member.events.endpoint,
-                kv_replay="" if member.events is None else member.events.replay_endpoint,
-                transfer=endpoint_of(member, config, kind, bytes_per_token) if cell.params["moves_kv"] else None,
-            )
-            for member in members
-        ),
-        policy=cell.params["policy"],
-        parameters=cell.params["parameters"],
-        decisions_path=str(TrialLayout(folder).decisions),
-        index=grid.router.index,
-        prewarm=_choose_prewarm(cell, context),
-        transfer=msgspec.convert(cell.params["transfer"], TransferRules),
-        reserved_output=cell.params.get("reserved_output", "max_tokens"),  # a plan of a version that always reserved it
+    return tuple(
+        InstanceSpec(
+            instance=member.name,
+            url=member.engine.url,
+            role=member.role,
+            kv_capacity_tokens=shapes[member.name].capacity_tokens,
+            block_tokens=shapes[member.name].block_tokens,
+            kv_events="" if member.events is None else member.events.endpoint,
+            kv_replay="" if member.events is None else member.events.replay_endpoint,
+            transfer=endpoint_of(member, config, kind, bytes_per_token) if cell.params["moves_kv"] else None,
+        )
+        for member in members
     )
 
 
@@ -157,21 +168,3 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     )
     prefix = Turn(MAIN, 0, 0.0, None, len(hashes) * facts.block_tokens, 1, hashes)
     return Prewarm(model.served_name, tuple(prompt_ids(shape, "", 0, prefix).tolist()))
-
-
-def _replay_spec(
-    cell: CellPlan, grid: Grid, url: str, shapes: Mapping[str, CacheShape], folder: Path, context: RunContext
-) -> ReplaySpec:
-    """The same for every policy of a trial under one load, but for the router's address."""
-    model = context.profile.model
-    return ReplaySpec(
-        url=url,
-        model=model.served_name,
-        trace_path=str(context.layout.trace_of(cell.params.get("trace", ""))),
-        requests_path=str(TrialLayout(folder).metrics),
-        seed=cell.params["replay_seed"],
-        vocab_low=model.vocab_low,
-        vocab_high=model.vocab_high,
-        block_tokens=common_block_tokens(shapes.values(), "the trace's bound is not defined for them"),
-        **(msgspec.structs.asdict(grid.replay) | {"time_scale": cell.params.get("time_scale", grid.replay.time_scale)}),
-    )

@@ -27,6 +27,9 @@ ENTRY = Experiment(
         "configs": "of all engines",
         "policies": "only these policies (repeatable), by name, label or Python file",
         "settings": "e.g. `trace.sessions=50` or `unified.overload_factor=1.3`",
+        "simulated": "in the same plan, records, report and figures",
+        "engine": "default with `--simulated`: `h20-qwen3-coder-30b-a3b`",
+        "instances": "of each cell",
         "trace": "replay this trace file instead of the preset's",
     },
 )

@@ -14,23 +14,22 @@ import msgspec
 
 from results.measures.columns import floats_or_nan
 from results.records.events import CellProgressed, CellState
-from results.records.layout import is_complete, write_atomic
+from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
-from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
-from runners.errors import CellFailed
+from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from runners.experiments.routing.artifacts import headline_of, trial_layout
+from runners.experiments.routing.artifacts import adopt_trial
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, needs_patches
-from runners.experiments.routing.trace import prepare_trace, read_record
+from runners.experiments.routing.plan import TRACE_CELL, list_traces, needs_patches
+from runners.experiments.routing.simulation import SimulatedCells
+from runners.experiments.routing.trace import prepare_trace, require_trace
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -44,6 +43,7 @@ class Routing(PatchedCells):
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
+        self._simulated = SimulatedCells(grid, context)
         kinds: Mapping[str, RunCell] = {
             "trace": self._prepare_trace,
             "patches": self._apply_patches,
@@ -60,45 +60,45 @@ class Routing(PatchedCells):
             return f"there is no trace to replay: {trace.reason}"
         return super().why_skip(cell, view)
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
         if cell.kind == "replay":
-            layout = trial_layout(self._context, cell)
-            if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
-                return None
-            summary = msgspec.json.decode(layout.summary.read_bytes())
-            return Outcome(headline_of(summary), summary["degraded"])
+            return adopt_trial(self._context, cell)
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
-            return Outcome(_interference_headline(rows))
+            return CellOutcome(_interference_headline(rows))
         return None
 
-    async def _prepare_trace(self, cell: CellPlan, attempt: int) -> Outcome:
-        context = self._context
+    async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        context, choice = self._context, self._grid.trace
         max_tokens = context.profile.engine.max_model_len
-        record = await asyncio.to_thread(prepare_trace, self._grid.trace, max_tokens, context.layout)
-        for name, choice in self._grid.further_traces.items():
-            await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout, name)
+        record = await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout.trace)
+        for name, number in list_traces(self._grid)[1:]:
+            source = self._grid.further_traces.get(name, choice)
+            drawn = msgspec.structs.replace(source, seed=source.seed + number)
+            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(name, number), name)
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
-        return Outcome({name: getattr(record, name) for name in names})
+        return CellOutcome({name: getattr(record, name) for name in names})
 
     def _needs_patches(self, config: str) -> bool:
-        return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
+        engine = self._context.profile.engine
+        return self._grid.simulation is None and needs_patches(self._context.configs[config], engine.kind)
 
-    async def _run_replay(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def release(self, reason: str) -> None:
+        """Stop the engine at hand, and what is simulated ahead."""
+        await self._simulated.stop()
+        await super().release(reason)
+
+    async def _run_replay(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        if self._grid.simulation is not None:
+            return await self._simulated.run_cell(cell, attempt)
         assert cell.config is not None
         await self._ensure_patches(cell.config)
-        return await replay_cell(cell, attempt, self._grid, self._read_trace(cell), self._context)
+        trace = require_trace(self._context.layout.trace_of(cell.params.get("trace", "")))
+        return await replay_cell(cell, attempt, self._grid, trace, self._context)
 
-    def _read_trace(self, cell: CellPlan) -> TraceRecord:
-        """The one that the cell replays. Raises CellFailed where it is not what it was."""
-        record = read_record(self._context.layout, cell.params.get("trace", ""))
-        if record is None:
-            raise CellFailed(f"the run's trace is missing or changed: `tracon retry --cell {TRACE_CELL}`")
-        return record
-
-    async def _run_interference(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_interference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         assert cell.config is not None
         await self._ensure_patches(cell.config)
         context, params = self._context, cell.params
@@ -124,7 +124,7 @@ class Routing(PatchedCells):
         rows = await measure_interference(spec, instance.name, repeated)
         await asyncio.to_thread(write_atomic, self._rows_of(cell), _encode_lines(rows))
         await asyncio.to_thread(self._gather_interference)
-        return Outcome(_interference_headline(rows))
+        return CellOutcome(_interference_headline(rows))
 
     def _rows_of(self, cell: CellPlan) -> Path:
         """A cell's rows: written whole, so that they are its commit mark."""
@@ -135,9 +135,9 @@ class Routing(PatchedCells):
         layout = self._context.layout
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
 
-    async def _run_analysis(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
         analysis = await asyncio.to_thread(analyse_routing, self._context.layout.root)
-        return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
+        return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:

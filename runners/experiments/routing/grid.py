@@ -33,6 +33,8 @@ EXPERIMENT = "routing"
 SYNTH = "synth"
 """The `trace.source` that stands for sessions generated from stated statistics."""
 
+DEFAULT_MODEL = "h20-qwen3-coder-30b-a3b"
+"""Of a simulation that names none."""
 POOLED = "static_pd"
 """The policy that only works with pools."""
 EXAMPLE = "unified.overload_factor=1.5"
@@ -132,6 +134,17 @@ class InterferenceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     repeats: int = 5
 
 
+class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Engines that are a model, in simulated time. Each trial has a trace and step times of its own."""
+
+    engine: str = DEFAULT_MODEL
+    """An engine model that comes with Tracon, or the path of a file with one (docs/simulator.md)."""
+    step_noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time; 0 = as the model has it."""
+    expected_cell_s: float = 10.0
+    """What one cell takes of a core, for the time estimate."""
+
+
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One preset of the experiment."""
 
@@ -156,6 +169,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineChoice = EngineChoice()
     router: RouterChoice = RouterChoice()
     interference: InterferenceChoice = InterferenceChoice()
+    simulation: SimulationChoice | None = None
+    """None = real engines."""
     traces: dict[str, TraceChoice] | UnsetType = UNSET
     """Further traces by name, each `trace` with what it states itself; a policy with `trace` replays one of them."""
 
@@ -193,6 +208,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
         """What `router.transfer` asks for, and the policy over it. Raises msgspec.ValidationError for a wrong value."""
         return msgspec.convert(self.router.transfer | policy.transfer, TransferRules)
+
+
+def is_drawn(choice: TraceChoice) -> bool:
+    """Another seed gives other sessions or arrivals."""
+    return choice.source == SYNTH or choice.sessions > 0 or choice.sessions_per_s > 0
 
 
 def policy_file(name: str) -> Path | None:
@@ -350,6 +370,10 @@ def _check_grid(grid: Grid, where: str) -> None:
         (replay.max_duration_s <= 0 or replay.drain_s < 0, "replay.max_duration_s must be above 0, drain_s not below"),
         (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
         (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
+        (
+            grid.simulation is not None and min(grid.simulation.step_noise, grid.simulation.expected_cell_s) < 0,
+            "simulation.step_noise and simulation.expected_cell_s must not be below 0",
+        ),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
 

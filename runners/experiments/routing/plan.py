@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,17 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.routing.grid import (
+    DEFAULT_MODEL,
     EXPERIMENT,
     SYNTH,
     Grid,
     PolicyChoice,
+    is_drawn,
     policy_file,
     read_grid,
     slug,
 )
+from runners.experiments.routing.model import describe_model, read_model
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"
@@ -51,17 +55,19 @@ DECODE_RUNS_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace."""
+    settings = (*options.settings, *_as_settings(options))
     grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),
         profile.name,
         options.preset,
         policies=options.policies,
-        settings=options.settings,
+        settings=settings,
     )
     grid = _with_options(grid, options)
     profile = counting_profile(profile, grid.engine)
     config = load_config(grid.config)
     seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
+    model = None if grid.simulation is None else read_model(grid)
     return DraftPlan(
         grid=grid,
         profile=profile,
@@ -74,26 +80,63 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             seed,
             profile.launch.release_wait_s,
             patched=needs_patches(config, profile.engine.kind),
-            moves_kv=moves_kv,
+            moves_kv=moves_kv and (model is None or model.link is not None),
         ),
-        ports=grid.instances * ports_per_instance(grid, ports_needed(config)),
+        ports=0 if grid.simulation else grid.instances * ports_per_instance(grid, ports_needed(config)),
+        needs_engine=grid.simulation is None,
         inputs={
-            "grid": msgspec.to_builtins(grid),
+            "grid": _describe_grid(grid),
+            **_describe_simulation(grid),
             "configs": {config.name: msgspec.to_builtins(config)},
             "config_names": [grid.config],
             "policy_names": list(options.policies),
-            "settings": list(options.settings),
+            "settings": list(settings),
             "trace_path": options.trace,
             "files": _digest_files(grid),
         },
         sums=estimate_stages(grid, profile.launch.release_wait_s),
-        notes=tuple(note_transfer_rules(grid)) if moves_kv else (),
+        notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
     )
+
+
+def _as_settings(options: RunOptions) -> Iterator[str]:
+    """The options of a simulation, as settings of the grid: a resumed run finds them among those."""
+    if options.engine or options.simulated:
+        yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
+    if options.instances is not None:
+        yield f"instances={options.instances}"
+
+
+def _note_simulation(grid: Grid) -> Iterator[str]:
+    if grid.simulation is not None:
+        yield f"SIMULATED, nothing is measured: engines are the model {describe_model(grid)}"
+        traces = _count_traces(grid, "")
+        yield f"{traces} traces, one for each trial" if traces > 1 else "one trace for all trials"
+
+
+def _describe_simulation(grid: Grid) -> dict[str, Any]:
+    """What stands in for engines; empty where they are real."""
+    if grid.simulation is None:
+        return {}
+    return {"simulated": describe_model(grid), "engine_model": msgspec.to_builtins(read_model(grid))}
+
+
+def _describe_grid(grid: Grid) -> dict[str, Any]:
+    """Without what makes no difference to real engines: plans made before it was there stay as they are."""
+    described: dict[str, Any] = msgspec.to_builtins(grid)
+    if grid.simulation is None:
+        del described["simulation"]
+    return described
 
 
 def ports_per_instance(grid: Grid, needed: int) -> int:
     """Ports in a row that one instance takes; `needed` is what its config takes."""
     return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def can_move(config: ConnectorConfig, kind: Kind) -> bool:
@@ -127,16 +170,20 @@ def list_cells(
     `moves_kv`: its engines exchange KV.
     """
     around_s = grid.engine_start_s + release_wait_s
+    trace = CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S)
+    report = CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S)
+    if grid.simulation is not None:
+        return [trace, *_trial_cells(grid, config, seed, 0.0, moves_kv), report]
     apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
     revert = CellPlan("analysis/patches", ANALYSIS, "revert", None, "patches removed", {}, PATCH_S)
     return [
-        CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
+        trace,
         *([apply] if patched else []),
         CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
         *_trial_cells(grid, config, seed, around_s, moves_kv),
         *_interference_cells(grid, config, seed, around_s),
         *([revert] if patched else []),
-        CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
+        report,
     ]
 
 
@@ -145,6 +192,10 @@ def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
     around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
     count, repeat_s = len(grid.policies), _repeat_s(grid)
+    if grid.simulation is not None:
+        cell = f"{grid.simulation.expected_cell_s:g} s on {count_cores()} cores"
+        text = f"{grid.trials} trials x {count} policies x {cell}"
+        return (Sum(TRIALS, text, sum(grid.trials * expect_replay_s(grid, policy) for policy in grid.policies)),)
     replays = [expect_replay_s(grid, policy) for policy in grid.policies]
     replay = f"{sum(replays) / max(count, 1):g} s replay" + (" on average" if len(set(replays)) > 1 else "")
     lines = [
@@ -162,8 +213,27 @@ def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     return tuple(lines)
 
 
+def list_traces(grid: Grid) -> list[tuple[str, int]]:
+    """Every trace of the run, as name and number, the run's `trace` first.
+
+    A simulated run has one of each name for each trial, where a seed draws another one.
+    """
+    names = ("", *grid.further_traces)
+    return [(name, number) for name in names for number in range(_count_traces(grid, name))]
+
+
+def _count_traces(grid: Grid, name: str) -> int:
+    choice = grid.further_traces.get(name, grid.trace)
+    return grid.trials if grid.simulation is not None and is_drawn(choice) else 1
+
+
 def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
-    """Longer in proportion where the sessions arrive later than `replay.time_scale` has it."""
+    """Longer in proportion where the sessions arrive later than `replay.time_scale` has it.
+
+    A simulated one costs the time of a core, and as many run at once as there are cores.
+    """
+    if grid.simulation is not None:
+        return grid.simulation.expected_cell_s / count_cores()
     return grid.expected_replay_s * max(1.0, grid.time_scale(policy) / grid.replay.time_scale)
 
 
@@ -203,6 +273,7 @@ def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place:
         **own_load(policy),
         "place": place,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
+        **_number_trace(grid, own_load(policy).get("trace", ""), trial),
     }
 
 
@@ -210,6 +281,13 @@ def own_load(policy: PolicyChoice) -> dict[str, Any]:
     """What the policy does not share with the others, beside the time scale."""
     own = {"kv_cache_memory_bytes": policy.kv_cache_memory_bytes, "trace": policy.trace}
     return {name: value for name, value in own.items() if value is not UNSET}
+
+
+def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:
+    """Which of the traces of that name a simulated cell replays; real ones have one."""
+    if grid.simulation is None:
+        return {}
+    return {"trace_number": trial if trial < _count_traces(grid, name) else 0}
 
 
 def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:

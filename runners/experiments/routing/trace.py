@@ -3,6 +3,7 @@
 RUN/trace/trace.jsonl       what cells replay
 RUN/trace/trace.json        TraceRecord, written last
 RUN/trace/NAME/trace.*     the same of a further trace, which some policies replay (`traces` of the preset)
+RUN/trace/[NAME/]N/trace.*  the same of trace N, where a simulated run has one for each trial; 0 is the one above
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from pathlib import Path
 
 import msgspec
 
-from results.records.layout import RunLayout, sha256, write_indented_json
+from results.records.layout import sha256, write_indented_json
 from results.records.turns import TraceRecord
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, TraceChoice
-from runners.trace.formats import read_trace, write_trace
+from runners.experiments.routing.plan import TRACE_CELL
+from runners.trace.formats import read_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Trace
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
-def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout, name: str = "") -> TraceRecord:
-    """Make the run's trace of this name; the same choice gives the same file.
+def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path, name: str = "") -> TraceRecord:
+    """Make a trace of the run; the same choice gives the same file. `name`: among the preset's `traces`.
 
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
@@ -36,7 +39,6 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout, name:
         trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, arrivals)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
-    path = layout.trace_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(path, trace.facts, trace.sessions)
     turns = [turn for session in trace.sessions for turn in session.turns]
@@ -55,18 +57,30 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout, name:
         max_tokens=max_tokens,
         name=name,
     )
-    write_indented_json(path.with_suffix(".json"), record)
+    write_indented_json(_record_beside(path), record)
     return record
 
 
-def read_record(layout: RunLayout, name: str = "") -> TraceRecord | None:
-    """The run's trace of this name if it is there, whole; else None."""
-    path = layout.trace_of(name)
+def read_record(path: Path) -> TraceRecord | None:
+    """The trace in this file if it is there, whole; else None."""
     try:
-        record = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=TraceRecord)
+        record = msgspec.json.decode(_record_beside(path).read_bytes(), type=TraceRecord)
         return record if sha256(path) == record.sha256 else None
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def require_trace(path: Path) -> TraceRecord:
+    """Raises CellFailed where a trace of the run is not what it was."""
+    record = read_record(path)
+    if record is None:
+        raise CellFailed(f"a trace of the run is missing or changed: `tracon retry --cell {TRACE_CELL}`")
+    return record
+
+
+def _record_beside(path: Path) -> Path:
+    """The commit mark of a trace."""
+    return path.with_suffix(".json")
 
 
 def _read_source(choice: TraceChoice) -> Trace:

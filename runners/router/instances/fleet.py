@@ -25,6 +25,8 @@ UNKNOWN_CAPACITY_BLOCKS = 1 << 17
 BLOCK_TOKENS = 16
 """The default of vLLM's GPU builds, where neither spec nor engine names a block size."""
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+NUMBER_DIGITS = 9
+"""Of a number in a label; a longer one is none."""
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 
 
@@ -214,7 +216,7 @@ def cache_facts(page: bytes) -> CacheFacts:
 
 
 def _read_number(text: bytes | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isdigit() and len(text) <= NUMBER_DIGITS else None
 
 
 def _make_member(instance: InstanceSpec, facts: CacheFacts) -> Member:

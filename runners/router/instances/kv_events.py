@@ -262,7 +262,7 @@ class KvEvents:
     def _read_batch(self, payload: bytes) -> _Batch | None:
         try:
             return _DECODER.decode(payload)
-        except msgspec.DecodeError:  # a message of another form is one of these too
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # another form of message is one of these too
             return None
 
 

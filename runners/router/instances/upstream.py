@@ -311,7 +311,7 @@ def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
             continue
         forwarded.append(header)
         if name == b"transfer-encoding":
-            chunked = b"chunked" in value.lower()
+            chunked = value.lower().rpartition(b",")[2].strip() == b"chunked"  # as the parser reads it
         elif name == b"content-length":
             sized = True
         elif name == b"content-type":

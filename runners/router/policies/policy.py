@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -245,7 +245,18 @@ class Draft:
             return made
         candidates = by_name([*weighing.list_candidates(), *may.ruled_out])
         tie = tie_break(made.instance, weighing, made.keys) if self._won_by_score else ""
-        return replace(made, candidates=candidates, tie_break=tie)
+        return Decision(
+            policy=made.policy,
+            instance=made.instance,
+            reason=made.reason,
+            candidates=candidates,
+            keys=made.keys,
+            gates=made.gates,
+            tie_break=tie,
+            binds=made.binds,
+            migrate_from=made.migrate_from,
+            advances=made.advances,
+        )
 
 
 def draft_for(

@@ -140,6 +140,7 @@ class ClientConnection(asyncio.Protocol):
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
+        self._transport.set_write_buffer_limits(0)  # uvloop then writes at once, not at the end of its round
         self.write = self._transport.write
         connected = transport.get_extra_info("socket")
         if connected is not None:

@@ -83,6 +83,7 @@ class RouterProcess:
         with contextlib.suppress(TimeoutError):
             line = await asyncio.wait_for(asyncio.shield(self._following), wait_s)
         if line is None or line.end is None:
+            await self._child.end()  # its exit code is known then
             raise self._child.make_error(line, "the router process ended without an account of itself", RouterError)
         self._outcome = line.end
         await self._child.end()

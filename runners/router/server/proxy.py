@@ -170,13 +170,13 @@ class Exchange(RequestLifecycle):
             self.complete_with_error(*error)
 
     def _open_response(self, data: bytes) -> None:
+        head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
+        self._client.write(head + data)  # first of all: counting can wait
         self.start_response()
         if self._responses is not None and self._status == 200:
             named = _RESPONSE_ID.search(data)
             if named is not None:
                 self._responses.add_response(named[1].decode(), self.instance, self._request.session)
-        head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
-        self._client.write(head + data)
 
     # the client's side
     def abandon_request(self, why: str = "the client left") -> None:

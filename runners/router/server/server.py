@@ -28,7 +28,8 @@ from runners.router.server.paths import ROUTED
 from runners.router.server.prewarm import prewarm_fleet
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
+from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
+from runners.router.tick import make_tick
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 from runners.router.view import Cluster
@@ -199,30 +200,8 @@ class Server:
         return self._traffic.is_idle
 
     def tick(self) -> RouterTick:
-        bindings, counts = self._bindings, self._counts
-        self._ledger.settle_records()
-        rows = tuple(
-            TickInstance(
-                load.instance,
-                load.available,
-                load.why_unavailable,
-                load.num_requests,
-                load.pending_prefill_tokens,
-                load.ongoing_tokens,
-                bindings.count_active(load.instance),
-                counts.placed[load.instance],
-            )
-            for load in self._cluster.take_view().instances
-        )
-        return RouterTick(
-            t_ns=perf_counter_ns(),
-            policy=self._policy.name,
-            instances=rows,
-            sessions=sum(row.sessions for row in rows),
-            decisions=dict(counts.decisions),
-            latest=self._ledger.latest_picks(),
-            retries=counts.retries,
-            errors=counts.count_status("error"),
+        return make_tick(
+            perf_counter_ns(), self._policy.name, self._cluster, self._bindings, self._counts, self._ledger
         )
 
     # the service of client connections

@@ -21,6 +21,8 @@ from runners.router.metrics import Counts
 from runners.router.sessions.redis_rows import SCRIPTS
 from runners.router.spec import PASSWORD, BindingRules
 
+UNANSWERED = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, RecursionError)
+"""What a connection fails with; the last two where an answer is not of Redis' protocol."""
 CONNECT_S = 2.0
 DEAD_S = 5.0
 """A connection without an answer for this long is given up."""
@@ -109,7 +111,7 @@ class RedisLink:
                 async with asyncio.timeout(CONNECT_S):
                     await self._load_scripts(connection)
                 await self._serve_calls(connection)
-            except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            except UNANSWERED as error:
                 self._note_outage(f"{type(error).__name__}: {error}")
             finally:
                 with contextlib.suppress(RedisError, OSError):

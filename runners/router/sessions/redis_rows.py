@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-FIXED = 9
+ROW_KINDS = (int, int, int, str, int, str, int, str, str)
+"""What an answer begins with; three counts follow for each instance."""
+FIXED = len(ROW_KINDS)
 """Values of an answer before those of the instances."""
 
 
@@ -65,10 +67,16 @@ def script_argument(prefix: str, ttl_s: float, names: tuple[str, ...], life: str
 
 
 def read_row(answer: bytes, names: tuple[str, ...]) -> TableRow:
-    """A script's answer to a request with these names of instances."""
-    flat: list[Any] = msgspec.msgpack.decode(answer)
-    granted, turns, version, instance, since_us, moving_to, left_us, moving_by, life = flat[:FIXED]
-    counts = flat[FIXED:]
+    """A script's answer to a request with these names of instances. Raises ValueError where it is none."""
+    try:
+        flat = msgspec.msgpack.decode(answer, type=list[int | str])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise ValueError(f"no row of the table: {error}") from error
+    if [type(value) for value in flat] != [*ROW_KINDS, *[int] * (3 * len(names))]:
+        raise ValueError(f"no row of the table: {flat}")
+    row: list[Any] = flat
+    granted, turns, version, instance, since_us, moving_to, left_us, moving_by, life = row[:FIXED]
+    counts = row[FIXED:]
     places = {name: Place(*counts[3 * at : 3 * at + 3]) for at, name in enumerate(names)}
     since_s = None if since_us < 0 else since_us / 1e6
     return TableRow(bool(granted), turns, version, instance, since_s, moving_to, left_us / 1e6, moving_by, life, places)

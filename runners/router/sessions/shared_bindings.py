@@ -222,8 +222,14 @@ class SharedBindings(Bindings):
         def receive(answer: bytes | None) -> None:
             if answer is None:
                 unanswered()
+                return
+            try:
+                row = read_row(answer, names)
+            except ValueError:
+                self._counts.binding_failures["unreadable"] += 1
+                unanswered()
             else:
-                answered(read_row(answer, names))
+                answered(row)
 
         self._link.call_script(operation, key, argument, receive)
 

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+COUNT_LIMIT = 1e18
 _SAMPLE = re.compile(
     rb"^vllm:(prompt_tokens_by_source_total|nixl_bytes_transferred_sum|cache_config_info)(?:\{([^}]*)\})? (\S+)",
     re.MULTILINE,
 )
 _SOURCE = re.compile(rb'source="external_kv_transfer"')
-_BLOCK = re.compile(rb'block_size="(\d+)"')
+_BLOCK = re.compile(rb'block_size="(\d{1,9})"')
 
 
 class Counters(NamedTuple):
@@ -55,12 +56,21 @@ def read_counters(page: bytes) -> Counters:
     block: int | None = None
     for name, labels, value in _SAMPLE.findall(page):
         if name == b"prompt_tokens_by_source_total" and _SOURCE.search(labels):
-            external = (external or 0.0) + float(value)
+            external = _add_sample(external, value)
         elif name == b"nixl_bytes_transferred_sum":
-            moved = (moved or 0.0) + float(value)
+            moved = _add_sample(moved, value)
         elif name == b"cache_config_info" and block is None and (size := _BLOCK.search(labels)):
-            block = int(size[1])
+            block = int(size[1]) or None
     return Counters(external, moved, block)
+
+
+def _add_sample(sum_so_far: float | None, text: bytes) -> float | None:
+    """The sum with one more sample; a sample that is no count is left out."""
+    try:
+        value = float(text)
+    except ValueError:
+        return sum_so_far
+    return (sum_so_far or 0.0) + value if 0 <= value < COUNT_LIMIT else sum_so_far
 
 
 def attribute_rise(before: Counters, after: Counters, answers: Sequence[TargetAnswer]) -> list[Attribution]:

@@ -1,4 +1,4 @@
-"""Reads trace files of the formats Mooncake, Bailian, agentic and tracon; writes tracon."""
+"""Reads trace files of the formats Mooncake, Bailian, agentic and tracon."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from runners.errors import RunnerError
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
 from runners.trace.formats.mooncake import open_mooncake
-from runners.trace.formats.tracon import Written, open_tracon, write_trace
+from runners.trace.formats.tracon import open_tracon
 from runners.trace.session import Session, Trace, TraceFacts
 from runners.trace.source import OnProgress, TraceError, read_beginning
-
-__all__ = ["FORMATS", "TraceError", "Written", "detect_format", "open_trace", "read_trace", "write_trace"]
 
 Reader = Callable[[Path, OnProgress | None], tuple[TraceFacts, Iterator[Session]]]
 

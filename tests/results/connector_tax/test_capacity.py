@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from results.connector_tax.capacity import Capacity, capacity_table, measure_capacity
+from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity
 from results.measures.goodput import Slo, measure_goodput
 from results.measures.saturation import judge_cells
 from results.measures.summary import CellSummary
@@ -30,7 +30,7 @@ def sweep(config: str, trial: int, peak_per_s: float, rates: tuple[float, ...] =
     ]  # fmt: skip
 
 
-def measure(cells: list[CellSummary], *, goodput: bool = False) -> dict[str, Capacity]:
+def measure(cells: list[CellSummary], *, goodput: bool = False) -> dict[str, CapacityCost]:
     saturation = {cell.path: judged for cell in cells for judged in judge_cells([cell])}
     found = measure_capacity(cells, saturation, (lambda cell: Estimate(GOODPUT[cell.config])) if goodput else None)
     return {capacity.config: capacity for capacity in found}

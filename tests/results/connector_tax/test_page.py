@@ -13,7 +13,7 @@ from results.connector_tax.analyse import Analysis
 from results.connector_tax.page import TAXES, build_page, format_fraction
 from results.connector_tax.write import analyse_run
 from results.records.baseline import BASELINE, REPEAT
-from results.report.page import Answer, Page
+from results.report.page import Page, PageAnswer
 from results.statistics.estimates import Estimate
 from tests.results.connector_tax.synthetic import Behaviour, Run, report_text, write_run
 
@@ -46,7 +46,7 @@ def analyses(roots: dict[int, Path]) -> dict[int, Analysis]:
     return {trials: analyse_run(root) for trials, root in roots.items()}
 
 
-def answer_of(page: Page, name: str) -> Answer:
+def answer_of(page: Page, name: str) -> PageAnswer:
     return next(one for one in page.answers if one.name == name)
 
 

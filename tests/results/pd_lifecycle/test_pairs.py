@@ -161,3 +161,9 @@ def test_the_f_of_the_output_lengths_is_that_of_an_analysis_of_variance() -> Non
     assert (actual.f, actual.p) == pytest.approx((known.statistic, known.pvalue))
     assert compare_output_lengths(taken, np.ones(12), np.ones(12)).f is None
     assert compare_output_lengths(np.zeros(12), np.ones(12), length).f is None
+
+
+def test_pairs_that_all_agree_do_not_give_a_p_of_zero() -> None:
+    orders = np.array([1.0, -1.0, 1.0, -1.0])
+    assert balance_orders(np.full(4, 3.0), orders).p == 2.0**-3
+    assert balance_orders(np.zeros(4), orders).p == 1.0

@@ -16,9 +16,9 @@ from results.report.page import (
     MOST_ANSWERS,
     MOST_BYTES,
     MOST_QUESTIONS,
-    Answer,
     OpenQuestion,
     Page,
+    PageAnswer,
     cut_text,
     explain_interval,
     group_remedies,
@@ -125,7 +125,7 @@ def test_judgements_become_answers_and_questions() -> None:
     holds = judgement(Outcome.HOLDS, "+45% [+40%, +50%] lies at or above 10%", Estimate(0.45, 0.4, 0.5))
     other = judgement(Outcome.UNDECIDED, "+5% [-4%, +14%] straddles 10%", Estimate(0.05, -0.04, 0.14))
     answers, questions = split_judgements([holds, other], lambda _: "more launches", 4)
-    assert answers == [Answer("H1", "holds", "It persists: +45% [+40%, +50%] lies at or above 10%.", 4)]
+    assert answers == [PageAnswer("H1", "holds", "It persists: +45% [+40%, +50%] lies at or above 10%.", 4)]
     assert questions == [OpenQuestion("H1", "It persists: +5% [-4%, +14%] straddles 10%.", "more launches", 4)]
     assert group_remedies([*questions, *questions]) == [("H1, H1", "more launches")]
 
@@ -150,7 +150,7 @@ def test_a_long_text_is_cut_between_clauses_and_never_inside_brackets() -> None:
 
 
 def test_what_has_no_room_is_counted() -> None:
-    answers = tuple(Answer(f"a{number}", "", "said.") for number in range(MOST_ANSWERS + 3))
+    answers = tuple(PageAnswer(f"a{number}", "", "said.") for number in range(MOST_ANSWERS + 3))
     questions = tuple(OpenQuestion(f"q{number}", "asked.", "a run") for number in range(MOST_QUESTIONS + 2))
     page = Page("?", (), "", answers, questions)
     assert page.answers[-1].text == "3 further answers, in the appendix."

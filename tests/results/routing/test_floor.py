@@ -26,6 +26,8 @@ from results.statistics.student import find_p_value
 from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 
+pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
+
 WORLD = World(sessions=10, turns=2, trials=3, instances=3)
 BONUS = {"load_floor_bonus": 200}
 

@@ -19,6 +19,8 @@ from results.routing.transfers import PolicyTransfers, summarise_transfers
 from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import World
 
+pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
+
 PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
 PER_TOKEN_S = 1e-4
 SESSIONS = 12

@@ -14,6 +14,8 @@ from results.routing.summary import moved_apc, summary_of
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded
 
+pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
+
 WORLD = World(sessions=4, turns=3, gap_s=5.0)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -28,6 +29,8 @@ from results.statistics.judgement import Verdict
 from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import Truth, World, loaded
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
+
+pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
 
 
 @pytest.mark.parametrize(("took_s", "verdict"), [(0.1, Verdict.LOWER), (0.3, Verdict.HIGHER)])
@@ -52,7 +55,7 @@ def test_one_trial_resamples_sessions_and_carries_no_verdict() -> None:
 def test_what_the_target_had_pending_counts_on_both_sides() -> None:
     log = log_of(0.1)
     busy = [
-        replace(load, pending_prefill_tokens=4000 if load.instance == "b" else 0)
+        msgspec.structs.replace(load, pending_prefill_tokens=4000 if load.instance == "b" else 0)
         for load in log.records[-1].cluster.instances
     ]
     log.records = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from results.records.layout import publish
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.campaign.plan import freeze_plan
 from runners.errors import CellFailed, CellSkipped
 from state import lease as leases
@@ -57,7 +57,7 @@ class Scripted:
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         return ""
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         await asyncio.sleep(10.0 if cell.kind == "slow" else self._cell_s)
         if cell.kind == "fail" and attempt == 1:
             raise CellFailed("as scripted")
@@ -67,11 +67,11 @@ class Scripted:
         partial.parent.mkdir(exist_ok=True)
         partial.write_text(f"{cell.cell} {attempt} {os.getpid()}\n")
         publish({partial: self._folder / "done" / cell.cell})
-        return Outcome({"attempt": attempt})
+        return CellOutcome({"attempt": attempt})
 
-    def adopt(self, cell: CellPlan) -> Outcome | None:
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
         done = self._folder / "done" / cell.cell
-        return Outcome({"attempt": int(done.read_text().split()[1])}) if done.exists() else None
+        return CellOutcome({"attempt": int(done.read_text().split()[1])}) if done.exists() else None
 
     async def finish(self) -> None:
         self.finished += 1

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ from results.records.events import (
 from results.records.plan import CellPlan
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import requests
-from state.errors import LeaseHeld
+from state.errors import DiskFull, LeaseHeld
 from state.model import RunView
 from state.process import this_process
 from state.store import RunStore
@@ -254,25 +254,57 @@ async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(
     assert set(times_done(folder).values()) == {1}
 
 
+class Filling(Scripted):
+    """The disk fills up in the middle of a cell: its load process reports that it cannot write."""
+
+    def __init__(self, folder: Path, error: Exception, fill: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self._error, self._fill = error, fill
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        if cell.cell != "s0-c1" or attempt > 1:
+            return await super().run_cell(cell, attempt)
+        self._fill()
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RunnerError("cannot write requests.jsonl", remedy=""), DiskFull("no space left")])
+async def test_a_cell_that_the_full_disk_cut_is_measured_after_a_resume_and_did_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        cells = Filling(folder, error, lambda: monkeypatch.setattr(disk, "MIN_FREE_BYTES", 1 << 62))
+        assert await CellLoop(store, lease, folder, cells).run() == ExitCode.INTERRUPTED
+        assert store.view().cells["s0-c1"].state is CellState.PENDING
+    monkeypatch.undo()
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert set(times_done(folder).values()) == {1}
+
+
 class Mortal(Scripted):
     """A cell's engine dies by a signal in its first `deaths` attempts."""
 
-    def __init__(self, folder: Path, store: RunStore, deaths: int, error: Exception) -> None:
+    def __init__(
+        self, folder: Path, store: RunStore, deaths: int, error: Exception, ended_by: str = "SIGKILL"
+    ) -> None:
         super().__init__(folder)
-        self._store, self._deaths, self._error = store, deaths, error
+        self._store, self._deaths, self._error, self._ended_by = store, deaths, error, ended_by
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.cell != "s0-c1" or attempt > self._deaths:
             return await super().run_cell(cell, attempt)
         name = f"plain-{attempt}"
-        died = InstanceChanged(name, "plain", InstanceState.FAILED, reason="it died", death=EngineDeath("SIGKILL"))
+        died = InstanceChanged(name, "plain", InstanceState.FAILED, reason="it died", death=EngineDeath(self._ended_by))
         self._store.append(InstanceChanged(name, "plain", InstanceState.STARTING, 1, 1, 1.0), died)
         raise self._error
 
 
-async def run_mortal(folder: Path, deaths: int, error: Exception) -> RunView:
+async def run_mortal(folder: Path, deaths: int, error: Exception, ended_by: str = "SIGKILL") -> RunView:
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
-        await asyncio.wait_for(CellLoop(store, lease, folder, Mortal(folder, store, deaths, error)).run(), 20)
+        cells = Mortal(folder, store, deaths, error, ended_by)
+        await asyncio.wait_for(CellLoop(store, lease, folder, cells).run(), 20)
         return store.view()
 
 
@@ -280,8 +312,26 @@ async def test_a_cell_whose_engine_was_killed_is_tried_again_once_and_says_so(tm
     view = await run_mortal(new_run(tmp_path / "run"), 1, CellFailed("the engine died"))
     cell = view.cells["s0-c1"]
     assert (cell.state, cell.attempt) == (CellState.DONE, 2)
-    assert "plain-1 died of SIGKILL" in cell.attempts[0].reason
+    assert "plain-1 was ended by SIGKILL" in cell.attempts[0].reason
     assert view.state is RunState.DONE
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "state", "reason"),
+    [
+        ("exit code 0", CellState.DONE, "plain-1 ended with exit code 0"),
+        ("unknown", CellState.DONE, "plain-1 ended"),
+        ("exit code 1", CellState.FAILED, "the engine died"),
+    ],
+)
+async def test_an_engine_that_ended_without_an_error_of_its_own_was_ended_from_outside(
+    tmp_path: Path, ended_by: str, state: CellState, reason: str
+) -> None:
+    """Its guard or its fork server was killed: both send it TERM, upon which vLLM ends with exit code 0."""
+    view = await run_mortal(new_run(tmp_path / "run"), 1, CellFailed("the engine died"), ended_by)
+    cell = view.cells["s0-c1"]
+    assert cell.state is state
+    assert cell.attempts[0].reason.endswith(reason)
 
 
 async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) -> None:
@@ -294,3 +344,38 @@ async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) ->
 async def test_an_engine_that_dies_at_its_start_was_tried_twice_already(tmp_path: Path) -> None:
     view = await run_mortal(new_run(tmp_path / "run"), 9, CrashedAtStart("it died at once", remedy=""))
     assert (view.cells["s0-c1"].state, view.cells["s0-c1"].attempt) == (CellState.FAILED, 1)
+
+
+class Loaded(Scripted):
+    """A cell's load process fails in its first `failures` attempts."""
+
+    def __init__(self, folder: Path, failures: int, ended_by: str) -> None:
+        super().__init__(folder)
+        self._failures, self._ended_by = failures, ended_by
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        if cell.cell != "s0-c1" or attempt > self._failures:
+            return await super().run_cell(cell, attempt)
+        error = RunnerError("the load process ended with no outcome (how): its last words", remedy="")
+        error.ended_by = self._ended_by
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("failures", "ended_by", "state", "attempts"),
+    [
+        (1, "SIGKILL", CellState.DONE, 2),
+        (9, "SIGKILL", CellState.FAILED, 2),
+        (1, "", CellState.FAILED, 1),
+    ],
+)
+async def test_a_cell_whose_load_or_router_was_killed_is_tried_again_once(
+    tmp_path: Path, failures: int, ended_by: str, state: CellState, attempts: int
+) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        await asyncio.wait_for(CellLoop(store, lease, folder, Loaded(folder, failures, ended_by)).run(), 20)
+        cell = store.view().cells["s0-c1"]
+    assert (cell.state, cell.attempt) == (state, attempts)
+    if attempts == 2:
+        assert "because the load process ended with no outcome (how)" in cell.attempts[0].reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def test_plan_prints_what_it_promises(tmp_path: Path) -> None:
     done = tracon("plan", "connector-tax", "--profile", "cpu-tiny", "--json", workspace=tmp_path)
     plan = json.loads(done.stdout)
     assert {"experiment", "profile", "configs", "stages", "cells", "estimated_s"} <= set(plan)
-    stages = ["preflight", "phase-a", "reference", "phase-b", "confirm", "analysis"]
+    stages = ["preflight", "phase-a", "reference", "confirm", "analysis"]
     assert [stage["stage"] for stage in plan["stages"]] == stages
     assert 2 * 3600 < plan["estimated_s"] < 3 * 3600
     assert not list(tmp_path.iterdir()), "a plan runs and writes nothing"
@@ -189,9 +189,15 @@ def test_the_console_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert executed == [["-m", "console", "--workspace", str(tmp_path), "--read-only", "--ascii"]]
 
 
-def test_defaults_of_a_run_are_those_of_its_options() -> None:
-    commands_by_name = dict(commands(app))
-    defaults = {field.name: field.default for field in fields(RunOptions) if field.default is not MISSING}
+def test_the_options_of_a_run_are_those_of_its_struct(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[RunOptions] = []
+    monkeypatch.setattr("runners.cli.runs._print_plan", lambda options, json: planned.append(options))
+    given = ["--config", "plain", "-c", "nixl_both", "--seed", "7", "--set", "trials=2", "--port", "9000"]
+    for arguments in ([], given):
+        assert CliRunner().invoke(app, ["plan", "routing", *arguments]).exit_code == 0
+    changed = RunOptions("routing", configs=("plain", "nixl_both"), seed=7, settings=("trials=2",), port=9000)
+    assert planned == [RunOptions("routing"), changed]
     for name in ("tracon plan", "tracon run"):
-        shown = {one.name: one.default for one in getattr(commands_by_name[name], "params", [])}
-        assert {key: shown[key] or () if value == () else shown[key] for key, value in defaults.items()} == defaults
+        helps = {one.name: one.help for one in getattr(dict(commands(app))[name], "params", []) if hasattr(one, "help")}
+        assert "(default: cpu-tiny)" in helps["profile"]
+        assert {field.name for field in fields(RunOptions)} <= set(helps)

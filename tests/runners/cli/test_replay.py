@@ -14,7 +14,7 @@ from runners.cli import app
 from runners.cli.replay import progress_line
 from runners.errors import RunnerError
 from runners.load.replay_spec import ReplayTick
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
 from tests.runners.load.traces import chain, read_turns, trace_of
 from tests.servers.truth_server import TruthServer

@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from runners.cli import app
 from runners.errors import RunnerError
-from runners.trace.formats import FORMATS, TraceError, open_trace, read_trace
+from runners.trace.formats import FORMATS, open_trace, read_trace
+from runners.trace.source import TraceError
 from tests.runners.trace import files
 
 

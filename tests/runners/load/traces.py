@@ -14,7 +14,7 @@ import uvloop
 from results.records.turns import TurnRecord
 from runners.load.replay import run_trace
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.servers.truth_server import Truth, TruthServer
 

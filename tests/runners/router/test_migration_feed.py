@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from time import perf_counter_ns
 
+import msgspec
+
 from results.records.decisions import Decision, Gate, KvTransfer
 from runners.router import migration_feed
 from runners.router.migration_feed import NOT_ASKED, MigrationFeed
@@ -100,7 +102,7 @@ def test_many_at_once_are_told_over_several_ticks() -> None:
 
 def test_picks_that_have_nothing_to_do_with_migrations_are_not_told() -> None:
     feed = MigrationFeed(perf_counter_ns)
-    feed.add_decision(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))
+    feed.add_decision(1, REQUEST, Decision("ear", "a", "bound", gates=(msgspec.structs.replace(HOT, passed=False),)))
     cached = Gate("cache", 1, 0, True, "it holds it")
     feed.add_decision(2, REQUEST, Decision("unified", "a", "affinity", gates=(cached,)))
     assert feed.take_steps() == ()

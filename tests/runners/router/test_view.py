@@ -86,8 +86,7 @@ class Walk:
             self.cluster.pause_instance(name, self.source.choice((0.0, 0.5, 8.0)))
         elif how == "drain":
             self.cluster.drain_instance(name)
-        elif how == "resume":
-            self.cluster.drain_instance(name)
+        elif how == "resume" and self.cluster._counters[name].draining:
             self.cluster.add_member(Member(name, name))
         elif how == "capacity":
             self.cluster.set_capacity(name, self.source.choice((None, 5000, 20_000)))

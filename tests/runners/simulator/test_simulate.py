@@ -2,69 +2,94 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
 
-from results.records.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord, Role
+from results.records.layout import TrialLayout
 from results.records.schemas import RequestStatus
-from results.records.turns import TurnRecord
-from runners.cli import app
+from results.records.turns import EngineSample, TurnRecord
 from runners.errors import RunnerError
-from runners.load.replay_plan import Pace
+from runners.load.replay_spec import ReplaySpec
 from runners.router.policies import POLICIES, make_policy
+from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec
 from runners.simulator.engine import EngineModel
-from runners.simulator.engine_file import EngineFile, Link, engine_names, read_engine
+from runners.simulator.engine_file import Link, engine_names, read_engine
 from runners.simulator.replay import list_keys
-from runners.simulator.simulate import Choice, SimulationReport, Workload, name_instances, read_workload, simulate
+from runners.simulator.simulate import simulate
+from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
 from runners.simulator.step_time import StepTime
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesise_trace
 from tests.runners.load.traces import chain, trace_of
 
-ENGINE = EngineFile(
-    "made up",
-    EngineModel(StepTime(0.005, 2e-5, 1e-4, 0.0, 1e-9), kv_capacity_tokens=400_000, max_batched_tokens=4096),
-    link=Link(1e-3, 10e9, 1000),
-)
+MODEL = EngineModel(StepTime(0.005, 2e-5, 1e-4, 0.0, 1e-9), kv_capacity_tokens=400_000, max_batched_tokens=4096)
+LINK = Link(1e-3, 10e9, 1000)
 PARAMETERS: dict[str, dict[str, Any]] = {"ear": {"hot_tokens": 8000, "cooldown_s": 1.0}}
 POOLED = ("static_pd",)
 
 
+TRACE = synthesise_trace(60, 3, {"span_s": 20})
+BLOCK = TRACE.facts.block_tokens
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sessions that come faster than four engines can serve them at once, so that queues form."""
     path = tmp_path_factory.mktemp("trace") / "sessions.jsonl"
-    trace = synthesise_trace(60, 3, {"span_s": 20})
-    write_trace(path, trace.facts, trace.sessions)
-    return read_workload(path, Pace(time_scale=0.2))
+    write_trace(path, TRACE.facts, TRACE.sessions)
+    return path
 
 
-def run(work: Workload, policy: str, folder: Path, prefill: int = 0) -> tuple[SimulationReport, list[DecisionRecord]]:
-    choice = Choice(policy, PARAMETERS.get(policy, {}), name_instances(4, prefill), ENGINE)
-    report = simulate(work, choice, folder)
+def make_spec(
+    trace: Path, policy: str, folder: Path, *, prefill: int = 0, model: EngineModel = MODEL, **replay: Any
+) -> SimulationSpec:
+    rest: Role = "decode" if prefill else "both"
+    roles: list[Role] = ["prefill" if place < prefill else rest for place in range(4)]
+    endpoint = KvEndpoint("nixl", kv_bytes_per_token=LINK.kv_bytes_per_token)
+    instances = tuple(
+        InstanceSpec(f"e{place}", f"http://e{place}", role, model.kv_capacity_tokens, BLOCK, transfer=endpoint)
+        for place, role in enumerate(roles)
+    )
+    layout = TrialLayout(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    asked: dict[str, Any] = {"time_scale": 0.2, "max_duration_s": 3600.0, "block_tokens": BLOCK} | replay
+    return SimulationSpec(
+        router=RouterSpec(instances, policy, PARAMETERS.get(policy, {}), decisions_path=str(layout.decisions)),
+        replay=ReplaySpec(
+            url="http://simulated", model="m", trace_path=str(trace), requests_path=str(layout.metrics), **asked
+        ),
+        models={one.instance: model for one in instances},
+        link=LINK,
+        samples_path=str(layout.engines),
+    )
+
+
+def run(
+    trace: Path, policy: str, folder: Path, prefill: int = 0, **replay: Any
+) -> tuple[SimulationOutcome, list[DecisionRecord]]:
+    outcome = simulate(make_spec(trace, policy, folder, prefill=prefill, **replay), lambda _: None)
     decode = msgspec.json.Decoder(DecisionRecord).decode_lines
-    return report, decode((folder / "decisions.jsonl").read_bytes())
+    return outcome, decode((folder / "decisions.jsonl").read_bytes())
 
 
 def read_turns(folder: Path) -> list[TurnRecord]:
-    return msgspec.json.Decoder(TurnRecord).decode_lines((folder / "metrics.jsonl").read_bytes())
+    turns = msgspec.json.Decoder(TurnRecord).decode_lines((folder / "metrics.jsonl").read_bytes())
+    return sorted(turns, key=lambda turn: turn.index)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_turn_ends_once_under_every_policy_and_nothing_is_left(
-    policy: str, work: Workload, tmp_path: Path
-) -> None:
-    report, records = run(work, policy, tmp_path, prefill=1 if policy in POOLED else 0)
-    turns = read_turns(tmp_path)
-    assert [turn.index for turn in turns] == list(range(len(work.plan.turns)))
-    assert Counter(turn.status for turn in turns) == {RequestStatus.OK: report.turns}
-    assert (report.completed, report.failed) == (report.turns, 0)
+def test_every_turn_ends_once_under_every_policy_and_nothing_is_left(policy: str, trace: Path, tmp_path: Path) -> None:
+    outcome, records = run(trace, policy, tmp_path, prefill=1 if policy in POOLED else 0)
+    turns, replay = read_turns(tmp_path), outcome.replay
+    assert [turn.index for turn in turns] == list(range(TRACE.requests))
+    assert Counter(turn.status for turn in turns) == {RequestStatus.OK: replay.turns}
+    assert (replay.completed, replay.failed, replay.stop_reason) == (replay.turns, 0, "complete")
+    assert not replay.fidelity.degraded
     assert len({record.seq for record in records}) == len(records)
     final = [record for record in records if record.outcome is not None and record.outcome.status == "ok"]
     assert {record.request.request for record in final} == {turn.request for turn in turns}
@@ -78,31 +103,31 @@ def test_every_turn_ends_once_under_every_policy_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("policy", ["unified", "ear", "lmetric", "sticky"])
-def test_a_recorded_decision_is_the_policys_own_on_the_recorded_view(
-    policy: str, work: Workload, tmp_path: Path
-) -> None:
-    _, records = run(work, policy, tmp_path)
+def test_a_recorded_decision_is_the_policys_own_on_the_recorded_view(policy: str, trace: Path, tmp_path: Path) -> None:
+    _, records = run(trace, policy, tmp_path)
     decider = make_policy(policy, PARAMETERS.get(policy, {}))
     for record in records:
         assert decider.decide(record.request, record.cluster) == record.decision
     assert len({record.decision.instance for record in records}) == 4
 
 
-def test_the_same_trace_and_policy_give_the_same_bytes(work: Workload, tmp_path: Path) -> None:
+def test_the_same_trace_and_policy_give_the_same_bytes(trace: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        run(work, "ear", tmp_path / name)
-    for name in ("metrics.jsonl", "decisions.jsonl", "simulation.json"):
+        run(trace, "ear", tmp_path / name)
+    for name in ("metrics.jsonl", "decisions.jsonl", "engines.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(work: Workload, tmp_path: Path) -> None:
-    report, records = run(work, "ear", tmp_path)
+def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(trace: Path, tmp_path: Path) -> None:
+    outcome, records = run(trace, "ear", tmp_path)
     moved = [
         record.outcome.transfer
         for record in records
         if record.outcome is not None and record.outcome.migration == "transferred" and record.outcome.transfer
     ]
-    assert report.migrations["transferred"] == len(moved) > 0
+    assert moved
+    external = sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values())
+    assert external == sum(transfer.external_tokens or 0 for transfer in moved)
     turns = {turn.request: turn for turn in read_turns(tmp_path)}
     for record in records:
         if record.outcome is None or record.outcome.migration != "transferred" or record.outcome.transfer is None:
@@ -115,13 +140,63 @@ def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(work: Work
 
 
 def test_a_prefill_instance_computes_the_prompt_and_the_decode_instance_only_its_end(
-    work: Workload, tmp_path: Path
+    trace: Path, tmp_path: Path
 ) -> None:
-    report, records = run(work, "static_pd", tmp_path, prefill=2)
-    prefilling, decoding = report.engines["i000"], report.engines["i002"]
-    assert prefilling["computed_tokens"] > 20 * decoding["computed_tokens"]
+    outcome, records = run(trace, "static_pd", tmp_path, prefill=2)
+    computed = {name: tally.by_source["local_compute"] for name, tally in outcome.counters.items()}
+    assert computed["e0"] > 20 * computed["e2"]
     transfers = [record.outcome.transfer for record in records if record.outcome is not None]
     assert {transfer.status for transfer in transfers if transfer is not None} == {"transferred"}
+
+
+def test_counters_hold_every_prompt_once_and_agree_with_what_the_turns_say(trace: Path, tmp_path: Path) -> None:
+    outcome, _ = run(trace, "lmetric", tmp_path)
+    turns = read_turns(tmp_path)
+    assert sum(tally.prompt_tokens or 0 for tally in outcome.counters.values()) == sum(t.input_tokens for t in turns)
+    assert sum(tally.cached_tokens or 0 for tally in outcome.counters.values()) == sum(
+        turn.cached_tokens or 0 for turn in turns
+    )
+
+
+def test_engines_are_sampled_in_every_simulated_second(trace: Path, tmp_path: Path) -> None:
+    outcome, _ = run(trace, "unified", tmp_path)
+    rows = msgspec.json.Decoder(EngineSample).decode_lines((tmp_path / "engines.jsonl").read_bytes())
+    seconds = (outcome.replay.t_stop_ns - outcome.replay.t_start_ns) // 1_000_000_000
+    assert len(rows) == 4 * (seconds + 1)
+    assert max(row.kv_usage or 0.0 for row in rows) > 0
+    assert all(row.num_requests == 0 for row in rows[-4:])
+
+
+def test_a_hard_stop_cuts_what_is_in_flight_and_counts_what_was_never_sent(trace: Path, tmp_path: Path) -> None:
+    outcome, _ = run(trace, "unified", tmp_path, max_duration_s=2.0, drain_s=0.0)
+    replay, turns = outcome.replay, read_turns(tmp_path)
+    assert replay.stop_reason == "hard_stop"
+    assert [turn.index for turn in turns] == list(range(TRACE.requests))
+    cut = [turn for turn in turns if turn.status is RequestStatus.CUT]
+    assert len(cut) == replay.cut == TRACE.requests - replay.completed
+    assert sum(turn.t_send_ns is not None for turn in cut) == replay.sent - replay.completed > 0
+    assert replay.amplification is None
+
+
+def test_a_turn_that_takes_too_long_is_given_up_and_its_session_goes_on(trace: Path, tmp_path: Path) -> None:
+    outcome, records = run(trace, "sticky", tmp_path, request_timeout_s=0.5)
+    failed = [turn for turn in read_turns(tmp_path) if turn.status is RequestStatus.ERROR]
+    assert 0 < len(failed) == outcome.replay.failed
+    assert {turn.error for turn in failed} == {"timed out: not finished 0.5 s after the send"}
+    assert outcome.replay.stop_reason == "complete"
+    assert {record.outcome.status for record in records if record.outcome is not None} == {"ok", "aborted"}
+
+
+def test_noise_of_steps_depends_on_the_replays_seed_alone(trace: Path, tmp_path: Path) -> None:
+    def served(seed: int, noise: float, name: str) -> bytes:
+        spec = make_spec(trace, "unified", tmp_path / name, seed=seed)
+        simulate(msgspec.structs.replace(spec, step_noise=noise), lambda _: None)
+        return (tmp_path / name / "engines.jsonl").read_bytes()
+
+    one = served(1, 0.2, "one")
+    assert served(1, 0.2, "again") == one
+    assert served(2, 0.2, "other seed") != one
+    assert served(1, 0.0, "no noise") == served(2, 0.0, "no noise, other seed") != one
 
 
 def test_keys_are_equal_exactly_where_prefixes_are() -> None:
@@ -136,64 +211,26 @@ def test_keys_are_equal_exactly_where_prefixes_are() -> None:
 def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     made = trace_of(chain("a", 4), chain("b", 2))
+    block = made.facts.block_tokens
     write_trace(path, made.facts, made.sessions)
-    small = msgspec.structs.replace(
-        ENGINE, model=msgspec.structs.replace(ENGINE.model, kv_capacity_tokens=4 * made.facts.block_tokens)
-    )
-    report = simulate(
-        read_workload(path, Pace()), Choice("unified", {}, name_instances(2), small), tmp_path / "out"
-    )  # fmt: skip
-    assert (report.completed, report.failed) == (5, 1)
+    small = msgspec.structs.replace(MODEL, kv_capacity_tokens=4 * block)
+    spec = make_spec(path, "unified", tmp_path / "out", model=small, block_tokens=block)
+    outcome = simulate(spec, lambda _: None)
+    assert (outcome.replay.completed, outcome.replay.failed) == (5, 1)
     (failed,) = (turn for turn in read_turns(tmp_path / "out") if turn.status is RequestStatus.ERROR)
     assert (failed.session, failed.turn, failed.http_status) == ("a", 3, 400)
     assert "do not fit" in (failed.error or "")
 
 
-# the command
-def tracon(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", "run", *arguments])
+def test_blocks_of_another_size_than_the_traces_are_refused(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match=f"blocks of {BLOCK} tokens, the spec of 16"):
+        run(trace, "unified", tmp_path, block_tokens=16)
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "sessions.jsonl"
-    made = trace_of(chain("a", 3), chain("b", 2))
-    write_trace(path, made.facts, made.sessions)
-    return path
-
-
-def test_the_command_compares_policies_and_says_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
-    done = tracon(str(trace), "-p", "unified", "-p", "ear,hot_tokens=100,cooldown_s=1", "--out", str(tmp_path / "o"))
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout.startswith("SIMULATED, nothing here was measured.")
-    assert "UNCALIBRATED" in done.stdout
-    assert json.loads((tmp_path / "o" / "1_ear" / "simulation.json").read_text())["simulated"] is True
-
-
-def test_as_json_it_holds_the_model_and_a_report_for_each_policy(trace: Path, tmp_path: Path) -> None:
-    done = tracon(str(trace), "--instances", "3", "--json", "--out", str(tmp_path / "o"))
-    document = json.loads(done.stdout)
-    assert document["simulated"] is True
-    (report,) = document["policies"]
-    assert (report["policy"], report["completed"], len(report["engines"])) == ("unified", 5, 3)
-    assert report["numbers"]["ttft_p50_s"]["n"] == 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said", "remedy"),
-    [
-        (("--engine", "h2000"), "no engine model 'h2000'", "h20-qwen3-coder-30b-a3b"),
-        (("--instances", "2", "--prefill", "2"), "2 of 2 instances cannot prefill", "fewer prefill instances"),
-        (("-p", "ear,hot"), "'hot' is not NAME,KEY=VALUE", "NAME,KEY=VALUE"),
-    ],
-)
-def test_what_is_wrong_is_refused_with_the_remedy(
-    arguments: tuple[str, ...], said: str, remedy: str, trace: Path
-) -> None:
-    done = tracon(str(trace), *arguments)
-    assert isinstance(done.exception, RunnerError)
-    assert said in str(done.exception)
-    assert remedy in done.exception.remedy
+def test_an_unknown_engine_model_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RunnerError, match="no engine model 'h2000'") as refused:
+        read_engine("h2000")
+    assert "h20-qwen3-coder-30b-a3b" in refused.value.remedy
 
 
 def test_a_wrong_key_of_an_engine_model_is_named_with_its_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.trace.formats import write_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from runners.trace.session_rules import session_fault
 

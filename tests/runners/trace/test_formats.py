@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.errors import RunnerError
-from runners.trace.formats import FORMATS, TraceError, detect_format, open_trace, read_trace, write_trace
+from runners.trace.formats import FORMATS, detect_format, open_trace, read_trace
+from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.source import TraceError
 from tests.examples import examples
 from tests.runners.trace import files
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.trace.formats import FORMATS, TraceError, detect_format, read_trace
+from runners.trace.formats import FORMATS, detect_format, read_trace
+from runners.trace.source import TraceError
 from tests.examples import examples
 from tests.runners.trace import files
 from tests.runners.trace.files import Row

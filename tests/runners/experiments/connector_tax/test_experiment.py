@@ -16,7 +16,7 @@ from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome, RunOptions
+from runners.campaign.experiment import CellOutcome, RunOptions
 from runners.cli.asking import skip_stages
 from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
@@ -42,7 +42,7 @@ class Subject:
         context = SimpleNamespace(layout=self.layout, engine=None, emit=self.events.append)
         self.experiment = ConnectorTax(GRID, cast(RunContext, context))
 
-    async def run(self, cell: CellPlan) -> Outcome:
+    async def run(self, cell: CellPlan) -> CellOutcome:
         return await self.experiment.run_cell(cell, 1)
 
     def rates(self, safe: float | None, load: float | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from results.pd_lifecycle.load import read_records
 from results.records.layout import LifecycleLayout, RunLayout, publish
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import CellOutcome
 from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
 from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, why_degraded
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
@@ -29,7 +29,7 @@ def context(run: Path) -> RunContext:
     return cast(RunContext, SimpleNamespace(layout=RunLayout(run)))
 
 
-async def finish(run: Path, attempt: int = 1, **fake: Any) -> tuple[Outcome, Measurements]:
+async def finish(run: Path, attempt: int = 1, **fake: Any) -> tuple[CellOutcome, Measurements]:
     """Measure the cell and put it in place, as the experiment does."""
     folder = RunLayout(run).attempt(cell(SHAPE).cell, attempt)
     bench = FakeBench(run / "engines" / str(attempt), **fake).bench()

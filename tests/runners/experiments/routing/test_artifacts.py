@@ -19,14 +19,14 @@ from results.routing.load import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, put_in_place, trial_layout, why_degraded
+from runners.experiments.routing.artifacts import Replayed, describe_engine, put_in_place, trial_layout, why_degraded
 from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
 from runners.load.fidelity import Fidelity
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape
+from runners.samplers.engine_counters import CacheShape, read_span
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
@@ -104,12 +104,12 @@ class Subject:
         engine = SimpleNamespace(url="http://127.0.0.1:1", pid=7, spec=SimpleNamespace(started_by="spawn/uni"))
         members = tuple(Member(name, "both", cast(Any, engine), cast(Any, None), None) for name in self.scrapes)
         router = RouterOutcome(S, 4 * S, "round_robin", "approximate", 2, 2, 0, 0, 0, 0, {"turn": 2}, 3.0, 5.0, 0)
+        spans = {name: read_span(path) for name, path in self.scrapes.items()}
         replayed = Replayed(
             replay=outcome(**changed),
             router=router,
-            members=members,
-            shapes=dict.fromkeys(self.scrapes, CacheShape(32, 8192)),
-            scrapes=self.scrapes,
+            engines=tuple(describe_engine(one, CacheShape(32, 8192), spans[one.name]) for one in members),
+            spans=spans,
         )
         return put_in_place(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
 

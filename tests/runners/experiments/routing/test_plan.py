@@ -27,6 +27,7 @@ from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
 from runners.router.spec import TransferRules
+from runners.trace.synth import open_synthetic, synthesise_trace
 from state.events import decode, encode
 from tests.runners.prepared import prepare
 
@@ -462,6 +463,24 @@ def test_traces_and_kv_caches_are_swept_as_arms_of_one_run() -> None:
     tables["one"]["policies"] = [arm | {"sweep": {"trace": ["steep"]}}]
     with pytest.raises(RunnerError, match="replays steep"):
         read_grid(tables, "p", "one")
+
+
+@pytest.mark.parametrize("profile", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
+def test_the_traces_of_every_preset_can_be_generated(profile: str) -> None:
+    presets = load_profile(profile).experiments[EXPERIMENT]
+    for name in presets:
+        of = read_grid(presets, profile, name)
+        for choice in (of.trace, *of.further_traces.values()):
+            open_synthetic(choice.sessions, choice.seed, choice.statistics)
+
+
+def test_traces_of_another_skew_have_as_many_tokens() -> None:
+    of = grid("skew-and-pool")
+    tokens = []
+    for choice in (of.trace, *of.further_traces.values()):
+        trace = synthesise_trace(choice.sessions, choice.seed, choice.statistics)
+        tokens.append(sum(turn.input_tokens for session in trace.sessions for turn in session.turns))
+    assert max(tokens) < 1.15 * min(tokens), "else skew and load could not be told apart"
 
 
 def test_what_knowing_the_output_is_worth_is_an_arm() -> None:

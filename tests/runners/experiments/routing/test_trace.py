@@ -18,35 +18,36 @@ from runners.trace.formats import read_trace
 
 def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed(tmp_path: Path) -> None:
     choice = TraceChoice(sessions=4, seed=5, tokens=1 / 64)
-    first = prepare_trace(choice, 4096, RunLayout(tmp_path / "one"))
-    again = prepare_trace(choice, 4096, RunLayout(tmp_path / "two"))
+    first = prepare_trace(choice, 4096, tmp_path / "one.jsonl")
+    again = prepare_trace(choice, 4096, tmp_path / "two.jsonl")
     assert first == again
     assert first.sessions == 4
     assert first.requests > 4
-    assert read_record(RunLayout(tmp_path / "one")) == first
-    with RunLayout(tmp_path / "one").trace.open("ab") as file:
+    assert read_record(tmp_path / "one.jsonl") == first
+    with (tmp_path / "one.jsonl").open("ab") as file:
         file.write(b"\n")
-    assert read_record(RunLayout(tmp_path / "one")) is None
+    assert read_record(tmp_path / "one.jsonl") is None
 
 
 def test_a_further_trace_has_a_folder_and_a_mark_of_its_own(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
-    own = prepare_trace(TraceChoice(sessions=4, seed=5, tokens=1 / 64), 4096, layout)
-    other = prepare_trace(TraceChoice(sessions=3, seed=5, tokens=1 / 64), 4096, layout, "flat")
+    paths = (layout.trace_of(), layout.trace_of("flat"))
+    own = prepare_trace(TraceChoice(sessions=4, seed=5, tokens=1 / 64), 4096, paths[0])
+    other = prepare_trace(TraceChoice(sessions=3, seed=5, tokens=1 / 64), 4096, paths[1], "flat")
     assert (own.name, other.name) == ("", "flat")
-    assert (read_record(layout), read_record(layout, "flat")) == (own, other)
-    assert read_record(layout, "steep") is None
+    assert [read_record(path) for path in paths] == [own, other]
+    assert read_record(layout.trace_of("steep")) is None
 
 
 def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CellFailed, match=r"trace\.tokens"):
-        prepare_trace(TraceChoice(sessions=2, seed=5), 16, RunLayout(tmp_path))
+        prepare_trace(TraceChoice(sessions=2, seed=5), 16, tmp_path / "trace.jsonl")
 
 
 def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_say(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-    record = prepare_trace(TraceChoice(sessions=12, seed=5, tokens=1 / 32), 4096, layout)
-    trace = read_trace(layout.trace)
+    path = tmp_path / "trace.jsonl"
+    record = prepare_trace(TraceChoice(sessions=12, seed=5, tokens=1 / 32), 4096, path)
+    trace = read_trace(path)
     shape = BlockShape(1, record.block_tokens, trace.facts.hash_scope, 0, 256)
     assert record.block_tokens == 2
     prompts = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad
@@ -196,7 +196,7 @@ def test_a_prompt_is_computed_where_it_has_room() -> None:
     made = KvAware().decide(ask(2000), pools(p0=full, p1=room))
     assert made.prefill == "p1"
     assert "2000 KV tokens free, 2001 needed" in next(one.ruled_out for one in made.candidates if one.instance == "p0")
-    nowhere = KvAware().decide(ask(2000), pools(p0=full, p1=replace(room, free_kv_tokens=0)))
+    nowhere = KvAware().decide(ask(2000), pools(p0=full, p1=msgspec.structs.replace(room, free_kv_tokens=0)))
     assert (nowhere.prefill, nowhere.instance[0]) == ("", "d"), "the decode instance computes it"
     assert not next(gate for gate in nowhere.gates if gate.name == "prefill").passed
 

@@ -112,6 +112,9 @@ class Holding:
 class Wire(asyncio.Transport):
     """A transport that remembers what was done to it."""
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It is never full."""
+
     def __init__(self) -> None:
         super().__init__()
         self.written = b""

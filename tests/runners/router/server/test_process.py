@@ -102,9 +102,9 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 async def test_one_that_was_killed_is_an_error_and_not_a_result(tmp_path: Path) -> None:
     async with instances("a") as one, RouterProcess(spec_for(one), tmp_path / "s.json") as process:
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: not process.alive)
-        with pytest.raises(RouterError, match="without an account"):
+        with pytest.raises(RouterError, match=r"without an account of itself \(ended by SIGKILL\)") as died:
             await process.end()
+        assert died.value.ended_by == "SIGKILL"
 
 
 @pytest.mark.fault

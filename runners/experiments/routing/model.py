@@ -1,0 +1,40 @@
+"""The engines of a simulated run: the model that the grid names, with what the grid changes of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runners.experiments.routing.grid import Grid
+from runners.simulator.engine import EngineModel
+from runners.simulator.engine_file import EngineFile, read_engine
+
+
+def read_model(grid: Grid) -> EngineFile:
+    """The engine model of a grid that is simulated. Raises RunnerError naming the file and the wrong key."""
+    assert grid.simulation is not None
+    return read_engine(grid.simulation.engine)
+
+
+def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:
+    """One instance's model: the grid's token budget and KV cache, where it states them and the model knows bytes.
+
+    `kv_cache_bytes`: the policy's own KV cache; None = the grid's.
+    """
+    model, choice = engine.model, grid.engine
+    if choice.max_num_batched_tokens is not None:
+        model = msgspec.structs.replace(model, max_batched_tokens=choice.max_num_batched_tokens)
+    size = choice.kv_cache_memory_bytes if kv_cache_bytes is None else kv_cache_bytes
+    if role == "decode" and grid.decode_kv_cache_memory_bytes is not None:
+        size = grid.decode_kv_cache_memory_bytes
+    if size is not None and engine.link is not None:
+        model = msgspec.structs.replace(model, kv_capacity_tokens=size // engine.link.kv_bytes_per_token)
+    return model
+
+
+def describe_model(grid: Grid) -> str:
+    """What stands in for engines; empty where they are real."""
+    if grid.simulation is None:
+        return ""
+    engine = read_model(grid)
+    fitted = "fitted to the step times of a real engine" if engine.calibrated else "UNCALIBRATED"
+    return f"{engine.title} ({fitted})"

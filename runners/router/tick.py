@@ -1,0 +1,39 @@
+"""One second of a router as whoever watches it sees it."""
+
+from __future__ import annotations
+
+from runners.router.ledger import Ledger
+from runners.router.metrics import Counts
+from runners.router.sessions.bindings import Bindings
+from runners.router.spec import RouterTick, TickInstance
+from runners.router.view import Cluster
+
+
+def make_tick(
+    t_ns: int, policy: str, cluster: Cluster, bindings: Bindings, counts: Counts, ledger: Ledger
+) -> RouterTick:
+    """Counts everything that has ended so far; `migrations` are left to the caller."""
+    ledger.settle_records()
+    rows = tuple(
+        TickInstance(
+            load.instance,
+            load.available,
+            load.why_unavailable,
+            load.num_requests,
+            load.pending_prefill_tokens,
+            load.ongoing_tokens,
+            bindings.count_active(load.instance),
+            counts.placed[load.instance],
+        )
+        for load in cluster.take_view().instances
+    )
+    return RouterTick(
+        t_ns=t_ns,
+        policy=policy,
+        instances=rows,
+        sessions=sum(row.sessions for row in rows),
+        decisions=dict(counts.decisions),
+        latest=ledger.latest_picks(),
+        retries=counts.retries,
+        errors=counts.count_status("error"),
+    )

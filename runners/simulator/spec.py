@@ -1,0 +1,60 @@
+"""What is simulated, and how it ended: the wire between a simulation's process and its parent.
+
+The router and the replay have the specs of live ones. The times of a simulation are its clock's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from results.records.samples import PromptCounters
+from runners.child_process import ChildLine
+from runners.errors import RunnerError
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.router.spec import RouterOutcome, RouterSpec, RouterTick
+from runners.simulator.engine import EngineModel
+from runners.simulator.engine_file import Link
+
+
+class SimulationError(RunnerError):
+    """Nothing was simulated."""
+
+
+class SimulationSpec(msgspec.Struct, frozen=True):
+    """One replay before one router, whose instances are a model."""
+
+    router: RouterSpec
+    """Its instances' URLs are names; `decisions_path` and the replay's `requests_path` are written as live."""
+    replay: ReplaySpec
+    models: Mapping[str, EngineModel]
+    """By instance."""
+    link: Link | None
+    """Between any two instances; None = no KV can be moved."""
+    samples_path: str
+    """Where an EngineSample per instance and simulated second goes (JSONL)."""
+    step_noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time; its draws depend on the replay's seed."""
+
+
+class SimulationTick(msgspec.Struct, frozen=True):
+    """How a simulation stands, about once per second of the host's time."""
+
+    replay: ReplayTick
+    router: RouterTick
+
+
+class SimulationOutcome(msgspec.Struct, frozen=True):
+    """How a simulation ended."""
+
+    replay: ReplayOutcome
+    router: RouterOutcome
+    counters: Mapping[str, PromptCounters]
+    """By instance, since the start."""
+
+
+class SimulationLine(ChildLine[SimulationTick], frozen=True, omit_defaults=True):
+    """One line of the simulation's standard output: exactly one field is set."""
+
+    outcome: SimulationOutcome | None = None

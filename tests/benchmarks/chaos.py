@@ -1,0 +1,124 @@
+"""Real runs whose processes are killed, stopped and starved at random moments, and what that leaves.
+
+    python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 10] [--only 3] [--seconds 300]
+    python -m tests.benchmarks.chaos --table
+
+A batch is N faults drawn from its seed, in campaigns of at most `--each`: a campaign starts a run on real engines, lets
+it meet its faults one after another, resumes it to its end, and counts what was lost or left. Every finished campaign
+is a line of tests/chaos/journal.jsonl; the same command again goes on with those that are missing. `--only` repeats
+one campaign of the batch. `--table` writes the tables of docs/reliability.md from the journal.
+
+A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
+is left out, and the command says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runners.campaign.provenance import commit_of
+from tests.chaos import table
+from tests.chaos.campaign import Campaign, Outcome
+from tests.chaos.faults import DISK, KINDS, Script, draw_batch
+from tests.chaos.processes import Disk
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def play_script(script: Script) -> tuple[Outcome, float]:
+    """One campaign in a workspace of its own; its outcome and how long it took."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tracon-chaos-", ignore_cleanup_errors=True) as name:
+        disk = Disk(Path(name))
+        try:
+            if disk.reason and any(fault.action == "disk" for fault in script.faults):
+                raise SystemExit(f"no disk of its own can be mounted ({disk.reason}): leave {DISK!r} out with --kind")
+            outcome = Campaign(script, Path(name), None if disk.reason else disk, note).play()
+        finally:
+            disk.close()
+    return outcome, time.monotonic() - began_s
+
+
+def make_entry(
+    options: argparse.Namespace, kinds: Sequence[str], script: Script, outcome: Outcome, duration_s: float
+) -> table.Entry:
+    met = tuple(
+        table.Met(
+            one.fault.kind, one.fault.moment, one.fault.delay_s, one.fault.hold_s, one.fault.draw, one.cell, one.after_s
+        )
+        for one in outcome.met
+    )
+    commit = commit_of(table.ROOT)
+    return table.Entry(
+        seed=options.seed,
+        count=options.batch,
+        kinds=tuple(kinds),
+        each=options.each,
+        number=script.number,
+        experiment=script.experiment,
+        commit=f"{(commit.sha or 'unknown')[:10]}{' and changes' if commit.reason else ''}",
+        t_unix_s=round(time.time(), 1),
+        duration_s=round(duration_s, 1),
+        met=met,
+        missed=tuple(fault.kind for fault in outcome.missed),
+        runs=outcome.runs,
+        resumes=outcome.resumes,
+        retried=tuple(outcome.retried),
+        cells=outcome.cells,
+        counts=outcome.findings.counts,
+        findings=outcome.findings.sentences,
+    )
+
+
+def run_batch(options: argparse.Namespace, kinds: Sequence[str]) -> bool:
+    """Play the campaigns that the journal does not have; whether all that were played counted nothing."""
+    began_s, clean = time.monotonic(), True
+    done = {entry.key for entry in table.read_journal(options.journal)}
+    for script in draw_batch(options.seed, options.batch, kinds, options.each):
+        key = (options.seed, options.batch, tuple(kinds), options.each, script.number)
+        if script.number != options.only if options.only is not None else key in done:
+            continue
+        if options.seconds and time.monotonic() - began_s > options.seconds:
+            note("the time is over: the same command goes on")
+            break
+        note(f"seed {options.seed}, campaign {script.number}: {script.experiment}, {len(script.faults)} faults")
+        outcome, duration_s = play_script(script)
+        entry = make_entry(options, kinds, script, outcome, duration_s)
+        table.append_entry(options.journal, entry)
+        for sentence in entry.findings:
+            note(sentence)
+        note(f"{len(entry.met)} faults in {duration_s:.0f} s, {sum(entry.counts.values())} defects")
+        clean = clean and not entry.findings
+    return clean
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=2 * len(KINDS), help="faults of the batch (default 46)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", action="append", default=[], help="only kinds that begin so (repeatable)")
+    parser.add_argument("--each", type=int, default=10, help="faults per campaign at most (default 10)")
+    parser.add_argument("--only", type=int, help="this campaign of the batch, whether the journal has it or not")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no campaign after it (0 = no limit)")
+    parser.add_argument("--journal", type=Path, default=table.JOURNAL)
+    parser.add_argument("--table", action="store_true", help="write the tables of docs/reliability.md, run nothing")
+    options = parser.parse_args()
+    if options.table:
+        tables = table.make_tables(table.read_journal(options.journal))
+        table.PAGE.write_text(table.page_with(tables, table.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    kinds = [kind for kind in KINDS if not options.kind or any(kind.startswith(one) for one in options.kind)]
+    if not kinds:
+        parser.error(f"no kind begins so; there are {', '.join(KINDS)}")
+    sys.exit(0 if run_batch(options, kinds) else 1)
+
+
+if __name__ == "__main__":
+    main()

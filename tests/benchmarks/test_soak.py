@@ -1,0 +1,56 @@
+"""A slope is told from noise; router and console stay as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.soak import ALLOWED, HOURS, RATE_PER_S, Soak, find_trend
+
+TIMES_H = np.linspace(1.6, 8.0, 1440).tolist()
+
+
+@pytest.mark.parametrize(
+    ("growth", "noise", "verdict"),
+    [(0.0, 0.02, "flat"), (0.05, 0.02, "flat"), (0.3, 0.02, "grows"), (0.1, 0.3, "undecided")],
+)
+def test_the_verdict_is_that_of_the_interval(growth: float, noise: float, verdict: str) -> None:
+    rng = np.random.default_rng(1)
+    values = [80.0 * (1.0 + growth * t / HOURS) + 80.0 * noise * rng.standard_normal() for t in TIMES_H]
+    trend = find_trend(TIMES_H, values, 0.10)
+    assert trend.verdict == verdict
+    assert trend.low <= trend.growth <= trend.high
+    assert trend.growth == pytest.approx(growth, abs=0.06)  # a share of the level in the middle, not at the begin
+
+
+def test_the_interval_covers_the_true_growth() -> None:
+    rng = np.random.default_rng(2)
+    covered = 0
+    for _ in range(200):
+        trend = find_trend(TIMES_H, (50.0 + rng.standard_normal(len(TIMES_H))).tolist(), 0.10)
+        covered += trend.low <= 0.0 <= trend.high
+    assert covered >= 180  # 95 % less three standard errors
+
+
+@pytest.mark.timing
+@pytest.mark.timeout(120)
+async def test_a_short_soak_measures_every_quantity(tmp_path: Path) -> None:
+    """At 64 req/s: twelve seconds that stand for themselves."""
+    soak = Soak(tmp_path, 12.0, 12.0 / 3600.0)
+    outcome = await soak.run()
+    assert outcome.failed == 0
+    assert outcome.completed == pytest.approx(12.0 * RATE_PER_S, rel=0.1)
+    assert {name for name, values in soak.samples.items() if values} == set(ALLOWED)
+
+
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(4500)
+def test_eight_hours_in_one_leave_router_and_console_as_they_were(tmp_path: Path) -> None:
+    soak = Soak(tmp_path, 3600.0, HOURS)
+    outcome = asyncio.run(soak.run())
+    assert outcome.failed == 0
+    assert {name: trend for name, trend in soak.trends().items() if trend.verdict == "grows"} == {}

@@ -1,0 +1,177 @@
+"""What the faults of a run have left that must not be: read from its journal, its artifacts and the machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from launch.ports import holders, is_free
+from results.records.decisions import DecisionRecord
+from results.records.events import CellChanged, CellState
+from results.records.layout import TrialLayout, is_complete
+from results.records.schemas import RequestStatus
+from results.records.turns import RoutingCell, TurnRecord
+from state.store import RunStore
+
+MEASURED = ("load", "replay")
+"""Kinds of cells whose record is a commit mark under `results/`."""
+SHARED_MEMORY = Path("/dev/shm")
+
+MEASURES = {
+    "lost": "finished cells lost",
+    "twice": "cells measured twice",
+    "half_written": "artifacts half-written",
+    "orphans": "orphan processes",
+    "ports": "ports left",
+    "shared_memory": "shared memory left",
+    "sessions_lost": "sessions lost by the router without an error event",
+    "stuck": "runs that did not reach their end",
+}
+"""What is counted, each with its name in the table."""
+
+
+class Findings:
+    """Defects by measure, each one sentence."""
+
+    def __init__(self) -> None:
+        self.by_measure: dict[str, list[str]] = {measure: [] for measure in MEASURES}
+
+    def add(self, measure: str, *defects: str) -> None:
+        self.by_measure[measure].extend(defects)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {measure: len(defects) for measure, defects in self.by_measure.items()}
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(f"{MEASURES[m]}: {defect}" for m, defects in self.by_measure.items() for defect in defects)
+
+
+def published_cells(folder: Path) -> dict[str, int]:
+    """Cells whose record and every file that it names are in place, and the attempt that made them."""
+    published: dict[str, int] = {}
+    for record in sorted((folder / "results").glob("**/cell*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError, TypeError):
+            written = msgspec.json.decode(record.read_bytes())
+            if is_complete(record, written["cell"]):
+                published[written["cell"]] = int(written["attempt"])
+    return published
+
+
+def check_cells(folder: Path, seen: Mapping[str, int], findings: Findings) -> None:
+    """`seen`: cells that were in place when the run process was dead, and the attempt that made them."""
+    published = published_cells(folder)
+    with RunStore.open(folder, read_only=True) as store:
+        findings.add("half_written", *store.find_problems())
+        view = store.view()
+        events = [recorded.event for recorded in store.events()]
+    changes = [event for event in events if isinstance(event, CellChanged)]
+    done = Counter(event.cell for event in changes if event.state is CellState.DONE)
+    findings.add("twice", *(f"{cell} was done {count} times" for cell, count in done.items() if count > 1))
+    for cell, attempt in seen.items():
+        if published.get(cell, attempt) != attempt:
+            findings.add(
+                "twice", f"{cell} was whole after attempt {attempt}, and attempt {published[cell]} replaced it"
+            )
+    for plan in view.plan.cells:
+        state = view.cells[plan.cell].state
+        if plan.cell in done and state is not CellState.DONE:
+            findings.add("lost", f"{plan.cell} was done and is {state}")
+        if state is CellState.DONE and plan.kind in MEASURED and plan.cell not in published:
+            findings.add("lost", f"{plan.cell} is done and its artifacts are not whole")
+
+
+def check_files(folder: Path, findings: Findings) -> None:
+    """Files outside `attempts/`: every JSON file and line can be read, and no file is left under a temporary name."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] == "attempts" or not path.is_file():
+            continue
+        if path.name.endswith(".partial"):
+            findings.add("half_written", f"{name} has its temporary name")
+        elif path.suffix in (".json", ".jsonl"):
+            why = _why_unreadable(path)
+            if why:
+                findings.add("half_written", f"{name}: {why}")
+
+
+def _why_unreadable(path: Path) -> str:
+    raw = path.read_bytes()
+    try:
+        if path.suffix == ".json":
+            msgspec.json.decode(raw)
+        else:
+            msgspec.json.Decoder().decode_lines(raw)
+    except msgspec.DecodeError as error:
+        return str(error)
+    if path.suffix == ".jsonl" and raw and not raw.endswith(b"\n"):
+        return "its last line does not end"
+    return ""
+
+
+def check_sessions(folder: Path, findings: Findings) -> None:
+    """Every turn of a finished replay has a decision of the router, and each that failed has an error somewhere."""
+    for record in sorted((folder / "results").glob("*/trial_*/cell.json")):
+        layout = TrialLayout(record.parent)
+        cell = msgspec.json.decode(record.read_bytes(), type=RoutingCell)
+        turns = msgspec.json.Decoder(TurnRecord).decode_lines(layout.metrics.read_bytes())
+        decisions = msgspec.json.Decoder(DecisionRecord).decode_lines(layout.decisions.read_bytes())
+        lost = list(lost_turns(turns, decisions, cell.router["records_lost"]))
+        expected = cell.trace["requests"]
+        if len(turns) != expected:
+            lost.append(f"{expected - len(turns)} of {expected} turns have no row")
+        findings.add("sessions_lost", *(f"{cell.cell}: {one}" for one in lost))
+
+
+def lost_turns(turns: Sequence[TurnRecord], decisions: Sequence[DecisionRecord], uncounted: int) -> Iterator[str]:
+    """Turns whose fate is written nowhere. `uncounted`: decisions that the router says it could not write."""
+    decided: dict[str, list[DecisionRecord]] = {}
+    for decision in decisions:
+        decided.setdefault(decision.request.request, []).append(decision)
+    undecided = [turn for turn in turns if turn.t_send_ns is not None and turn.request not in decided]
+    for turn in undecided[uncounted:]:
+        if turn.status is RequestStatus.OK:
+            yield f"turn {turn.turn} of {turn.session} was sent and the router has no record of it"
+    for turn in turns:
+        outcomes = [decision.outcome for decision in decided.get(turn.request, [])]
+        if turn.status is RequestStatus.ERROR and not turn.error:
+            yield f"turn {turn.turn} of {turn.session} failed and its row does not say why"
+        if turn.status is RequestStatus.OK and outcomes and outcomes[-1] is None:
+            yield f"turn {turn.turn} of {turn.session} was answered and its last decision has no outcome"
+
+
+def check_ports(first: int, count: int, findings: Findings) -> None:
+    for port in range(first, first + count):
+        if not is_free(port):
+            findings.add("ports", f"port {port}: {', '.join(map(str, holders(port))) or 'no process shown'}")
+
+
+def list_shared_memory() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+
+
+def check_shared_memory(before: set[str], findings: Findings) -> None:
+    """Segments that came since `before` and that no live process has mapped: a run beside this one maps its own."""
+    new = list_shared_memory() - before
+    unmapped = sorted(new - mapped_names()) if new else []
+    findings.add("shared_memory", *(f"{SHARED_MEMORY / name}" for name in unmapped))
+
+
+def mapped_names() -> set[str]:
+    """Names under /dev/shm that a live process has mapped or open."""
+    prefix = f"{SHARED_MEMORY}/"
+    names: set[str] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            names.update(line.partition(prefix)[2].split(" ")[0] for line in lines if prefix in line)
+        with contextlib.suppress(OSError):
+            links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            names.update(link.removeprefix(prefix) for link in links if link.startswith(prefix))
+    return names

@@ -1,0 +1,357 @@
+"""Runs on real engines that meet the faults of a script one after another and are resumed until they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL
+
+import psutil
+
+from launch.ports import free_port
+from results.records.events import (
+    CellChanged,
+    CellProgressed,
+    CellState,
+    Event,
+    InstanceChanged,
+    InstanceState,
+    RunState,
+)
+from runners.campaign.start import spawn_run_process
+from runners.cli.asking import ask_run
+from state.model import RunView
+from state.store import RunStore
+from state.view import fold
+from tests.chaos import audit, processes
+from tests.chaos.audit import Findings
+from tests.chaos.faults import CONNECTOR_TAX, ROUTING, Fault, Script
+from tests.chaos.terminal import Console
+
+PORT_BASE, PORTS = 23_100, 24
+RUNS = {
+    ROUTING: (ROUTING, "--preset", "smoke"),
+    CONNECTOR_TAX: (CONNECTOR_TAX, "--preset", "smoke", "--config", "plain", "--trials", "2"),
+}
+POLL_S = 0.02
+QUIET_S = 100.0
+"""A run that works and writes nothing into its journal for this long is stuck."""
+MOMENT_S = 150.0
+"""How long a fault waits for its moment."""
+ORPHAN_S = 20.0
+"""Within which everything of a run process that died must have ended."""
+ATTEMPTS = 12
+"""Resumes of one run without a finished cell between them; it cannot be brought to its end then."""
+
+
+@dataclass(slots=True)
+class Met:
+    """A fault and what it met."""
+
+    fault: Fault
+    pid: int
+    cell: str
+    """The cell that ran; empty = none."""
+    after_s: float
+    """Since the campaign began."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a campaign."""
+
+    met: list[Met] = field(default_factory=list)
+    missed: list[Fault] = field(default_factory=list)
+    """Faults whose moment did not come within MOMENT_S."""
+    runs: int = 0
+    resumes: int = 0
+    retried: list[str] = field(default_factory=list)
+    """Why cells had failed that were retried."""
+    cells: int = 0
+    """Done, over all runs."""
+    findings: Findings = field(default_factory=Findings)
+
+
+class Stuck(Exception):
+    """A run neither ends nor goes on."""
+
+
+class Campaign:
+    """Plays one script in `folder`. Everything that the runs start stays below this process."""
+
+    def __init__(self, script: Script, folder: Path, disk: processes.Disk | None, note: Callable[[str], None]) -> None:
+        self._script = script
+        self._workspace = folder
+        self._disk = disk
+        self._note = note
+        self._outcome = Outcome()
+        self._began_s = time.monotonic()
+        self._run: _Run | None = None
+        self._console: Console | None = None
+
+    def play(self) -> Outcome:
+        """Meet every fault, bring every run to its end, and count."""
+        processes.adopt_orphans()
+        try:
+            for fault in self._script.faults:
+                self._attempt(partial(self._meet, fault))
+            self._attempt(self._finish_run)
+        finally:
+            self._end_everything()
+        return self._outcome
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """A run that is stuck is counted and left behind."""
+        try:
+            step()
+        except Stuck as stuck:
+            self._outcome.findings.add("stuck", str(stuck))
+            self._end_run()
+
+    def _meet(self, fault: Fault) -> None:
+        run = self._run_at_work()
+        moment = _Moment(fault, run)
+        deadline = time.monotonic() + MOMENT_S
+        while True:
+            if time.monotonic() > deadline:
+                self._outcome.missed.append(fault)
+                self._note(f"missed: {fault}")
+                return
+            if not run.works():
+                self._settle()
+                run = self._run_at_work()
+                moment = _Moment(fault, run)
+            elif moment.has_come():
+                time.sleep(fault.delay_s)
+                pid = self._target(fault, run)
+                if pid is not None:
+                    break
+            time.sleep(POLL_S)
+        running = [cell.plan.cell for cell in run.view.current_cells]
+        met = Met(fault, pid, running[0] if running else "", round(time.monotonic() - self._began_s, 2))
+        where = f"pid {pid}, in {met.cell or 'no cell'}"
+        self._note(f"{met.after_s:7.2f} s {fault.kind} ({fault.moment} + {fault.delay_s} s), {where}")
+        self._inflict(fault, pid)
+        self._outcome.met.append(met)
+        self._check_console()
+
+    def _target(self, fault: Fault, run: _Run) -> int | None:
+        if fault.role == "console":
+            if self._console is None:
+                self._console = Console(run.folder)
+            return self._console.pid
+        run.sync()
+        engines = [instance.pid for instance in run.view.live_instances if instance.pid is not None]
+        pids = processes.find_role(fault.role, run.pid, engines)
+        return pids[int(fault.draw * len(pids))] if pids else None
+
+    def _inflict(self, fault: Fault, pid: int) -> None:
+        if fault.action == "kill":
+            processes.send(pid, SIGKILL)
+            if fault.role == "console" and self._console is not None:
+                self._console.close()
+                self._console = None
+            return
+        actions: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "stop": lambda: processes.stopped(pid),
+            "descriptors": lambda: processes.few_descriptors(pid, fault.draw),
+            "memory": lambda: processes.little_memory(pid, fault.draw),
+            "disk": lambda: self._full_disk(fault.draw),
+        }
+        with contextlib.suppress(OSError, psutil.Error), actions[fault.action]():  # it ended meanwhile
+            processes.wait_for(lambda: not processes.is_running(pid), fault.hold_s, POLL_S)
+
+    def _full_disk(self, spare: float) -> AbstractContextManager[None]:
+        assert self._disk is not None
+        return self._disk.full(spare)
+
+    def _run_at_work(self) -> _Run:
+        """The run that works: the one at hand, resumed where its process has ended, or a new one."""
+        if self._run is not None and not self._run.works():
+            self._settle()
+        if self._run is None:
+            self._outcome.runs += 1
+            self._run = _Run.start(self._script.experiment, self._workspace)
+            self._note(f"{time.monotonic() - self._began_s:7.2f} s run {self._run.folder.name}")
+        return self._run
+
+    def _settle(self) -> None:
+        """The run process has ended: see what is left of it, then count a finished run or resume."""
+        run = self._run
+        assert run is not None
+        self._count_orphans(run)
+        run.note_published()
+        run.sync()
+        failed = [cell for cell in run.view.cells.values() if cell.state is CellState.FAILED]
+        if run.view.state is RunState.DONE or (run.view.state is RunState.FAILED and not failed):
+            self._count(run)
+            self._run = None
+            return
+        if failed and run.view.state is RunState.FAILED:
+            self._outcome.retried.extend(cell.reason.splitlines()[0][:200] for cell in failed)
+            ask_run(run.folder, "retry", "", "")
+        self._outcome.resumes += 1
+        run.resume()
+
+    def _finish_run(self) -> None:
+        while self._run is not None:
+            if not self._run.works():
+                self._settle()
+            time.sleep(POLL_S)
+
+    def _count_orphans(self, run: _Run) -> None:
+        own = {os.getpid(), *([self._console.pid] if self._console else [])}
+
+        def none_left() -> bool:
+            processes.reap(keep=tuple(own))
+            return not set(processes.live_below(os.getpid())) - own
+
+        if not processes.wait_for(none_left, ORPHAN_S, poll_s=0.1):
+            for pid, words in processes.live_below(os.getpid()).items():
+                if pid not in own:
+                    self._outcome.findings.add("orphans", f"{run.folder.name}: pid {pid} {' '.join(words)[:160]}")
+                    processes.send(pid, SIGKILL)
+
+    def _check_console(self) -> None:
+        """A console that no fault has killed still draws."""
+        if self._console is not None and not self._console.alive:
+            self._outcome.findings.add("stuck", f"the console ended by itself: {self._console.drawn[-400:]!r}")
+            self._console.close()
+            self._console = None
+
+    def _count(self, run: _Run) -> None:
+        findings = self._outcome.findings
+        audit.check_cells(run.folder, run.published, findings)
+        audit.check_files(run.folder, findings)
+        audit.check_sessions(run.folder, findings)
+        audit.check_ports(run.port, PORTS, findings)
+        audit.check_shared_memory(run.shared_memory, findings)
+        self._outcome.cells += sum(cell.state is CellState.DONE for cell in run.view.cells.values())
+        self._check_console()
+        self._note(f"{time.monotonic() - self._began_s:7.2f} s {run.folder.name} is {run.view.state}")
+
+    def _end_run(self) -> None:
+        """Leave the run at hand behind, with nothing of it."""
+        if self._run is not None:
+            processes.send(self._run.pid, SIGKILL)
+            self._count_orphans(self._run)
+            self._run = None
+
+    def _end_everything(self) -> None:
+        if self._console is not None:
+            self._console.close()
+        for pid in processes.live_below(os.getpid()):
+            processes.send(pid, SIGKILL)
+        processes.wait_for(lambda: not processes.live_below(os.getpid()), ORPHAN_S)
+        processes.reap()
+
+
+class _Run:
+    """A run, followed through its journal, and its process."""
+
+    def __init__(self, folder: Path, port: int, pid: int, shared_memory: set[str]) -> None:
+        self.folder = folder
+        self.port = port
+        self.pid = pid
+        self.shared_memory = shared_memory
+        self.published: dict[str, int] = {}
+        """Cells in place whenever the run process was dead, and the attempt that made them."""
+        self._store = RunStore.open(folder, read_only=True)
+        self.view: RunView = self._store.view()
+        self.news: list[Event] = []
+        """Since they were taken last."""
+        self._heard_s = time.monotonic()
+        self._resumes = 0
+
+    @classmethod
+    def start(cls, experiment: str, workspace: Path) -> _Run:
+        port, shared_memory = free_port(PORT_BASE, PORTS), audit.list_shared_memory()
+        argv = [
+            sys.executable,
+            "-m",
+            "runners.cli",
+            "run",
+            *RUNS[experiment],
+            "--port",
+            str(port),
+            "--detach",
+            "--json",
+        ]
+        env = os.environ | {"TRACON_WORKSPACE": str(workspace)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode:
+            raise SystemExit(f"the run did not start: {done.stderr[-2000:]}")
+        started = json.loads(done.stdout)
+        return cls(Path(started["folder"]), port, int(started["pid"]), shared_memory)
+
+    def resume(self) -> None:
+        self._resumes += 1
+        if self._resumes > ATTEMPTS:
+            raise Stuck(f"{self.folder.name} was resumed {ATTEMPTS} times in a row without a finished cell")
+        self.pid = spawn_run_process(self.folder).pid
+        self._heard_s = time.monotonic()
+
+    def works(self) -> bool:
+        """Whether its process lives. Raises Stuck where it does and nothing happens."""
+        self.sync()
+        if not processes.is_running(self.pid):
+            return False
+        if time.monotonic() - self._heard_s > QUIET_S:
+            last = [line.text for line in self.view.feed[-3:]]
+            raise Stuck(f"{self.folder.name}: no event for {QUIET_S:g} s, the last ones: {last}")
+        return True
+
+    def sync(self) -> None:
+        """Fold what the journal has gained."""
+        for recorded in self._store.events(after=self.view.last_seq):
+            self.view = fold(self.view, recorded)
+            self.news.append(recorded.event)
+            self._heard_s = time.monotonic()
+            if isinstance(recorded.event, CellChanged) and recorded.event.state is CellState.DONE:
+                self._resumes = 0
+
+    def note_published(self) -> None:
+        for cell, attempt in audit.published_cells(self.folder).items():
+            self.published.setdefault(cell, attempt)
+
+
+class _Moment:
+    """What a fault waits for, seen from the time it was armed."""
+
+    def __init__(self, fault: Fault, run: _Run) -> None:
+        self._name = fault.moment
+        self._run = run
+        self._load = 0
+        run.news.clear()
+
+    def has_come(self) -> bool:
+        news, self._run.news = self._run.news, []
+        if self._name == "present":
+            return True
+        if self._name == "publishing":
+            return self._load_has_ended()
+        return any(_is_moment(self._name, event) for event in news)
+
+    def _load_has_ended(self) -> bool:
+        if not self._load:
+            loads = processes.find_role("load", self._run.pid, ())
+            self._load = loads[0] if loads else 0
+            return False
+        return not processes.is_running(self._load)
+
+
+def _is_moment(name: str, event: Event) -> bool:
+    if name == "starting":
+        return isinstance(event, InstanceChanged) and event.state is InstanceState.STARTING
+    if name == "measuring":
+        return isinstance(event, CellProgressed)
+    return isinstance(event, CellChanged) and event.state is CellState.DONE

@@ -1,0 +1,106 @@
+"""The faults of a batch: each follows from the batch's seed and its position alone, so that it can be repeated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROLES = ("run", "load", "router", "engine", "guard", "fork_server", "console")
+STARVED = ("run", "load", "router", "engine")
+"""Whose descriptors and memory are limited while they work."""
+DISK = "disk of run"
+KINDS = (
+    *(f"kill {role}" for role in ROLES),
+    *(f"stop {role}" for role in ROLES),
+    *(f"descriptors of {role}" for role in STARVED),
+    *(f"memory of {role}" for role in STARVED),
+    DISK,
+)
+WANTED = 50
+"""Faults of each kind that the table is to have."""
+
+MOMENTS = {"present": 2.0, "starting": 3.0, "measuring": 3.0, "publishing": 0.4, "done": 1.0}
+"""What a fault waits for, and the longest delay (s) after it: the target is there; an engine starts; a load sends; a
+load has ended, so that its artifacts are put in place; a cell is done, so that engines stop and others start."""
+MOMENTS_OF = {
+    "run": ("present", "starting", "measuring", "publishing", "done"),
+    "load": ("present", "measuring"),
+    "router": ("present", "measuring"),
+    "engine": ("present", "starting", "measuring", "publishing"),
+    "guard": ("present", "starting", "measuring", "publishing"),
+    "fork_server": ("present", "starting", "measuring", "done"),
+    "console": ("present", "measuring", "done"),
+}
+AT_ONCE = 0.5
+"""Share of faults that strike as soon as their target is there; the others wait for any of its moments."""
+HOLD_S = (0.3, 6.0)
+"""How long a process stays stopped, or a resource short: the logarithm is uniform. The larger bound exceeds that of a
+stalled step, 5 s."""
+ROUTING, CONNECTOR_TAX = "routing", "connector-tax"
+IN_ROUTING = 0.3
+"""Share of the faults that either experiment can meet: a cell of connector-tax is a third as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, as it is drawn."""
+
+    kind: str
+    moment: str
+    delay_s: float
+    """After the moment."""
+    hold_s: float
+    """How long it lasts; 0 for a kill."""
+    draw: float
+    """0..1: which of several processes of the role, and how little of the resource is left."""
+
+    @property
+    def action(self) -> str:
+        """`kill`, `stop`, `descriptors`, `memory` or `disk`."""
+        return self.kind.partition(" ")[0]
+
+    @property
+    def role(self) -> str:
+        """Whose process it is for; of the disk, the run's."""
+        return self.kind.rpartition(" ")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The faults of one campaign, in their order, and the experiment that they meet."""
+
+    number: int
+    """In its batch."""
+    experiment: str
+    faults: tuple[Fault, ...]
+
+
+def draw_batch(seed: int, count: int, kinds: Sequence[str], each: int) -> tuple[Script, ...]:
+    """`count` faults, as many of one kind as of another, in campaigns of at most `each`.
+
+    A router exists in `routing` alone; the other faults meet either experiment.
+    """
+    draw = random.Random(seed)
+    by_experiment: dict[str, list[Fault]] = {ROUTING: [], CONNECTOR_TAX: []}
+    order: list[str] = []
+    for _ in range(count):
+        if not order:
+            order = draw.sample(list(kinds), len(kinds))
+        fault = _draw_fault(draw, order.pop())
+        experiment = ROUTING if draw.random() < IN_ROUTING else CONNECTOR_TAX
+        by_experiment[ROUTING if fault.role == "router" else experiment].append(fault)
+    parts = [
+        (experiment, tuple(faults[first : first + each]))
+        for experiment, faults in by_experiment.items()
+        for first in range(0, len(faults), each)
+    ]
+    return tuple(Script(number, *part) for number, part in enumerate(parts))
+
+
+def _draw_fault(draw: random.Random, kind: str) -> Fault:
+    moments = MOMENTS_OF[kind.rpartition(" ")[2]]
+    moment = "present" if draw.random() < AT_ONCE else draw.choice(moments)
+    delay_s = draw.uniform(0.0, MOMENTS[moment])
+    hold_s = 0.0 if kind.startswith("kill") else HOLD_S[0] * (HOLD_S[1] / HOLD_S[0]) ** draw.random()
+    return Fault(kind, moment, round(delay_s, 3), round(hold_s, 3), round(draw.random(), 3))

@@ -1,0 +1,189 @@
+"""Faults follow from their seed, what they leave is seen, and the page has what the journal has."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
+from results.records.layout import sha256, write_indented_json
+from results.records.schemas import RequestStatus
+from results.records.turns import TurnRecord
+from tests.chaos import audit, processes, table
+from tests.chaos.audit import Findings
+from tests.chaos.faults import KINDS, MOMENTS_OF, ROUTING, draw_batch
+from tests.state.plans import CELLS, a_run
+
+CELL = CELLS[-1].cell
+"""A load cell."""
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_one_others() -> None:
+    assert draw_batch(7, 60, KINDS, 8) == draw_batch(7, 60, KINDS, 8)
+    assert draw_batch(7, 60, KINDS, 8) != draw_batch(8, 60, KINDS, 8)
+
+
+def test_every_kind_comes_as_often_and_a_router_s_faults_meet_a_router() -> None:
+    scripts = draw_batch(1, 3 * len(KINDS), KINDS, 8)
+    faults = [fault for script in scripts for fault in script.faults]
+    assert Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 3)
+    assert [script.number for script in scripts] == list(range(len(scripts)))
+    assert max(len(script.faults) for script in scripts) == 8
+    assert {s.experiment for s in scripts for fault in s.faults if fault.role == "router"} == {ROUTING}
+    assert all(fault.moment in MOMENTS_OF[fault.role] for fault in faults)
+    assert all((fault.hold_s == 0.0) == (fault.action == "kill") for fault in faults)
+
+
+def measured_run(folder: Path, *, attempt: int = 1) -> Path:
+    """A run whose last cell is done, with its record and its requests in place."""
+    with a_run(folder) as store:
+        store.append(
+            RunChanged(RunState.RUNNING),
+            StageChanged("phase-a", StageState.RUNNING),
+            CellChanged(CELL, CellState.RUNNING, attempt),
+            CellChanged(CELL, CellState.DONE, attempt),
+        )
+    config = folder / "results" / "20260101_noop_connector"
+    config.mkdir(parents=True)
+    requests = config / "requests_A_r4.jsonl"
+    requests.write_text('{"index": 0}\n')
+    record = {"cell": CELL, "attempt": attempt, "checksums": {requests.name: sha256(requests)}}
+    write_indented_json(config / "cell_A_r4.json", record)
+    return requests
+
+
+def found_in(folder: Path, seen: dict[str, int] | None = None) -> dict[str, int]:
+    findings = Findings()
+    audit.check_cells(folder, seen or {}, findings)
+    audit.check_files(folder, findings)
+    return {measure: count for measure, count in findings.counts.items() if count}
+
+
+def test_a_run_that_is_whole_has_no_defect(tmp_path: Path) -> None:
+    measured_run(tmp_path / "run")
+    assert found_in(tmp_path / "run", {CELL: 1}) == {}
+
+
+def test_a_finished_cell_whose_artifacts_changed_is_lost(tmp_path: Path) -> None:
+    requests = measured_run(tmp_path / "run")
+    requests.write_text('{"index": 1}\n')
+    assert found_in(tmp_path / "run") == {"lost": 1}
+
+
+def test_a_cell_that_was_whole_and_was_measured_again_is_seen(tmp_path: Path) -> None:
+    measured_run(tmp_path / "run", attempt=2)
+    assert found_in(tmp_path / "run", {CELL: 1}) == {"twice": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("plan.json", '{"a": '), ("host.jsonl", '{"a": 1}\n{"a"'), ("host.jsonl", '{"a": 1}'), (".tax.json.partial", "")],
+)
+def test_a_half_written_file_is_seen_but_in_attempts(tmp_path: Path, name: str, content: str) -> None:
+    measured_run(tmp_path / "run")
+    (tmp_path / "run" / "attempts").mkdir()
+    (tmp_path / "run" / "attempts" / name).write_text(content)
+    assert found_in(tmp_path / "run") == {}
+    (tmp_path / "run" / name).write_text(content)
+    assert found_in(tmp_path / "run") == {"half_written": 1}
+
+
+TURN = TurnRecord(
+    index=0, status=RequestStatus.OK, t_send_ns=1, t_first_token_ns=2, t_last_token_ns=3, t_end_ns=4, input_tokens=8,
+    output_tokens=2, request="r0", session="s", agent="", turn=0, t_due_ns=1, reusable_any_tokens=0,
+    reusable_intra_tokens=0, inflight_sessions=1, prompt_tokens=8, completion_tokens=2, cached_tokens=0, chunks=2,
+)  # fmt: skip
+DECISION = DecisionRecord(
+    seq=0, t_ns=1, decide_us=1.0, request=RoutedRequest("r0", "s", 0, 8, 2, 16, {}), cluster=ClusterView((), 0),
+    decision=Decision("p", "i0", "only"), outcome=RoutedOutcome("ok"),
+)  # fmt: skip
+
+
+def test_a_turn_is_lost_where_neither_router_nor_client_says_what_became_of_it() -> None:
+    failed = replace(TURN, status=RequestStatus.ERROR)
+    assert list(audit.lost_turns([TURN], [DECISION], 0)) == []
+    assert list(audit.lost_turns([replace(failed, error="connection reset")], [], 0)) == []
+    assert len(list(audit.lost_turns([TURN], [], 0))) == 1
+    assert list(audit.lost_turns([TURN], [], 1)) == [], "the router counted that record as lost"
+    assert len(list(audit.lost_turns([failed], [DECISION], 0))) == 1
+    assert len(list(audit.lost_turns([TURN], [replace(DECISION, outcome=None)], 0))) == 1
+
+
+def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
+    findings, before = Findings(), audit.list_shared_memory()
+    segment = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        audit.check_shared_memory(before, findings)
+        assert findings.counts["shared_memory"] == 0, "a live process has it mapped"
+        segment.close()
+        audit.check_shared_memory(before, findings)
+        assert findings.sentences == (f"shared memory left: /dev/shm/{segment.name}",)
+    finally:
+        segment.unlink()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        audit.check_ports(server.getsockname()[1], 1, findings)
+    assert findings.counts["ports"] == 1
+    assert str(os.getpid()) in " ".join(findings.sentences)
+
+
+def limits_of(pid: int) -> dict[str, str]:
+    """Soft limits by name."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): line[26:].split()[0] for line in lines}
+
+
+def test_a_process_that_is_starved_gets_its_limits_back() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"up\n")
+        assert child.stdout.readline() == b"up\n"  # from here on it is `cat`, with its own files and memory
+        before = limits_of(child.pid)
+        with processes.few_descriptors(child.pid, 0.9), processes.little_memory(child.pid, 0.0):
+            starved = limits_of(child.pid)
+            assert int(starved["Max open files"]) == 6, "0, 1, 2 and three more"
+            assert int(starved["Max address space"]) == psutil.Process(child.pid).memory_info().vms
+        assert limits_of(child.pid) == before
+        child.kill()
+
+
+ENTRY = table.Entry(
+    seed=1, count=8, kinds=KINDS, each=8, number=0, experiment=ROUTING, commit="abc", t_unix_s=1.0, duration_s=30.0,
+    met=(table.Met("kill run", "present", 0.1, 0.0, 0.5, "", 3.0),), missed=("kill load",), runs=1, resumes=1,
+    retried=(), cells=7, counts={"lost": 1}, findings=("finished cells lost: x",),
+)  # fmt: skip
+
+
+def test_a_campaign_that_is_run_again_replaces_its_line_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    table.append_entry(journal, ENTRY)
+    with journal.open("ab") as file:
+        file.write(msgspec.json.encode(ENTRY)[:40])
+    assert table.read_journal(journal) == (ENTRY,)
+    again = msgspec.structs.replace(ENTRY, counts={"lost": 0}, findings=())
+    table.append_entry(journal, again)
+    assert table.read_journal(journal) == (again,)
+
+
+def test_the_table_says_what_was_not_run() -> None:
+    tables = table.make_tables([ENTRY])
+    assert "| kill run | 1 of 50 | 0 | 49 |" in tables
+    assert "| kill load | 0 of 50 | 1 | 50 |" in tables
+    assert "| finished cells lost | 1 |" in tables
+    assert "- seed 1, campaign 0: finished cells lost: x" in tables
+
+
+def test_the_page_has_the_tables_of_the_journal() -> None:
+    """`python -m tests.benchmarks.chaos --table` writes them."""
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert table.page_with(table.make_tables(table.read_journal(table.JOURNAL)), page) == page

@@ -1,0 +1,110 @@
+"""Whatever bytes a client sends: no exception, no request that was framed in two ways, nothing held for ever."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from runners.router.server.front import ClientConnection, HttpRequest
+from tests.examples import examples
+from tests.fuzz.mutations import mutated
+from tests.runners.router.server.test_hostile import Holding, connected
+
+BODY = b'{"prompt":[1]}'
+LINE = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: x\r\n"
+SIZED = LINE + b"Content-Length: 14\r\n\r\n" + BODY
+PIECES = b"7\r\n%b\r\n7;x=y\r\n%b\r\n0\r\nT: u\r\n\r\n" % (BODY[:7], BODY[7:])
+CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n" + PIECES
+UPGRADE = LINE + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 14\r\n\r\n" + BODY
+SEEDS = (SIZED, CHUNKED, UPGRADE, SIZED + CHUNKED + UPGRADE, b"GET /health HTTP/1.0\r\nExpect: 100-continue\r\n\r\n")
+REFUSED = (
+    LINE + b"Content-Length: 14\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SIZED,
+    LINE + b"Transfer-Encoding: chunked\r\nContent-Length: 14\r\n\r\n0\r\n\r\n" + SIZED,
+    LINE + b"Content-Length: 14\r\nContent-Length: 15\r\n\r\n" + BODY,
+    LINE + b"Content-Length: +14\r\n\r\n" + BODY,
+    LINE + b"Content-Length: 14, 14\r\n\r\n" + BODY,
+    LINE + b"Content-Length: -1\r\n\r\n",
+    LINE + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    LINE + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    LINE + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    LINE + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    LINE + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+    LINE + b"Transfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n",
+    LINE + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\na",
+    LINE + b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
+    LINE + b"Transfer-Encoding: chunked\r\n\r\n1\na\n0\n\n",
+    LINE + b"X: a\r\n b\r\n\r\n",
+    LINE + b"X: a\x00b\r\n\r\n",
+    LINE + b"X: a\rb\r\n\r\n",
+    LINE + b"X\xe9: a\r\n\r\n",
+    LINE + b" X: a\r\n\r\n",
+    b"POST /v1 /v2 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    LINE + b"Upgrade: h2c\r\nConnection: upgrade\r\nContent-Length: 14\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+)
+"""Each could be framed, or read, in two ways."""
+
+
+class Noting(Holding):
+    """A service that stores what it is asked and answers at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[HttpRequest] = []
+
+    def serve(self, connection: ClientConnection, request: object) -> None:
+        assert isinstance(request, HttpRequest)
+        self.requests.append(request)
+        connection.in_flight = None
+        connection._service.held_bytes -= connection._serving_bytes
+        connection._serving_bytes, connection._busy = 0, False
+        connection._serve_next()
+
+
+def serve(data: bytes, cuts: list[int]) -> tuple[list[HttpRequest], bytes, Noting]:
+    """What is served of these bytes, sent in pieces, and what was answered to them by the connection itself."""
+    service = Noting()
+    connection, wire = connected(service)
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for begin, end in pairwise(places):
+        connection.data_received(data[begin:end])
+    connection.connection_lost(None)
+    return service.requests, wire.written, service
+
+
+@given(mutated(SEEDS) | st.binary(max_size=200), st.lists(st.integers(0, 1 << 20), max_size=6))
+@settings(max_examples=examples(300))
+def test_whatever_comes_is_served_or_refused(data: bytes, cuts: list[int]) -> None:
+    requests, answered, service = serve(data, cuts)
+    whole, refused, _ = serve(data, [])
+    assert requests == whole, "how the bytes came must not matter"
+    assert answered[:12] == refused[:12]
+    assert service.held_bytes == 0
+    for request in requests:
+        names = [name for name, _ in request.headers]
+        assert not (b"content-length" in names and b"transfer-encoding" in names)
+        for name, value in request.headers:
+            assert not set(name + value) & set(b"\r\n\x00")
+        lengths = [int(value) for name, value in request.headers if name == b"content-length"]
+        assert all(length == len(request.body) for length in lengths)
+        assert b"\r\nupgrade:" not in b"\r\n" + request.forwarded()
+
+
+@given(st.lists(st.sampled_from((SIZED, CHUNKED, UPGRADE)), min_size=1, max_size=4), st.lists(st.integers(0, 1 << 20)))
+@settings(max_examples=examples(100))
+@example([UPGRADE] * 4, [])
+def test_what_is_whole_is_served_whole_however_it_is_cut(sent: list[bytes], cuts: list[int]) -> None:
+    requests, answered, _ = serve(b"".join(sent), cuts)
+    assert [request.body for request in requests] == [BODY] * len(sent)
+    assert answered == b""
+
+
+@pytest.mark.parametrize("data", REFUSED)
+def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
+    requests, answered, _ = serve(data, [])
+    assert requests == []
+    assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 "))

@@ -1,0 +1,181 @@
+"""A simulated run: no engine, the records of a real one, marked everywhere; killed, it goes on and repeats nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from results.records.events import CellState
+from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from runners.campaign.experiment import RunOptions
+from runners.campaign.run_process import work
+from runners.campaign.start import Prepared, create_run, prepare_run, spawn_run_process
+from runners.errors import ExitCode, RunnerError
+from runners.experiments.registry import experiment_named
+from state.model import RunView
+from state.store import RunStore
+from state.workspace import Workspace
+
+MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16 (UNCALIBRATED)"
+SETTINGS = (
+    "trace.sessions=12",
+    "trace.tokens=1.0",
+    "trace.output_tokens=0.1",
+    "trace.turns=3",
+    "simulation.step_noise=0.05",
+)
+SAME = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
+KILL_WITHIN_S = 120.0
+
+
+def plan_run(*settings: str, **options: object) -> Prepared:
+    asked = RunOptions(
+        experiment="routing",
+        profile="h20-qwen3-coder-30b",
+        preset="baselines",
+        policies=("EAR", "static PD-disagg 4P+4D"),
+        settings=(*SETTINGS, *settings),
+        trials=3,
+        simulated=True,
+        **options,  # type: ignore[arg-type]
+    )
+    return prepare_run(experiment_named("routing"), asked, need_engine=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No engine environment is in there."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(home))
+        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), plan_run())
+        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def read_view(folder: Path) -> RunView:
+    with RunStore.open(folder, read_only=True) as store:
+        return store.view()
+
+
+def cells_of(folder: Path) -> dict[str, TrialLayout]:
+    """By policy and trial: runs of two days have other names."""
+    return {f"{layout.root.parent.name[9:]}/{layout.root.name}": layout for layout in trial_layouts(folder)}
+
+
+def test_it_has_the_stages_of_a_replay_alone_and_starts_no_engine(folder: Path) -> None:
+    view = read_view(folder)
+    assert [stage.stage for stage in view.stages] == ["prepare", "trials", "analysis"]
+    assert {cell.plan.kind for cell in view.cells.values()} == {"trace", "replay", "analysis"}
+    assert {cell.state for cell in view.cells.values()} == {CellState.DONE}
+    assert not view.instances
+    assert view.plan.inputs["engine"] is None
+
+
+def test_every_file_says_that_it_is_simulated(folder: Path) -> None:
+    layout = RunLayout(folder)
+    for path in (layout.aggregate_json, layout.pairs_json, layout.verdicts_json):
+        assert json.loads(path.read_bytes())["simulated"] == MODEL
+    for path in (layout.manifest, layout.aggregate_csv, layout.pairs_csv, layout.report_md, layout.report_html):
+        assert MODEL in path.read_text()
+    assert layout.report_md.read_text().startswith("# SIMULATED: routing ")
+    cells = cells_of(folder)
+    assert len(cells) == 6
+    for cell in cells.values():
+        for path in (cell.cell, cell.config, cell.summary, cell.breakdown):
+            assert json.loads(path.read_bytes())["simulated"] == MODEL
+        record = json.loads(cell.cell.read_bytes())
+        assert (record["gpu_utilisation"], record["gpu_reason"]) == (None, "simulated: no GPU is used")
+        assert {engine["started_by"] for engine in record["engines"]} == {"simulated"}
+
+
+def test_each_trial_has_a_trace_of_its_own_which_all_policies_replay(folder: Path) -> None:
+    by_trial: dict[str, set[str]] = {}
+    for name, cell in cells_of(folder).items():
+        record = json.loads(cell.cell.read_bytes())
+        by_trial.setdefault(name.partition("/")[2], set()).add(record["trace"]["sha256"])
+    assert [len(sums) for sums in by_trial.values()] == [1, 1, 1]
+    assert len(set.union(*by_trial.values())) == 3
+    report = RunLayout(folder).report_md.read_text()
+    assert "each trial replays a trace and step times of its own" in report
+    assert "every trial replays the same sessions" not in report
+
+
+def test_the_analysis_finds_nothing_missing(folder: Path) -> None:
+    aggregate = json.loads(RunLayout(folder).aggregate_json.read_bytes())
+    assert aggregate["gaps"] == []
+    assert {row["label"] for row in aggregate["policies"]} == {"EAR", "static PD-disagg 4P+4D"}
+    for row in aggregate["policies"]:
+        assert row["values"]["ttft_p90_s"]["low"] is not None
+        assert 0 < row["values"]["apc"]["value"] < 1
+
+
+def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same_bytes(
+    folder: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    again = create_run(Workspace(tmp_path), plan_run())
+    process = spawn_run_process(again)
+    deadline = time.monotonic() + KILL_WITHIN_S
+    while not any(again.glob("results/*/trial_*/cell.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = list_children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for child in children:
+        while psutil.pid_exists(child):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finished = {path: path.stat().st_ino for path in again.glob("results/*/trial_*/cell.json")}
+    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    assert {path: path.stat().st_ino for path in finished} == finished
+    assert {cell.state for cell in read_view(again).cells.values()} == {CellState.DONE}
+    cells, others = cells_of(folder), cells_of(again)
+    assert cells.keys() == others.keys()
+    for name, cell in cells.items():
+        for file in SAME:
+            assert (cell.root / file).read_bytes() == (others[name].root / file).read_bytes(), (name, file)
+
+
+def list_children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
+    plan = plan_run(instances=6).plan
+    assert plan.inputs["grid"]["instances"] == 6
+    assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b"
+    assert plan.inputs["engine_model"]["calibrated"] is False
+    assert {"simulation.engine=h20-qwen3-coder-30b-a3b", "instances=6"} <= set(plan.inputs["settings"])
+
+
+def test_a_plan_of_real_engines_says_nothing_of_simulations() -> None:
+    asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset="baselines")
+    inputs = prepare_run(experiment_named("routing"), asked, need_engine=False).plan.inputs
+    assert not {"simulated", "engine_model"} & inputs.keys()
+    assert "simulation" not in inputs["grid"]
+
+
+def test_an_unknown_engine_model_is_refused_before_anything_runs() -> None:
+    with pytest.raises(RunnerError, match="no engine model 'h2000'"):
+        plan_run(engine="h2000")
+
+
+@pytest.mark.parametrize("experiment", ["connector-tax", "pd-lifecycle"])
+def test_only_routing_can_be_simulated(experiment: str) -> None:
+    with pytest.raises(RunnerError) as refused:
+        prepare_run(experiment_named(experiment), RunOptions(experiment=experiment, simulated=True), need_engine=False)
+    assert "--simulated" in refused.value.remedy
