@@ -59,6 +59,10 @@ class Variant:
     env: Mapping[str, str] = field(default_factory=dict)
     split_cores: bool = False
     """The engine on the first half of the cores, the client on the others."""
+    own_core: bool = False
+    """The engine core on a core of its own; the API server and the client on the others."""
+    step_thread: bool = False
+    """The thread that runs the engine's steps stays on one core; every other thread runs where it likes."""
     touch_first: bool = False
     """The same load with other prompts once before the measured one: its memory is mapped, its caches are warm."""
     windows: int = 1
@@ -70,6 +74,8 @@ CAUSES = {
     variant.name: variant
     for variant in (
         Variant("cores", "engine and client on separate cores", split_cores=True),
+        Variant("engine_core", "the engine core alone on a core, API server and client on the others", own_core=True),
+        Variant("step_thread", "the thread of the engine's steps stays on one core", step_thread=True),
         Variant("first_touch", "a whole load before the measured one", touch_first=True),
         Variant("window", "three times the requests: what is left of sigma is no sampling", windows=3),
         Variant("spawn", "each engine from scratch, random hash seed", spawn=True),
@@ -135,6 +141,10 @@ async def measure_launch(
         await instance.wait_ready(profile.launch.ready_timeout_s)
         if variant.split_cores:
             _split_cores(instance, sorted(everywhere))
+        if variant.own_core:
+            _give_own_core(instance, sorted(everywhere))
+        if variant.step_thread:
+            os.sched_setaffinity(_find_engine_core(instance).pid, sorted(everywhere)[-1:])
         if variant.touch_first:
             await _load(instance, profile, options, layout.requests("touch", "first"), cell_index=2 * number)
         requests = layout.requests("A", "measured")
@@ -162,10 +172,31 @@ def _split_cores(instance: Instance, cores: Sequence[int]) -> None:
         raise SystemExit("--cause cores needs two cores")
     half = len(cores) // 2
     engine = psutil.Process(instance.pid)
-    for process in (engine, *engine.children(recursive=True)):
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, cores[:half])
+    _bind([engine, *engine.children(recursive=True)], cores[:half])
     os.sched_setaffinity(0, cores[half:])
+
+
+def _give_own_core(instance: Instance, cores: Sequence[int]) -> None:
+    """The last core to the process that runs the steps; all that serves and measures it on the others."""
+    if len(cores) < 2:
+        raise SystemExit("--cause engine_core needs two cores")
+    _bind([_find_engine_core(instance)], cores[-1:])
+    _bind([psutil.Process(instance.pid)], cores[:-1])
+    os.sched_setaffinity(0, cores[:-1])
+
+
+def _find_engine_core(instance: Instance) -> psutil.Process:
+    """The process whose main thread runs the steps: with the executor "uni" the only child."""
+    children = psutil.Process(instance.pid).children(recursive=True)
+    if len(children) != 1:
+        raise SystemExit(f"{len(children)} processes below {instance.pid}, expected the engine core alone")
+    return children[0]
+
+
+def _bind(processes: Sequence[psutil.Process], cores: Sequence[int]) -> None:
+    for process in processes:
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, cores)
 
 
 async def measure(variants: Sequence[Variant], options: Options, folder: Path) -> dict[str, list[dict[str, float]]]:
