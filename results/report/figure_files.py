@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import catch_warnings, simplefilter
 
 from results.records.layout import write_atomic
 from results.report.figure import Figure
@@ -40,6 +41,12 @@ def draw_beside(figure: Figure, by: Drawers) -> str:
         width, height = drawing.get_size_inches()
         shrink = min(1.0, BESIDE_WIDTH / width)
         drawing.set_size_inches(shrink * width, max(shrink * height, min(height, BESIDE_HEIGHT)))
+        with catch_warnings():
+            simplefilter("error", UserWarning)
+            try:
+                return to_bytes(drawing, "svg").decode()
+            except UserWarning:  # names and letters leave its panels no room on so small a sheet
+                drawing.set_size_inches(width, height)
         return to_bytes(drawing, "svg").decode()
 
 

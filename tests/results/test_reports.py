@@ -62,7 +62,7 @@ EXPERIMENTS: Mapping[str, Expected] = {
     "routing": Expected(
         write_routing_run,
         frozenset({"1", "3", "4a", "4b", "4c", "4d", "6", "6_full", "8"}),
-        frozenset({"5", "7", "9", "10"}),
+        frozenset({"5", "7", "9", "9b", "10"}),
     ),
     "pd-lifecycle": Expected(write_lifecycle_run, frozenset("12345")),
 }

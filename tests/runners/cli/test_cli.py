@@ -191,7 +191,7 @@ def test_the_console_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_the_options_of_a_run_are_those_of_its_struct(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[RunOptions] = []
-    monkeypatch.setattr("runners.cli.runs._print_plan", lambda options, json: planned.append(options))
+    monkeypatch.setattr("runners.cli.runs._print_plan", lambda options, _workspace, _json: planned.append(options))
     given = ["--config", "plain", "-c", "nixl_both", "--seed", "7", "--set", "trials=2", "--port", "9000"]
     for arguments in ([], given):
         assert CliRunner().invoke(app, ["plan", "routing", *arguments]).exit_code == 0
