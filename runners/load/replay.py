@@ -28,7 +28,7 @@ from runners.load.fidelity import WindowCounts
 from runners.load.process_settings import allow_connections
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.sessions import Sessions
+from runners.load.sessions import SessionCounts, Sessions
 from runners.load.spec import LoadError
 from runners.load.stream import Exchange, unsent_fields
 from runners.target import Target, resolve_target
@@ -241,7 +241,6 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def outcome(self) -> ReplayOutcome:
         plan, counts, sessions = self.plan, self.counts, self._sessions.counts
         wall_s = (self._t_last_end_ns - self._t_first_send_ns) / 1e9 if counts.sent else None
-        amplification, reason = compute_amplification(wall_s, plan.trace_span_s, self.stop_reason)
         window = WindowCounts(
             scheduled=counts.sent + self._overdue,
             handled=counts.sent,
@@ -251,25 +250,38 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         return ReplayOutcome(
             **self._outcome_fields(),
             t_stop_ns=self.t_stop_ns,
-            turns=len(plan.turns),
-            never_sent=len(plan.turns) - counts.sent,
-            sessions=len(plan.sessions),
-            sessions_done=sessions.done,
-            sessions_failed=sessions.failed,
-            sessions_delayed=sessions.delayed,
-            session_delay_max_s=sessions.delay_max_ns / 1e9,
-            inflight_sessions_max=sessions.active_max,
             inflight_max=self._inflight_max,
-            input_tokens=sum(turn.recorded.input_tokens for turn in plan.turns),
-            output_tokens=sum(turn.output_tokens for turn in plan.turns),
-            reusable_any_tokens=sum(turn.reusable_any_tokens for turn in plan.turns),
-            reusable_intra_tokens=sum(turn.reusable_intra_tokens for turn in plan.turns),
-            trace_span_s=plan.trace_span_s,
-            wall_clock_s=wall_s,
-            amplification=amplification,
-            amplification_reason=reason,
+            **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
             fidelity=self._judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window),
         )
+
+
+def describe_replay(
+    plan: ReplayPlan, sessions: SessionCounts, sent: int, wall_s: float | None, stop_reason: str
+) -> dict[str, Any]:
+    """What a ReplayOutcome says of the plan and its sessions; the client's own fields are left to the caller.
+
+    `wall_s`: from the first send to the last end; None where nothing was sent.
+    """
+    amplification, reason = compute_amplification(wall_s, plan.trace_span_s, stop_reason)
+    return {
+        "turns": len(plan.turns),
+        "never_sent": len(plan.turns) - sent,
+        "sessions": len(plan.sessions),
+        "sessions_done": sessions.done,
+        "sessions_failed": sessions.failed,
+        "sessions_delayed": sessions.delayed,
+        "session_delay_max_s": sessions.delay_max_ns / 1e9,
+        "inflight_sessions_max": sessions.active_max,
+        "input_tokens": sum(turn.recorded.input_tokens for turn in plan.turns),
+        "output_tokens": sum(turn.output_tokens for turn in plan.turns),
+        "reusable_any_tokens": sum(turn.reusable_any_tokens for turn in plan.turns),
+        "reusable_intra_tokens": sum(turn.reusable_intra_tokens for turn in plan.turns),
+        "trace_span_s": plan.trace_span_s,
+        "wall_clock_s": wall_s,
+        "amplification": amplification,
+        "amplification_reason": reason,
+    }
 
 
 def compute_amplification(

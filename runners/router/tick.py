@@ -1,4 +1,4 @@
-"""One second of a router as whoever watches it sees it."""
+"""What a router reports of itself once per second."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.live import Latencies
-from runners.load.replay import compute_amplification
+from runners.load.replay import describe_replay
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
@@ -280,7 +280,6 @@ class SimulatedReplay:
         """A simulated client is never late, and its schedule costs no simulated time."""
         plan, counts, sessions, begin_ns = self.plan, self.counts, self._sessions.counts, self._sessions.t_start_ns
         wall_s = (counts.last_end_ns - counts.first_send_ns) / 1e9 if counts.sent else None
-        amplification, reason = compute_amplification(wall_s, plan.trace_span_s, self.stop_reason)
         window = WindowCounts(counts.sent, counts.sent, (self.t_stop_ns - begin_ns) / 1e9, None)
         return ReplayOutcome(
             t_start_ns=begin_ns,
@@ -296,23 +295,8 @@ class SimulatedReplay:
             wrong_length=0,
             late_bodies=0,
             realtime=False,
-            turns=len(plan.turns),
-            never_sent=len(plan.turns) - counts.sent,
-            sessions=len(plan.sessions),
-            sessions_done=sessions.done,
-            sessions_failed=sessions.failed,
-            sessions_delayed=sessions.delayed,
-            session_delay_max_s=sessions.delay_max_ns / 1e9,
-            inflight_sessions_max=sessions.active_max,
             inflight_max=counts.inflight_max,
-            input_tokens=sum(turn.recorded.input_tokens for turn in plan.turns),
-            output_tokens=sum(turn.output_tokens for turn in plan.turns),
-            reusable_any_tokens=sum(turn.reusable_any_tokens for turn in plan.turns),
-            reusable_intra_tokens=sum(turn.reusable_intra_tokens for turn in plan.turns),
-            trace_span_s=plan.trace_span_s,
-            wall_clock_s=wall_s,
-            amplification=amplification,
-            amplification_reason=reason,
+            **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
             fidelity=judge_fidelity(np.zeros(counts.sent, dtype=np.int64), window, self.spec.limits),
         )
 

@@ -1,4 +1,4 @@
-"""A slope is told from noise; router and console stay as they are."""
+"""A slope is told from noise; the memory and descriptors of router and console are read."""
 
 from __future__ import annotations
 

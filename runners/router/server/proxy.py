@@ -88,7 +88,7 @@ class Exchange(RequestLifecycle):
         message: ClientMessage,
         responses: StoredResponses | None = None,
     ) -> None:
-        """`responses`: where the id of its answer is noted; None = nobody can continue it."""
+        """`responses`: takes the id of its answer, so that a later request can continue it; None = none can."""
         super().__init__(traffic, request, message)
         self.link: Link | None = None
         self._responses = responses
