@@ -12,7 +12,7 @@ import msgspec
 from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
-from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle
+from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.link import LinkRecord
 from results.statistics.estimates import figure
 
@@ -58,27 +58,6 @@ class _DiscardedRow(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class CacheState(msgspec.Struct, frozen=True):
-    """The KV cache of an engine at one moment, by its counters; None = unknown, `reason` says why."""
-
-    preemptions: float | None = None
-    """Since the engine started."""
-    reason: str = ""
-
-
-class EngineLoad(msgspec.Struct, frozen=True):
-    """One engine before the first and after the last request of a cell."""
-
-    begin: CacheState = CacheState()
-    end: CacheState = CacheState()
-
-    @property
-    def preemptions(self) -> float | None:
-        """During the cell."""
-        begin, end = self.begin.preemptions, self.end.preemptions
-        return None if begin is None or end is None else end - begin
-
-
 class _Engine(msgspec.Struct, frozen=True):
     block_tokens: int | None = None
     kv_capacity_tokens: int | None = None
@@ -93,7 +72,7 @@ class MeasuredCell(msgspec.Struct, frozen=True):
     checksums: Mapping[str, str] = {}
     discarded: Sequence[_DiscardedRow] = ()
     engines: Mapping[str, _Engine] = {}
-    load: Mapping[str, EngineLoad] = {}
+    load: Mapping[str, LoadSpan] = {}
     """By side."""
     baseline: str = ""
     """`router`: the combined request went through the router; empty = directly to the engine."""

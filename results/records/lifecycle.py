@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from results.records.frames import Gap, read_record
-from results.records.layout import write_atomic
 
 VERSION = 3
 """2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message.
@@ -229,6 +226,32 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One reading of an engine's counters, which start with the engine. None = unknown, `reason` says why."""
+
+    preemptions: int | None = None
+    prefix_cache_queries: int | None = None
+    """Tokens looked up."""
+    prefix_cache_hits: int | None = None
+    """Tokens that were cached."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpan:
+    """One engine before the first and after the last request of a cell."""
+
+    begin: EngineLoad = field(default_factory=EngineLoad)
+    end: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def preemptions(self) -> int | None:
+        """During the cell; None = the engine does not count them."""
+        before, after = self.begin.preemptions, self.end.preemptions
+        return None if before is None or after is None else after - before
+
+
+@dataclass(frozen=True, slots=True)
 class LifecycleRecord:
     """One request, broken down. Durations are in milliseconds, None = not known, `gaps` says why."""
 
@@ -330,11 +353,6 @@ def parse_cell_name(name: str) -> tuple[RequestConfig, int] | None:
 
 
 _CELL_NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)(?:_t(\d+))?")
-
-
-def write_record(path: Path, record: LifecycleRecord) -> None:
-    """Write the record, whole or not at all. Raises OSError."""
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def read_lifecycle(path: Path) -> LifecycleRecord | Gap:

@@ -74,7 +74,7 @@ def tracon(
 
     **2.** `tracon plan connector-tax --profile cpu-tiny` shows stages, cells and the time they take
 
-    **3.** `tracon run connector-tax --profile cpu-tiny` measures; Ctrl-C stops it resumably
+    **3.** `tracon run connector-tax --profile cpu-tiny` measures; Ctrl-C stops it, so that it can be resumed
 
     **4.** `tracon` watches and steers it from any terminal; `tracon resume` continues after a stop or a crash
 

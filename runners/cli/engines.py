@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-import runners.cli.terminal as output
 from results.records.visible import visible
+from runners.cli import terminal
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 
-engine_app = typer.Typer(no_args_is_help=True, help="Engine environments, and standalone engines.")
-patch_app = typer.Typer(no_args_is_help=True, help="The step probe inside an engine environment.")
+engine_app = typer.Typer(no_args_is_help=True, help="Build engine environments; start and stop standalone engines.")
+patch_app = typer.Typer(no_args_is_help=True, help="Install and remove the probes of an engine environment.")
 
 KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
 KindOption = Annotated[str, typer.Option("--kind", help="Which engine environment: `cpu` or `cuda`.")]
@@ -45,7 +45,7 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where anything is missing.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say what this machine has, what each of the eight configs would need, and the remedy."""
+    """Print what this machine has, what each connector config needs, and how to get what is missing."""
     from launch.doctor import examine, to_json
     from launch.doctor_rows import MISSING
     from launch.profile import config_names, load_config, load_profile
@@ -62,9 +62,9 @@ def doctor(
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
     )
     if json:
-        output.print_json(to_json(report))
+        terminal.print_json(to_json(report))
     else:
-        output.out().print(doctor_tables(report))
+        terminal.out().print(doctor_tables(report))
     if strict and any(row.state == MISSING for row in report.rows):
         raise typer.Exit(ExitCode.GATE_FAILED)
 
@@ -77,7 +77,7 @@ def profiles(json: JsonOption = False) -> None:
     known = [load_profile(name) for name in profile_names()]
     configs = [load_config(name) for name in config_names()]
     if json:
-        output.print_json(
+        terminal.print_json(
             {
                 "profiles": [
                     {
@@ -94,20 +94,20 @@ def profiles(json: JsonOption = False) -> None:
             }
         )
     else:
-        output.out().print(profiles_tables(known, configs))
+        terminal.out().print(profiles_tables(known, configs))
 
 
 def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
     """Build an engine environment from its lock file (idempotent; honours PIP_FIND_LINKS and UV_FIND_LINKS)."""
     from launch.install import install as install_engine
 
-    with output.step_progress() as progress:
+    with terminal.step_progress() as progress:
         engine = install_engine(kind, progress=progress)
     if json:
-        output.print_json({"kind": engine.kind, "python": str(engine.python), "versions": dict(engine.versions)})
+        terminal.print_json({"kind": engine.kind, "python": str(engine.python), "versions": dict(engine.versions)})
     else:
         versions = ", ".join(f"{name} {number}" for name, number in engine.versions.items() if number)
-        output.err().print(f"engine [bold]{engine.kind}[/] is ready: {versions}")
+        terminal.err().print(f"engine [bold]{engine.kind}[/] is ready: {versions}")
 
 
 def up(
@@ -124,9 +124,9 @@ def up(
 
     row = bring_up(config, profile, name or config, port, engine_python, workspace)
     if json:
-        output.print_json(row)
+        terminal.print_json(row)
     else:
-        output.err().print(f"engine [bold]{row.name}[/] serves {row.model} at {row.url} (pid {row.pid})")
+        terminal.err().print(f"engine [bold]{row.name}[/] serves {row.model} at {row.url} (pid {row.pid})")
 
 
 def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -135,9 +135,9 @@ def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = Fa
 
     row = take_down(name, workspace)
     if json:
-        output.print_json(row)
+        terminal.print_json(row)
     else:
-        output.err().print(f"engine [bold]{name}[/] is gone")
+        terminal.err().print(f"engine [bold]{name}[/] is gone")
 
 
 def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -148,7 +148,7 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
 
     built, rows = environments(), list_running(workspace)
     if json:
-        output.print_json(
+        terminal.print_json(
             {
                 "environments": [
                     {"kind": e.kind, "python": str(e.python), "versions": dict(e.versions)} for e in built
@@ -157,7 +157,7 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
             }
         )
     else:
-        output.out().print(engines_tables(built, rows))
+        terminal.out().print(engines_tables(built, rows))
 
 
 def logs(
@@ -180,7 +180,7 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
 
 
 def apply(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Install the step probe into an engine environment (idempotent; edits none of the engine's files)."""
+    """Install the probes into an engine environment (idempotent; edits none of the engine's files)."""
     _change_patches("apply", kind, engine_python, json)
 
 
@@ -190,7 +190,7 @@ def revert(kind: KindOption = "cpu", engine_python: PythonOption = None, json: J
 
 
 def status(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Print whether the probe is installed, its version, and whether its files are intact."""
+    """Print whether the probes are installed, their version, and whether their files are intact."""
     _change_patches("status", kind, engine_python, json)
 
 
@@ -201,12 +201,12 @@ def _change_patches(action: str, kind: str, engine_python: Path | None, json: bo
     engine = find_engine(kind, engine_python)
     result = {"apply": patching.apply, "revert": patching.revert, "status": patching.status}[action](engine)
     if json:
-        output.print_json(result)
+        terminal.print_json(result)
         return
     state = "applied" if result.applied else "not applied"
     changed = ", but its files were changed" if result.applied and not result.intact else ""
-    output.err().print(f"probe {result.version or ''} {state}{changed} in {engine.python}")
+    terminal.err().print(f"probe {result.version or ''} {state}{changed} in {engine.python}")
     if action == "revert" and result.applied:
-        output.err().print(result.reason)
+        terminal.err().print(result.reason)
     if result.applied and not result.intact:
         raise typer.Exit(ExitCode.GATE_FAILED)

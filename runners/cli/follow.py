@@ -12,8 +12,8 @@ import msgspec
 import psutil
 from rich.live import Live
 
-import runners.cli.terminal as output
 from runners.campaign.exit_code import exit_code
+from runners.cli import terminal
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed_lines import FeedLine
@@ -37,7 +37,7 @@ def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = Fa
         if events:
             return _follow_store(store, worker_pid, _EventLines())
         if sys.stderr.isatty():
-            with Live(console=output.err(), refresh_per_second=2, transient=True) as live:
+            with Live(console=terminal.err(), refresh_per_second=2, transient=True) as live:
                 return _follow_store(store, worker_pid, _Panel(live))
         return _follow_store(store, worker_pid, _FeedLines())
 
@@ -64,7 +64,7 @@ class _EventLines:
                 "kind": recorded.event.kind,
                 "event": recorded.event,
             }
-            output.print_json_line(msgspec.json.encode(line))
+            terminal.print_json_line(msgspec.json.encode(line))
 
 
 class _FeedLines:
@@ -75,10 +75,10 @@ class _FeedLines:
 
     def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         for line in lines:
-            output.err().print(feed_text(line), soft_wrap=True)
+            terminal.err().print(feed_text(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S
-            output.err().print(progress_line(view, time.time()), soft_wrap=True)
+            terminal.err().print(progress_line(view, time.time()), soft_wrap=True)
 
 
 def await_lease(folder: Path, worker_pid: int) -> None:

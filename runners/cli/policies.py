@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.terminal as output
+from runners.cli import terminal
 from runners.cli.options import JsonOption, WorkspaceOption, read_pairs
 from runners.errors import RunnerError
 
@@ -40,7 +40,7 @@ def policies(
 
     Examples: `tracon policies`, `tracon policies unified`, `tracon policies ./mine.py`
 
-    A file is run to see what it holds; what a policy of your own needs is in docs/policies.md.
+    A file is executed to list its policies; docs/policies.md explains how to write one.
     """
     from runners.cli.policy_tables import policies_table, policy_tables
     from runners.router.policies import describe_policies, describe_policy, policy_class
@@ -48,13 +48,13 @@ def policies(
     if policy is not None:
         info = describe_policy(policy_class(policy))
         if json:
-            output.print_json(info)
+            terminal.print_json(info)
         else:
-            output.out().print(policy_tables(info))
+            terminal.out().print(policy_tables(info))
     elif json:
-        output.print_json(describe_policies())
+        terminal.print_json(describe_policies())
     else:
-        output.out().print(policies_table(describe_policies()))
+        terminal.out().print(policies_table(describe_policies()))
 
 
 def why(
@@ -68,17 +68,17 @@ def why(
 
     Example: `tracon why 20260131-1200 r000017 --cell unified/trial_1`
 
-    A routing run sends the same requests in every cell: without `--cell` each of them answers.
+    A routing run sends the same requests in every cell: without `--cell` the answer of each is printed.
     """
     from runners.router.why import explain_picks
 
     picks_by_log = _picks_of(logs_of(run, cell, workspace), request)
     if json:
-        output.print_json(
+        terminal.print_json(
             [{"cell": log.name, "text": explain_picks(picks), "picks": picks} for log, picks in picks_by_log]
         )
         return
-    screen = output.out()
+    screen = terminal.out()
     for log, picks in picks_by_log:
         screen.print(f"[bold]{log.name}[/]")
         for line in explain_picks(picks):
@@ -122,9 +122,9 @@ def whatif(
     other = make_policy(policy, read_pairs(setting, "--set", "KEY=VALUE"))
     results = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
     if json:
-        output.print_json([whatif_json(log, result) for log, result in results])
+        terminal.print_json([whatif_json(log, result) for log, result in results])
     else:
-        output.out().print(whatif_tables(results, show))
+        terminal.out().print(whatif_tables(results, show))
 
 
 def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
@@ -138,7 +138,7 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
     logs = read_logs(path if named else Workspace(workspace or default_root()).find(run), cell)
     for log in logs:
         for gap in log.gaps:
-            output.err().print(f"gap: {gap.artifact} {gap.reason}", style="yellow", markup=False, soft_wrap=True)
+            terminal.err().print(f"gap: {gap.artifact} {gap.reason}", style="yellow", markup=False, soft_wrap=True)
     return logs
 
 

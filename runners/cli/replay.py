@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-import runners.cli.terminal as output
+from runners.cli import terminal
 from runners.cli.options import JsonOption, WorkspaceOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 
@@ -92,11 +92,11 @@ def replay(
     options = ReplayOptions(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
     report = asyncio.run(_run_replay(options))
     if json:
-        output.print_json(_report_json(report))
+        terminal.print_json(_report_json(report))
     else:
-        output.out().print(_report_tables(report))
+        terminal.out().print(_report_tables(report))
     if report.outcome.fidelity.degraded:
-        output.err().print(f"degraded: {report.outcome.fidelity.reason}", soft_wrap=True)
+        terminal.err().print(f"degraded: {report.outcome.fidelity.reason}", soft_wrap=True)
     raise typer.Exit(int(report.exit_code))
 
 
@@ -119,7 +119,7 @@ class _Progress:
     """On a terminal one line that is redrawn; in a pipe a line every PROGRESS_LINE_S."""
 
     def __init__(self) -> None:
-        self._console = output.err()
+        self._console = terminal.err()
         self._status = self._console.status("") if self._console.is_terminal else None
         self._of = ""
         self._next_s = 0.0

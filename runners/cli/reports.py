@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import runners.cli.terminal as output
+from runners.cli import terminal
 from runners.cli.folders import artifacts_of
 from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
 
@@ -35,9 +35,9 @@ def report(
     """
     folder = artifacts_of(run, workspace)
     if json:
-        output.print_json(report_json(folder, again=again))
+        terminal.print_json(report_json(folder, again=again))
     else:
-        screen = output.out()
+        screen = terminal.out()
         curves_width = min(screen.width, 120) if screen.is_terminal else None
         screen.print(report_tables(folder, again=again, curves_width=curves_width))
 
@@ -57,12 +57,12 @@ def compare(
     compared = compare_runs(*(artifacts_of(run, workspace) for run in (first, second)))
     text = describe_comparison(compared)
     if json:
-        output.print_json(to_json(compared))
+        terminal.print_json(to_json(compared))
     elif markdown:
         title = f"{compared.first.experiment}: {compared.first.run} and {compared.second.run}"
-        output.out().print(render_markdown(title, text), markup=False, soft_wrap=True, end="")
+        terminal.out().print(render_markdown(title, text), markup=False, soft_wrap=True, end="")
     else:
-        output.out().print(render_text(text))
+        terminal.out().print(render_text(text))
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def render_ending(folder: Path) -> RenderableType:
     if experiment.page is not None:
         from results.report.page import render_terminal
 
-        return render_terminal(experiment.page(analysis), folder, output.out().width)
+        return render_terminal(experiment.page(analysis), folder, terminal.out().width)
     return render_text(experiment.report(analysis))
 
 
@@ -109,7 +109,7 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     analysis = results.write(folder) if again else results.analyse(folder)
     parts: list[RenderableType] = [render_text(results.report(analysis))]
     if results.page is not None:
-        page = render_terminal(results.page(analysis), folder, output.out().width)
+        page = render_terminal(results.page(analysis), folder, terminal.out().width)
         parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]
     curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
     return Group(*parts) if curves is None else Group(*parts, Text(), curves)

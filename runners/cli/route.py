@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-import runners.cli.terminal as output
 from results.records.decisions import Role
+from runners.cli import terminal
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
@@ -53,7 +53,7 @@ ROUTER = SpecOptions(
     (
         SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
         SpecOption("host", "--host", "Listen on this address"),
-        SpecOption("index", "--index", "Know what instances hold by an `approximate` LRU index, or by their `events`"),
+        SpecOption("index", "--index", "Track what instances hold by an `approximate` LRU index, or by their `events`"),
         SpecOption(
             "block_tokens", "--block-tokens", "Set the block size of the index in tokens (0 = ask the engines)", None, 0
         ),
@@ -64,13 +64,13 @@ TRANSFERS = SpecOptions(
     (
         SpecOption(
             "timeout_s", "--transfer-timeout",
-            "Limit all tries and waits of one transfer, and again a handover's from its decode request to the first "
-            "byte; then the target computes the prompt. Choose many times what a copy takes: it also waits for a busy "
-            "engine", "SECONDS",
+            "Time limit of one transfer with all its attempts, and of a handover from its decode request to the first "
+            "byte. After it the target computes the prompt. Choose many times what a copy takes: a transfer also waits "
+            "for a busy engine", "SECONDS",
         ),
         SpecOption(
             "attempts", "--transfer-attempts",
-            "Try one transfer N times, where another try may help: after a 5xx, never after a refusal or a timeout",
+            "Try one transfer up to N times: again after a 5xx, never after a refusal or a timeout",
             None, 1,
         ),
         SpecOption(
@@ -86,16 +86,16 @@ TRANSFERS = SpecOptions(
         ),
         SpecOption(
             "failures_to_quarantine", "--quarantine-failures",
-            "Quarantine a pair of instances after N failed transfers within the window, none succeeding between",
+            "Quarantine a pair of instances after N transfers in a row that failed within the window",
             None, 1,
         ),
-        SpecOption("window_s", "--quarantine-window", "Set that window", "SECONDS"),
+        SpecOption("window_s", "--quarantine-window", "Length of that window", "SECONDS"),
         SpecOption(
             "quarantine_s", "--quarantine",
-            "Leave a quarantined pair alone; then one transfer is tried as a probe, and each probe that fails doubles "
-            "the time", "SECONDS",
+            "Use no quarantined pair for this long; then one transfer is tried as a probe. Each probe that fails "
+            "doubles the time", "SECONDS",
         ),
-        SpecOption("quarantine_max_s", "--quarantine-max", "Do not double the quarantine beyond this", "SECONDS"),
+        SpecOption("quarantine_max_s", "--quarantine-max", "Longest quarantine", "SECONDS"),
         SpecOption(
             "priority", "--transfer-priority",
             "Send the requests that move a session's KV with this `priority`, e.g. -1, so that they pass the prompts "
@@ -103,8 +103,8 @@ TRANSFERS = SpecOptions(
         ),
         SpecOption(
             "count", "--transfer-counts/--no-transfer-counts",
-            "Read the target's metrics around transfers, to count what each one moved. Without, the decisions record "
-            "that nothing was counted: for measurements in which no page of metrics may cost an engine time",
+            "Read the target's metrics before and after each transfer, to count what it moved. Turn it off where "
+            "reading metrics would disturb a measurement; the decisions then record that nothing was counted",
         ),
     ),
     MOVES,
@@ -208,7 +208,7 @@ def route(
     spec: SpecPathOption = None,
     json: LinesOption = False,
 ) -> None:
-    """Put a cache-aware streaming router before OpenAI-compatible servers, until Ctrl-C.
+    """Run a cache-aware streaming router in front of OpenAI-compatible servers, until Ctrl-C.
 
     Clients send `/v1/completions` and `/v1/chat/completions` to it; the session comes from the header `x-session-id`,
     or from `session_id` or `user` in the body. `/metrics`, `/health` and `/admin/instances` show its state.
@@ -249,7 +249,7 @@ def route(
             bindings=_binding_rules()(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
-    serve(options, (lambda line: output.print_json_line(msgspec.json.encode(line))) if json else _Narrator(options))
+    serve(options, (lambda line: terminal.print_json_line(msgspec.json.encode(line))) if json else _Narrator(options))
 
 
 def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm | None:
@@ -296,7 +296,7 @@ class _Narrator:
     def __call__(self, line: RouterLine) -> None:
         from runners.router.policies import describe_policy, policy_class
 
-        say = output.err().print
+        say = terminal.err().print
         if line.ready is not None:
             names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
             say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-import runners.cli.terminal as output
 from runners.campaign.experiment import RunOptions
+from runners.cli import terminal
 from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
@@ -97,9 +97,9 @@ def run(
     require_ports(prepared)
     unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest)
-    output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    terminal.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     if unrest:
-        output.err().print(unrest, style="yellow", markup=False)
+        terminal.err().print(unrest, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
     accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -144,9 +144,9 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
     folder = workspace_of(workspace).find(run)
     view, lease = _read_run(folder)
     if json:
-        output.print_json(status_json(view, lease, folder, time.time()))
+        terminal.print_json(status_json(view, lease, folder, time.time()))
     else:
-        output.out().print(status_tables(view, lease, time.time()))
+        terminal.out().print(status_tables(view, lease, time.time()))
 
 
 def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -160,7 +160,7 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
     try:
         code = follow_run(folder, events=json)
     except KeyboardInterrupt:
-        output.err().print(f"left [bold]{folder.name}[/] as it is")
+        terminal.err().print(f"left [bold]{folder.name}[/] as it is")
         code = ExitCode.DONE
     raise typer.Exit(code)
 
@@ -224,11 +224,11 @@ def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> No
 
     entries = workspace_of(workspace).runs()
     if json:
-        output.print_json(runs_json(entries))
+        terminal.print_json(runs_json(entries))
     elif entries:
-        output.out().print(runs_table(entries))
+        terminal.out().print(runs_table(entries))
     else:
-        output.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
+        terminal.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
 
 
 def console(
@@ -293,9 +293,9 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
     unrest = explain_unrest(read_rest())
     notes = (*precision, *prepared.draft.notes, *([unrest] if unrest else []))
     if json:
-        output.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
+        terminal.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
     else:
-        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
+        terminal.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
 
 
 def from_root(options: RunOptions) -> RunOptions:
@@ -329,10 +329,10 @@ def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool 
 
     answer = ask_run(folder, action, target, reason)
     if json:
-        output.print_json(answer)
+        terminal.print_json(answer)
     else:
         verb = "accepted" if answer["accepted"] else "refused"
-        output.err().print(f"{action.replace('_', ' ')} {verb}: {answer['detail']}")
+        terminal.err().print(f"{action.replace('_', ' ')} {verb}: {answer['detail']}")
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.BAD_INPUT)
 
@@ -359,7 +359,7 @@ def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool,
     if detach:
         await_lease(folder, worker_pid)  # so that the next command meets a live run
         if json:
-            output.print_json({"run": folder.name, "folder": str(folder), "pid": worker_pid})
+            terminal.print_json({"run": folder.name, "folder": str(folder), "pid": worker_pid})
         else:
             print(folder.name)
         raise typer.Exit(ExitCode.DONE)
@@ -370,17 +370,17 @@ def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool,
         code = _follow_to_end(folder, worker_pid)
     view, lease = _read_run(folder)
     if lease.live:
-        output.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
+        terminal.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
         raise typer.Exit(code)
     if code == ExitCode.INTERRUPTED:
         remedy = f"`tracon resume {folder.name}` goes on from here"
-        output.fail(RunnerError(f"the run was interrupted: {view.reason or 'its process ended'}", remedy=remedy))
+        terminal.fail(RunnerError(f"the run was interrupted: {view.reason or 'its process ended'}", remedy=remedy))
     if json:
-        output.print_json(status_json(view, lease, folder, time.time()))
+        terminal.print_json(status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
-        output.out().print(render_ending(folder))
+        terminal.out().print(render_ending(folder))
     for text in list_shortfalls(view)[:MOST_SHORTFALLS]:
-        output.err().print(text, markup=False, soft_wrap=True)
+        terminal.err().print(text, markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -401,12 +401,12 @@ def _follow_to_end(folder: Path, worker_pid: int) -> int:
     try:
         return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
-        output.err().print("stopping the run so that it can be resumed; Ctrl-C again leaves it running")
+        terminal.err().print("stopping the run so that it can be resumed; Ctrl-C again leaves it running")
     try:
         ask_run(folder, "stop_now", "", "Ctrl-C at the command that started it")
         return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
-        output.err().print(f"left [bold]{folder.name}[/] running: `tracon watch`, `tracon stop`")
+        terminal.err().print(f"left [bold]{folder.name}[/] running: `tracon watch`, `tracon stop`")
         return ExitCode.INTERRUPTED
 
 

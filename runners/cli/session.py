@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.terminal as output
+from runners.cli import terminal
 from runners.cli.options import JsonOption, WorkspaceOption
 from runners.cli.policies import CellOption, RunOrLogArg, logs_of
 from runners.errors import RunnerError
@@ -38,14 +38,14 @@ def session(
 
     Example: `tracon session 20260131-1200 s-017 --cell ear/trial_0`
 
-    A routing run replays the same sessions in every cell: without `--cell` each of them answers.
+    A routing run replays the same sessions in every cell: without `--cell` the answer of each is printed.
     """
     lives = _find_lives(logs_of(run, cell, workspace), session)
     if json:
-        output.print_json([asdict(life) for life in lives])
+        terminal.print_json([asdict(life) for life in lives])
         return
     for life in lives:
-        output.out().print(life_table(life))
+        terminal.out().print(life_table(life))
 
 
 @dataclass(frozen=True, slots=True)

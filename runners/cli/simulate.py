@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.terminal as output
+from runners.cli import terminal
 from runners.cli.options import JsonOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def calibrate(
 
         write_atomic(out, msgspec.json.format(msgspec.json.encode(calibration.engine)) + b"\n")
     if json:
-        output.print_json(calibration)
+        terminal.print_json(calibration)
     else:
-        output.out().print(calibration_tables(calibration))
+        terminal.out().print(calibration_tables(calibration))
 
 
 def calibration_tables(calibration: Calibration) -> RenderableType:

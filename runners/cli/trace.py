@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.terminal as output
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
+from runners.cli import terminal
 from runners.cli.options import JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 trace_app = typer.Typer(
     no_args_is_help=True,
-    help="""Trace files: what is in them, and how to make them fit.
+    help="""Describe, convert, sample, scale and generate trace files.
 
     From a recording to something a small model can serve:
 
@@ -154,20 +154,20 @@ def describe(
 
         for figure in write_trace_figures(description, figures):
             result = f"left out, {figure.missing}" if figure.missing else f"in {figures}"
-            output.err().print(f"{figure.stem}: {result}", markup=False, soft_wrap=True)
+            terminal.err().print(f"{figure.stem}: {result}", markup=False, soft_wrap=True)
     if json:
-        output.print_json(description)
+        terminal.print_json(description)
     else:
         from results.report.content import ReportText
         from results.report.document import rich_tables
         from results.traces.tables import build_tables, headline_text, list_limits
 
         text = ReportText(headline_text(description), build_tables(description), list_limits(description))
-        output.out().print(rich_tables(text))
+        terminal.out().print(rich_tables(text))
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:
-    """Write a trace of any format as the project's own file, checked rule by rule.
+    """Convert a trace of any supported format to Tracon's own, and check it against every rule of that format.
 
     Example: `tracon trace convert agentic_sessions.tar.xz sessions.jsonl.gz`
     """
@@ -188,7 +188,7 @@ def sample(
     """Keep some of the sessions, whole, with the times between them; the first one arrives at 0.
 
     The rate of arrival falls with their number: `tracon trace scale --time` raises it again. A larger sample with the
-    same seed holds the smaller one.
+    same seed contains the smaller one.
 
     Example: `tracon trace sample sessions.jsonl few.jsonl --sessions 20 --seed 7`
     """
@@ -320,10 +320,10 @@ def _write_changed(
 def _report_change(out: Path, change: _Change, json: bool) -> None:
     if json:
         row = asdict(change)
-        output.print_json({"file": str(out), **row.pop("written"), **row})
+        terminal.print_json({"file": str(out), **row.pop("written"), **row})
         return
     written = change.written
-    output.err().print(
+    terminal.err().print(
         f"{out}: {written.requests} requests of {written.sessions} sessions, {written.input_tokens} input and "
         f"{written.output_tokens} output tokens in blocks of {change.block_tokens}, {written.span_s:.1f} s"
         + (f"; {change.left_out_requests} requests left out" if change.left_out_requests else ""),
@@ -371,7 +371,7 @@ def _show_progress(text: str) -> Iterator[Callable[[float], None]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output.err(), transient=True) as bar:
+    with Progress(*columns, console=terminal.err(), transient=True) as bar:
         task = bar.add_task(text.replace("[", r"\["), total=1.0)
         yield lambda share: bar.update(task, completed=share)
 
@@ -389,4 +389,4 @@ class _Lines:
             return
         self._last_line_s = now_s
         left_s = (now_s - self._begin_s) * (1 - share) / share
-        output.err().print(f"{self._text}: {share:.0%}, {left_s:.0f} s left", markup=False, soft_wrap=True)
+        terminal.err().print(f"{self._text}: {share:.0%}, {left_s:.0f} s left", markup=False, soft_wrap=True)

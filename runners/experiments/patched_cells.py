@@ -24,13 +24,20 @@ class PatchedCells:
 
     removal: ClassVar[str]
     """Why engines stop before the patches are removed, for the journal."""
+    analysed: ClassVar[str] = "cells"
+    """What of the analysis is counted."""
 
     def __init__(self, context: RunContext, analyse: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
         """analyse: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""
         self._context = context
         self._analyse_folder = analyse
         self._patches = PatchUse(context.engine)
-        self._kinds = {"preflight": self._preflight, "revert": self._revert_patches, **kinds}
+        self._kinds = {
+            "preflight": self._preflight,
+            "revert": self._revert_patches,
+            "analysis": self._run_analysis,
+            **kinds,
+        }
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """A config that did not pass its pre-flight is not measured."""
@@ -72,6 +79,10 @@ class PatchedCells:
         await self.release(self.removal)
         status = await asyncio.to_thread(self._patches.revert)
         return CellOutcome({"applied": status.applied, "reason": status.reason})
+
+    async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        analysis = await asyncio.to_thread(self._analyse_folder, self._context.layout.root)
+        return CellOutcome({name: len(getattr(analysis, name)) for name in (self.analysed, "gaps")})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Launch the config and see that it really works here; the result decides over all its later cells."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter_ns
@@ -26,6 +26,7 @@ from runners.load.client import RoutedConnection
 from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts
 from runners.load.process_settings import allow_connections
+from runners.load.recent_latencies import Latencies
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import SessionCounts, Sessions
@@ -219,23 +220,14 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         return prompt_pieces(self._blocks, session.session, index - session.first, turn.recorded)
 
     def tick(self, now_ns: int) -> ReplayTick:
-        counts, sessions, turns = self.counts, self._sessions, len(self.plan.turns)
+        counts, turns = self.counts, len(self.plan.turns)
         fields = self._tick_fields(now_ns)
         over = counts.completed + counts.failed + counts.cut
         return ReplayTick(
             **fields,
             phase="drain" if self._closed.is_set() else "replay",
             fraction=min(1.0, max(over / turns, fields["elapsed_s"] / self.spec.max_duration_s)),
-            turns=turns,
-            inflight_sessions=sessions.counts.active,
-            waiting_sessions=sessions.waiting,
-            sessions_done=sessions.counts.done,
-            sessions=len(self.plan.sessions),
-            trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
-            instances=tuple(
-                AnsweredBy(**asdict(seen.summarise(now_ns)), instance=name)
-                for name, seen in sorted(self._seen_of.items())
-            ),
+            **session_fields(self.plan, self.spec, self._sessions, self._seen_of, now_ns),
         )
 
     def outcome(self) -> ReplayOutcome:
@@ -297,3 +289,20 @@ def compute_amplification(
 def session_line(session: str) -> str:
     """The header line that carries a session's id; what may not stand in a header is percent-encoded."""
     return f"x-session-id: {quote(session, safe=_AS_IS)}\r\n"
+
+
+def session_fields(
+    plan: ReplayPlan, spec: ReplaySpec, sessions: Sessions, latencies: Mapping[str, Latencies], now_ns: int
+) -> dict[str, Any]:
+    """The fields of a ReplayTick about sessions and instances; `latencies`: by instance."""
+    return {
+        "turns": len(plan.turns),
+        "inflight_sessions": sessions.counts.active,
+        "waiting_sessions": sessions.waiting,
+        "sessions_done": sessions.counts.done,
+        "sessions": len(plan.sessions),
+        "trace_span_s": plan.trace_span_s if spec.think != "none" else 0.0,
+        "instances": tuple(
+            AnsweredBy(**asdict(one.summarise(now_ns)), instance=name) for name, one in sorted(latencies.items())
+        ),
+    }

@@ -106,6 +106,18 @@ class Counts:
         if seconds is not None:
             self.transfer.add_value(seconds)
 
+    def outcome_fields(self) -> dict[str, Any]:
+        """The fields of a RouterOutcome that are counted here."""
+        return {
+            "requests": self.requests,
+            "picks": self.picks,
+            "retries": self.retries,
+            "errors": self.count_status("error"),
+            "aborted": self.count_status("aborted"),
+            "cut": self.cut,
+            "decisions": dict(self.decisions),
+        }
+
     def count_status(self, status: str) -> int:
         """Requests (attempts, for `retried`) that ended so, over all instances."""
         return sum(count for (_, ended), count in self.outcomes.items() if ended == status)

@@ -8,18 +8,16 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from launch.gpu_memory import DRIVER
 from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample
+from runners.samplers.cell_sampler import PERIOD_S, CellSampler
 
-PERIOD_S = 1.0
 IDLE = 0x1
 LIMITS = {
     0x2: "clocks set by a user", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
@@ -32,30 +30,17 @@ Tell = Callable[[tuple[GpuSample, ...]], object]
 log = logging.getLogger("tracon.gpu")
 
 
-class GpuSampler:
-    """Samples while `cell` is not empty, for the length of a `with` block; `tell` is called with each sample in the
-    sampler's thread. Without a GPU the file states the reason. An error ends the samples and nothing else."""
+class GpuSampler(CellSampler):
+    """`tell` is called with each sample, in the sampler's thread.
+
+    Without a GPU the file states the reason. An error ends the samples and nothing else.
+    """
 
     def __init__(self, path: Path, tell: Tell = lambda samples: None, *, period_s: float = PERIOD_S) -> None:
-        self.cell = ""
-        """The cell that is measured now."""
-        self._path = path
+        super().__init__(path, period_s=period_s)
         self._tell = tell
-        self._period_s = period_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample_gpus, name="gpu-sampler", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample_gpus(self) -> None:
+    def _sample(self) -> None:
         try:
             fresh = not self._path.exists() or self._path.stat().st_size == 0
             with self._path.open("a", newline="", encoding="utf-8", buffering=1) as file:

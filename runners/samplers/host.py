@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import logging
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import psutil
 
 from results.records.host import HEADER
+from runners.samplers.cell_sampler import CellSampler
 
-PERIOD_S = 1.0
 PRESSURE = Path("/proc/pressure/cpu")
 log = logging.getLogger("tracon.host")
 
@@ -39,28 +37,10 @@ class HostClock(NamedTuple):
     waited_s: float | None
 
 
-class HostSampler:
-    """Samples while `cell` is not empty, for the length of a `with` block. A disk that fails ends it, with a word."""
+class HostSampler(CellSampler):
+    """Logs a warning and stops where the disk fails."""
 
-    def __init__(self, path: Path, *, period_s: float = PERIOD_S) -> None:
-        self.cell = ""
-        """The cell that is measured now."""
-        self._path = path
-        self._period_s = period_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample_host, name="host-sampler", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample_host(self) -> None:
+    def _sample(self) -> None:
         try:
             fresh = not self._path.exists() or self._path.stat().st_size == 0
             with self._path.open("a", newline="", encoding="utf-8", buffering=1) as file:

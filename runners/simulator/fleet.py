@@ -112,19 +112,12 @@ class Fleet:
 
     def make_outcome(self, t_start_ns: int) -> RouterOutcome:
         """How the router ended. A pick takes no simulated time."""
-        counts = self.counts
         return RouterOutcome(
             t_start_ns=t_start_ns,
             t_end_ns=self.clock.now_ns(),
             policy=self.policy.name,
             index="approximate",
-            requests=counts.requests,
-            picks=counts.picks,
-            retries=counts.retries,
-            errors=counts.count_status("error"),
-            aborted=counts.count_status("aborted"),
-            cut=counts.cut,
-            decisions=dict(counts.decisions),
+            **self.counts.outcome_fields(),
             decide_us_p50=None,
             decide_us_p99=None,
             records_lost=0,

@@ -14,9 +14,9 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import Latencies
-from runners.load.replay import describe_replay
+from runners.load.replay import describe_replay, session_fields
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
-from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
 from runners.load.stream import unsent_fields
 from runners.simulator.clock import HeapTimer, SimulatedClock
@@ -264,16 +264,7 @@ class SimulatedReplay:
                 one.turn.recorded.input_tokens for one in self._inflight.values() if one.first_ns is None
             ),
             **asdict(self._seen.summarise(now_ns)),
-            turns=turns,
-            inflight_sessions=sessions.counts.active,
-            waiting_sessions=sessions.waiting,
-            sessions_done=sessions.counts.done,
-            sessions=len(self.plan.sessions),
-            trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
-            instances=tuple(
-                AnsweredBy(**asdict(seen.summarise(now_ns)), instance=name)
-                for name, seen in sorted(self._seen_of.items())
-            ),
+            **session_fields(self.plan, self.spec, self._sessions, self._seen_of, now_ns),
         )
 
     def make_outcome(self) -> ReplayOutcome:

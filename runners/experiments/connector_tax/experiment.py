@@ -41,7 +41,6 @@ class ConnectorTax(PatchedCells):
             "probe": self._apply_patches,
             "load": self._load,
             "reference": self._reference,
-            "analysis": self._analyse,
         }
         super().__init__(context, write_results, kinds)
 
@@ -95,7 +94,3 @@ class ConnectorTax(PatchedCells):
 
     def _grid_thresholds(self) -> dict[str, float]:
         return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}
-
-    async def _analyse(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
-        return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})

@@ -24,7 +24,7 @@ import msgspec
 
 from results.measures.columns import floats_or_nan
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
-from results.records.lifecycle import LifecycleRecord, write_record
+from results.records.lifecycle import LifecycleRecord
 from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
@@ -69,9 +69,9 @@ def publish_cell(
     placed, records = layout.cell(config, cell.trial), attempted.records
     names = {number: layout.record(config, number, cell.trial).name for number in sorted(measurements.records)}
     for number, name in names.items():
-        write_record(records / name, measurements.records[number])
+        write_indented_json(records / name, measurements.records[number])
     for number, record in enumerate(measurements.discarded):
-        write_record(attempted.discarded(record.repetition, number), record)
+        write_indented_json(attempted.discarded(record.repetition, number), record)
     outcome = CellOutcome(headline_numbers(measurements), why_degraded(measurements))
     raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
     checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}

@@ -18,13 +18,13 @@ from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.events import CellProgressed, LifecycleMeasured
 from results.records.layout import AttemptLayout, in_trial
-from results.records.lifecycle import NO_PLAIN, Colo, LifecycleRecord, RequestConfig
+from results.records.lifecycle import NO_PLAIN, Colo, EngineLoad, LifecycleRecord, LoadSpan, RequestConfig
 from results.records.plan import CellPlan
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle.caches import Held, Seeding
-from runners.experiments.pd_lifecycle.engine_load import EngineLoad, LoadSpan, read_load
+from runners.experiments.pd_lifecycle.engine_load import read_load
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.one_at_a_time import completion_body

@@ -7,36 +7,11 @@ metrics takes milliseconds of the engine's process. KV usage is not read: betwee
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from results.records.lifecycle import EngineLoad
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """One reading; counters start with the engine. None = the engine has no such metric, `reason` names it."""
-
-    preemptions: int | None
-    prefix_cache_queries: int | None
-    """Tokens looked up."""
-    prefix_cache_hits: int | None
-    """Tokens that were cached."""
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSpan:
-    """Before the first and after the last request of a cell."""
-
-    begin: EngineLoad
-    end: EngineLoad
-
-    @property
-    def preemptions(self) -> int | None:
-        """During the cell; None = the engine does not count them."""
-        before, after = self.begin.preemptions, self.end.preemptions
-        return None if before is None or after is None else after - before
 
 
 def read_load(values: Mapping[str, float]) -> EngineLoad:

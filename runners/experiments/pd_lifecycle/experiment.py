@@ -13,7 +13,7 @@ from dataclasses import replace
 from launch.errors import LaunchError
 from results.pd_lifecycle.write import write_results
 from results.records.events import CellState, Noted
-from results.records.layout import LifecycleLayout
+from results.records.layout import LifecycleLayout, write_indented_json
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
@@ -25,13 +25,14 @@ from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, shape_of
-from runners.experiments.pd_lifecycle.link_bandwidth import find_link, write_link
+from runners.experiments.pd_lifecycle.link_bandwidth import find_link
 from state.model import RunView
 
 
 class PdLifecycle(PatchedCells):
     name = EXPERIMENT
     removal = "the probes are removed"
+    analysed = "records"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
@@ -40,7 +41,6 @@ class PdLifecycle(PatchedCells):
             "probe": self._apply_patches,
             "link": self._record_link,
             "lifecycle": self._measure_cell,
-            "analysis": self._analyse_run,
         }
         super().__init__(context, write_results, kinds)
 
@@ -67,7 +67,7 @@ class PdLifecycle(PatchedCells):
 
     async def _record_link(self, cell: CellPlan, attempt: int) -> CellOutcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
-        write_link(LifecycleLayout(self._context.layout.root).link, link)
+        write_indented_json(LifecycleLayout(self._context.layout.root).link, link)
         return CellOutcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
 
     async def _measure_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
@@ -97,7 +97,3 @@ class PdLifecycle(PatchedCells):
                 return bench
         await self._slot.release()
         return await self._slot.get_bench(cell)
-
-    async def _analyse_run(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
-        return CellOutcome({"records": len(analysis.records), "gaps": len(analysis.gaps)})

@@ -13,12 +13,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-import msgspec
-
 from launch.builtin_models import builtin_folder
 from launch.ports import LOOPBACK
 from launch.profile import Profile
-from results.records.layout import write_atomic
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle.grid import Grid
 from runners.experiments.routing.kv_movements import kv_bytes_per_token
@@ -65,11 +62,6 @@ def measure_link(size: int) -> LinkRecord:
         child.wait()
     measured, method = rounds[WARMUP_ROUNDS:], METHOD.format(size=size, rounds=ROUNDS, warmup=WARMUP_ROUNDS)
     return LinkRecord(median(measured), min(measured), max(measured), method, "measured")
-
-
-def write_link(path: Path, link: LinkRecord) -> None:
-    """Raises OSError."""
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(link), indent=2) + b"\n")
 
 
 def _round_gbps(stream: socket.socket, data: bytes) -> float:

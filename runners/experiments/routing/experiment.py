@@ -49,7 +49,6 @@ class Routing(PatchedCells):
             "patches": self._apply_patches,
             "replay": self._run_replay,
             "interference": self._run_interference,
-            "analysis": self._run_analysis,
         }
         super().__init__(context, write_results, kinds)
 
@@ -134,10 +133,6 @@ class Routing(PatchedCells):
         """Bring `results/interference.jsonl` in line with the cells' own files."""
         layout = self._context.layout
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
-
-    async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
-        return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from results.pd_lifecycle.join import join_request
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
-from results.records.layout import LifecycleLayout, sha256
-from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig, Verification, write_record
+from results.records.layout import LifecycleLayout, sha256, write_indented_json
+from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig, Verification
 from results.records.schemas import RequestRecord, RequestStatus
 from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
 
@@ -222,7 +222,7 @@ def write_run(root: Path, records: Sequence[LifecycleRecord], *, analysis: dict[
     layout = LifecycleLayout(root)
     cells: dict[tuple[int, int, int], list[LifecycleRecord]] = {}
     for record in records:
-        write_record(layout.record(record.config, record.repetition), record)
+        write_indented_json(layout.record(record.config, record.repetition), record)
         cells.setdefault(record.config.key, []).append(record)
     for own in cells.values():
         mark = layout.cell(own[0].config)

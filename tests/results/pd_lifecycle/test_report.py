@@ -18,8 +18,8 @@ from results.pd_lifecycle.report import build_report, list_limits
 from results.pd_lifecycle.summary import COLUMNS, build_summary_rows, values_of
 from results.pd_lifecycle.tables import build_tables
 from results.pd_lifecycle.write import write_results
-from results.records.layout import LifecycleLayout
-from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig, write_record
+from results.records.layout import LifecycleLayout, write_indented_json
+from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.report.document import render_markdown
 from results.report.output import write_frame
 from tests.results.pd_lifecycle.synthetic import T0_NS, Truth, grid, seen, write_run
@@ -294,9 +294,9 @@ def test_an_unfinished_cell_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_record_that_was_changed_or_damaged_does_not_count(tmp_path: Path, small: LifecycleLayout) -> None:
-    write_record(small.record(ONE, 3), replace(SMALL[2], transport="nixl"))
+    write_indented_json(small.record(ONE, 3), replace(SMALL[2], transport="nixl"))
     small.record(ONE, 4).write_bytes(b"{")
-    write_record(small.record(ONE, 6), replace(SMALL[2], repetition=6))
+    write_indented_json(small.record(ONE, 6), replace(SMALL[2], repetition=6))
     run_analysis = analyse(tmp_path)
     assert [record.repetition for record in run_analysis.records] == [1, 2, 5]
     reasons = {gap.artifact: gap.reason for gap in run_analysis.gaps}

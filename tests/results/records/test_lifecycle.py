@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from results.records.frames import Gap
-from results.records.layout import LifecycleLayout
+from results.records.layout import LifecycleLayout, write_indented_json
 from results.records.lifecycle import (
     HANDSHAKE_PARTS,
     NO_PLAIN,
@@ -21,7 +21,6 @@ from results.records.lifecycle import (
     parse_cell_name,
     read_lifecycle,
     upgrade_aggregate,
-    write_record,
 )
 from tests.results.pd_lifecycle.synthetic import Truth, seen
 
@@ -30,7 +29,7 @@ CONFIG = RequestConfig(4096, 8192, 128)
 
 def test_the_file_holds_the_specifications_objects(tmp_path: Path) -> None:
     path = LifecycleLayout(tmp_path).record(CONFIG, 3)
-    write_record(path, seen(Truth(), CONFIG).record())
+    write_indented_json(path, seen(Truth(), CONFIG).record())
     assert path.relative_to(tmp_path) == Path("results/lifecycle/C4096_N8192_O128_rep3.json")
     written = json.loads(path.read_text())
     assert list(written)[:4] == ["config", "timestamps_ns", "breakdown_ms", "transfer_detail"]
@@ -56,7 +55,7 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
     bare = seen(Truth(), CONFIG).record(decision=None)
     for number, record in enumerate((whole, bare), 1):
         path = tmp_path / f"{number}.json"
-        write_record(path, record)
+        write_indented_json(path, record)
         assert read_lifecycle(path) == record
 
 
@@ -71,7 +70,7 @@ def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
 
 def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    write_record(path, replace(seen(Truth(), CONFIG).record(), version=4))
+    write_indented_json(path, replace(seen(Truth(), CONFIG).record(), version=4))
     gap = read_lifecycle(path)
     assert isinstance(gap, Gap)
     assert "version 4" in gap.reason
@@ -104,7 +103,7 @@ def test_the_nine_phases_of_a_written_record_add_up_to_e2e(tmp_path: Path, metad
     blind = replace(one.prefill, events=tuple(e for e in one.prefill.events if e.event != "metadata_received"))
     record = one.record() if metadata else one.record(prefill=blind)
     path = tmp_path / "record.json"
-    write_record(path, record)
+    write_indented_json(path, record)
     written = json.loads(path.read_text())
     breakdown, stamps = written["breakdown_ms"], written["timestamps_ns"]
     nine = list(breakdown)[:9]

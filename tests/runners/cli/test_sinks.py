@@ -14,8 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import runners.cli.terminal as output
-from runners.cli import main
+from runners.cli import main, terminal
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned
 from tests.poison import OBEYED, POISON
@@ -91,10 +90,10 @@ def renderables() -> Iterator[RenderableType]:
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_every_renderable_is_made_harmless(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
     for renderable in renderables():
-        getattr(output, stream)().print(renderable)
-    output.fail(RunnerError(f"a message{POISON}", remedy=f"a remedy{POISON}"))
-    output.print_json({"text": POISON})
-    with output.step_progress() as step:
+        getattr(terminal, stream)().print(renderable)
+    terminal.fail(RunnerError(f"a message{POISON}", remedy=f"a remedy{POISON}"))
+    terminal.print_json({"text": POISON})
+    with terminal.step_progress() as step:
         step(1, 2, POISON)
     shown = capsys.readouterr()
     assert "\u241b]52" in shown.out + shown.err

@@ -10,9 +10,10 @@ import pytest
 from launch.profile import load_profile
 from launch.tiny_model import MODEL_ID, write_tiny_model
 from results.pd_lifecycle.analysis_settings import Settings
+from results.records.layout import write_indented_json
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle import link_bandwidth as pd_lifecycle_link
-from runners.experiments.pd_lifecycle.link_bandwidth import find_link, measure_link, write_link
+from runners.experiments.pd_lifecycle.link_bandwidth import find_link, measure_link
 from tests.runners.experiments.pd_lifecycle.test_cell import grid
 
 CPU, H20 = load_profile("cpu-tiny"), load_profile("h20-qwen3-coder-30b")
@@ -63,6 +64,6 @@ def test_what_cannot_be_measured_is_null_with_the_reason(home: Path, monkeypatch
 
 
 def test_the_file_says_where_it_is_known_from(tmp_path: Path) -> None:
-    write_link(tmp_path / "link.json", LinkRecord(2.0, 1.0, 3.0, "by hand", "measured"))
+    write_indented_json(tmp_path / "link.json", LinkRecord(2.0, 1.0, 3.0, "by hand", "measured"))
     content = msgspec.json.decode((tmp_path / "link.json").read_bytes())
     assert content == {"gbps": 2.0, "low": 1.0, "high": 3.0, "method": "by hand", "from": "measured", "reason": ""}
