@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch.guard import SOCKET_PATH_BYTES, SOCKETS, UUID_CHARACTERS
-from launch.link import GuardLink, spawn_guard
+from launch.guard_link import GuardLink, spawn_guard
 from tests.launch.programs import BINDS_SOCKET, wait_until
 from tests.launch.test_guard import OWNER, REPOSITORY, SOON_S, guards_of
 
