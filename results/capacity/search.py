@@ -121,7 +121,7 @@ def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> 
 
 
 def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[Size, ...], Size | None]:
-    """The sizes of `points` that the search has come by, in order, and the one that it needs next; None = it is over."""
+    """The sizes of `points` that the search has come by, in order, and the one it needs next; None = it is over."""
     visited: dict[Size, None] = {}
     known: dict[int, Standing] = {}
     while (count := _choose_count(search, known)) is not None:
