@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from results.capacity.points import read_points
+from results.capacity.read import read_points
 from results.capacity.search import Answer, Assessed, Search, Size, answer, assess
 from results.capacity.slo import Limit, parse_slo
 from results.records.errors import ResultsError

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from results.capacity.slo import Limit
 from results.statistics.estimates import Estimate, unknown
-from results.statistics.launches import mean_over_launches
+from results.statistics.launch_fit import mean_over_launches
 
 UNSERVED = 1e3
 """Distance from the objective of a size that leaves the percentile itself unserved, before the share of such turns."""

@@ -12,23 +12,21 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from results.capacity.points import read_points
+from results.capacity.read import read_points
 from results.capacity.search import Assessed, Size, assess, trace_path
 from results.capacity.write import analyse_capacity
-from results.measures.turns import Turns, turn_table, turns_of
+from results.measures.turns import Turns, read_turns
 from results.records.events import CellProgressed, CellState
 from results.records.layout import TrialLayout, write_indented_json
 from results.records.plan import CellPlan
 from results.records.points import PointRecord
-from results.records.rows import decode_rows
-from results.records.turns import TurnRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
+from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
-from runners.experiments.routing.model import describe_model, read_model
 from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params, count_cores
 from runners.experiments.routing.simulation import make_simulation_spec
 from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
@@ -139,7 +137,8 @@ class Capacity:
 
         begin_s = perf_counter()
         await run_simulation(spec, TrialLayout(folder).router_spec, show)
-        turns = await asyncio.to_thread(_read_turns, TrialLayout(folder).metrics)
+        turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
+        assert turns is not None
         point = PointRecord(
             label=cell.params["label"],
             instances=size.instances,
@@ -171,10 +170,6 @@ def find_percentile(turns: Turns, metric: str, percent: int, planned: int) -> fl
     with np.errstate(invalid="ignore"):
         value = float(np.quantile(values, percent / 100))
     return value if np.isfinite(value) else None
-
-
-def _read_turns(path: Path) -> Turns:
-    return turns_of(turn_table(decode_rows(path.read_bytes(), TurnRecord)), 0)
 
 
 def _describe_point(point: PointRecord) -> CellOutcome:

@@ -19,9 +19,9 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
+from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import EXPERIMENT as ROUTING
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice, read_grid, slug
-from runners.experiments.routing.model import describe_model
 from runners.experiments.routing.plan import (
     TRACE_CELL,
     apply_options,

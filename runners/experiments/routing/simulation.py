@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from results.records.decisions import Role
@@ -22,10 +21,10 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.cells_ahead import CellsAhead
-from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, adopt_trial, put_in_place, why_degraded
+from runners.experiments.first_error import first_error
+from runners.experiments.routing.artifacts import Replayed, adopt_cell, publish_cell, why_degraded
+from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
-from runners.experiments.routing.model import read_model, shape_model
 from runners.experiments.routing.plan import count_cores
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
@@ -43,9 +42,12 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
-        self._ahead = CellsAhead(context, "replay", self._simulate, partial(adopt_trial, context), count_cores)
+        self._ahead = CellsAhead(context, "replay", self._simulate, self._adopt, count_cores)
         self.run_cell = self._ahead.run_cell
         self.stop = self._ahead.stop
+
+    def _adopt(self, cell: CellPlan) -> CellOutcome | None:
+        return adopt_cell(cell, self._context)
 
     async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.params["parameters"].get("prewarm_tokens"):
@@ -64,7 +66,7 @@ class SimulatedCells:
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
-        summary = await asyncio.to_thread(put_in_place, cell, attempt, self._grid, trace, replayed, folder, context)
+        summary = await asyncio.to_thread(publish_cell, cell, attempt, self._grid, trace, replayed, folder, context)
         return CellOutcome(summary, why_degraded(ended.replay))
 
     def _emit_tick(self, cell: CellPlan, spec: SimulationSpec, tick: SimulationTick) -> None:
