@@ -20,9 +20,9 @@ def _analyse(root: Path) -> CapacityAnalysis:
 
 
 def _write(root: Path) -> CapacityAnalysis:
-    from results.capacity.write import analyse_capacity
+    from results.capacity.write import write_results
 
-    return analyse_capacity(root)
+    return write_results(root)
 
 
 def _report(analysis: CapacityAnalysis) -> ReportText:

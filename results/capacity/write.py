@@ -21,7 +21,7 @@ FORMAT = 1
 """Version of aggregate.json."""
 
 
-def analyse_capacity(root: Path) -> CapacityAnalysis:
+def write_results(root: Path) -> CapacityAnalysis:
     """Analyse the run folder and write its files; the same points give the same files. Raises ResultsError, OSError."""
     analysis = analyse(root)
     layout = RunLayout(root)

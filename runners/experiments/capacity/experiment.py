@@ -14,7 +14,7 @@ import numpy as np
 
 from results.capacity.read import read_points
 from results.capacity.search import Assessed, Size, assess, trace_path
-from results.capacity.write import analyse_capacity
+from results.capacity.write import write_results
 from results.measures.turns import Turns, read_turns
 from results.records.events import CellProgressed, CellState
 from results.records.layout import TrialLayout, write_indented_json
@@ -85,7 +85,7 @@ class Capacity:
         return _describe_point(_POINT.decode(path.read_bytes())) if path.is_file() else None
 
     async def finish(self) -> None:
-        await asyncio.to_thread(analyse_capacity, self._context.layout.root)
+        await asyncio.to_thread(write_results, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
         await self._ahead.stop()
