@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -169,7 +170,7 @@ def test_what_cannot_be_written_gets_the_remedy_of_its_cause(
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(patching.fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(PatchFailed, match=os.strerror(number)) as caught:
         apply(python)
     assert remedy in caught.value.remedy
