@@ -13,6 +13,7 @@ import psutil
 from rich.live import Live
 
 from runners.campaign.exit_code import exit_code
+from runners.campaign.experiment import NOT_NEEDED
 from runners.cli import terminal
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
@@ -75,6 +76,8 @@ class _FeedLines:
 
     def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         for line in lines:
+            if NOT_NEEDED in line.text:
+                continue
             terminal.err().print(feed_text(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S

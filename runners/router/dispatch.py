@@ -174,7 +174,6 @@ class Dispatcher:
         counters = self._cluster.reserve_counters(draft.decision, routed) if draft.decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, draft.decision)
-        self._seq += 1
         return Reservation(
             self, record, draft, counters, self._bindings.version_of(request.session), self.driver.now_ns()
         )
@@ -189,7 +188,11 @@ class Dispatcher:
         return reservation.claim is not None
 
     def note_sent(self, request: Request, reservation: Reservation) -> None:
-        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not."""
+        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not.
+
+        A pick without it is not recorded and takes no number: its request is held still.
+        """
+        self._seq += 1
         decision = reservation.record.decision
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
