@@ -10,6 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from results.measures.replay_numbers import replay_numbers
 from results.records.errors import ResultsError
 from results.records.frames import TURN_SCHEMA, Gap, read_table
 from results.records.layout import TrialLayout
@@ -198,3 +199,11 @@ def test_whatever_came_of_a_cell_can_be_analysed(
     assert len(analysis.cells) == 4
     assert report_text(analysis)
     assert build_figures(analysis)
+
+
+def test_a_standalone_replay_whose_records_are_damaged_has_reasons_for_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"index": ')
+    numbers = replay_numbers(path)
+    assert {number.value for number in numbers.values()} == {None}
+    assert "is damaged" in numbers["apc_usage"].reason
