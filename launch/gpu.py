@@ -1,4 +1,4 @@
-"""Whether a device's memory is free again after an engine is gone."""
+"""The GPUs of this host: whether there is one, which an engine gets, and whether their memory is free again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,52 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.errors import LaunchError
+from launch.profile import Profile
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """There where the kernel has NVIDIA's driver."""
 QUERY = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 10.0
+LIST_TIMEOUT_S = 30.0
 IDLE_MIB = 1024
 """An idle GPU shows less than this."""
 POLL_S = 1.0
+
+
+class NoGpu(LaunchError):
+    """A CUDA engine has no GPU to run on."""
+
+
+def list_gpus() -> list[str] | str:
+    """The GPUs nvidia-smi lists, a line each, or why there are none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "no nvidia-smi"
+    try:
+        run = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if run.returncode:
+        return (run.stdout + run.stderr).strip() or f"nvidia-smi ended with {run.returncode}"
+    return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
+
+
+def require_gpu(profile: Profile) -> None:
+    """Raises NoGpu where engines of this profile need a GPU and neither the kernel nor nvidia-smi knows of one.
+
+    Either is enough: a container may lack nvidia-smi, and a kernel may have another driver's file (WSL).
+    """
+    if profile.engine.kind != "cuda" or DRIVER.exists():
+        return
+    listed = list_gpus()
+    if not listed or isinstance(listed, str):
+        why = listed if isinstance(listed, str) else "nvidia-smi lists none"
+        raise NoGpu(
+            f"the engines of profile {profile.name} need an NVIDIA GPU, and this host has none: no NVIDIA driver in "
+            f"this kernel; {why}",
+            remedy=f"run on a host with a GPU (`tracon doctor --profile {profile.name}` names all that is missing), or "
+            "use a CPU profile: --profile cpu-tiny",
+        )
 
 
 async def wait_for_release(kind: str, wait_s: float) -> str:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from launch import gpu
 from launch.errors import LaunchError
-from launch.gpu import name_devices, second_devices
+from launch.gpu import NoGpu, name_devices, require_gpu, second_devices
+from launch.profile import load_profile
+from tests.fake_gpus import make_host
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,23 @@ def test_engines_take_gpus_among_those_that_the_user_named() -> None:
     assert name_devices([1], {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}) == "GPU-7"
     with pytest.raises(LaunchError, match="names 1 GPUs"):
         name_devices([1], {"CUDA_VISIBLE_DEVICES": "4"})
+
+
+def test_a_host_without_a_gpu_is_refused_for_cuda_engines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    require_gpu(load_profile("cpu-tiny"))
+    with pytest.raises(NoGpu, match="need an NVIDIA GPU, and this host has none") as caught:
+        require_gpu(load_profile("h200-qwen3-0.6b-dummy"))
+    assert "tracon doctor --profile h200-qwen3-0.6b-dummy" in caught.value.remedy
+    make_host(tmp_path, monkeypatch)
+    require_gpu(load_profile("h200-qwen3-0.6b-dummy"))
+
+
+def test_a_container_without_nvidia_smi_has_the_kernels_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").touch()
+    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "version")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    require_gpu(load_profile("h200-qwen3-0.6b-dummy"))
