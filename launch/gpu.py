@@ -88,13 +88,7 @@ def used_mib(nvidia_smi: str) -> tuple[int, ...] | None:
 
 def second_devices(size: int, environ: Mapping[str, str] = os.environ) -> str:
     """`CUDA_VISIBLE_DEVICES` of a second engine of `size` GPUs beside one on the first; empty = there are too few."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if named is not None:
-        devices = [device for device in named.split(",") if device]
-    else:
-        used = used_mib(nvidia_smi) if nvidia_smi else None
-        devices = [str(index) for index in range(len(used or ()))]
+    devices = _list_devices(environ)
     return ",".join(devices[size : 2 * size]) if len(devices) >= 2 * size else ""
 
 
@@ -103,13 +97,24 @@ def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ)
 
     Raises LaunchError where it may use fewer.
     """
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    devices, named = _list_devices(environ), environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None and not devices:  # nvidia-smi does not say: the engine finds out
         return ",".join(map(str, places))
-    devices = [device for device in named.split(",") if device]
     if max(places) >= len(devices):
+        whose = "this host has" if named is None else f"CUDA_VISIBLE_DEVICES={named} names"
         raise LaunchError(
-            f"CUDA_VISIBLE_DEVICES={named} names {len(devices)} GPUs, and an engine wants number {max(places) + 1}",
-            remedy="name more GPUs there, or let engines share them: `gpus` of the preset",
+            f"{whose} {len(devices)} GPUs, and an engine wants number {max(places) + 1}",
+            remedy="use a host with more, name more in CUDA_VISIBLE_DEVICES, or let engines share them: `gpus` of the "
+            "preset (`--set gpus=1`)",
         )
     return ",".join(devices[place] for place in places)
+
+
+def _list_devices(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; empty where that is not known."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [device for device in named.split(",") if device]
+    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH", ""))
+    used = used_mib(nvidia_smi) if nvidia_smi else None
+    return [str(index) for index in range(len(used or ()))]

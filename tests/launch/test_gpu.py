@@ -10,7 +10,7 @@ from launch import gpu
 from launch.errors import LaunchError
 from launch.gpu import NoGpu, name_devices, require_gpu, second_devices
 from launch.profile import load_profile
-from tests.fake_gpus import make_host
+from tests.fake_gpus import FakeGpu, make_host
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,17 @@ def test_engines_take_gpus_among_those_that_the_user_named() -> None:
     assert name_devices([1], {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}) == "GPU-7"
     with pytest.raises(LaunchError, match="names 1 GPUs"):
         name_devices([1], {"CUDA_VISIBLE_DEVICES": "4"})
+
+
+def test_a_host_with_too_few_gpus_is_refused_before_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu())
+    environ = {"PATH": f"{host.folder}:/usr/bin:/bin"}
+    assert name_devices([1], environ) == "1"
+    with pytest.raises(LaunchError, match="this host has 2 GPUs, and an engine wants number 3") as caught:
+        name_devices([2], environ)
+    assert "--set gpus=1" in caught.value.remedy
 
 
 def test_a_host_without_a_gpu_is_refused_for_cuda_engines_alone(
