@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
+from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
-from launch.findings import MISSING, OK, WARN, Row
-from launch.gpu import list_gpus
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
+from launch.gpu_devices import list_gpus
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags

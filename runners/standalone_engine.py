@@ -18,13 +18,13 @@ from launch import patching
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
 from launch.errors import LaunchError
-from launch.gpu import require_gpu
+from launch.gpu_devices import require_gpu
 from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout, write_atomic
 from runners.errors import RunnerError
-from state.process import boot_id, is_alive, this_process
+from state.process_identity import boot_id, is_alive, this_process
 from state.workspace import default_root
 
 POLL_S = 0.2

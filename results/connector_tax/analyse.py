@@ -45,7 +45,7 @@ from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.records.run_folder import (
     PlannedCell,
     PreflightDecision,
@@ -94,7 +94,7 @@ class Analysis:
 
 
 def analyse(root: Path) -> Analysis:
-    """As analyse_run, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)

@@ -16,7 +16,7 @@ import msgspec
 
 from launch.environment import Engine, find_engine, redact_settings
 from launch.errors import LaunchError
-from launch.gpu import require_gpu
+from launch.gpu_devices import require_gpu
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
 from results.records.events import Noted

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import read_row
 from runners.router.sessions.shared_bindings import SharedBindings
 from runners.router.spec import BindingRules
@@ -55,7 +55,7 @@ async def ask(answer: bytes) -> tuple[int, bool]:
     try:
         await bindings.start()
         turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        bindings.ask_arrival("s", turn.set_result)
+        bindings.ask_arrival("s", 0.0, turn.set_result)
         async with asyncio.timeout(5.0):
             first = await turn
         running = bindings._link._running

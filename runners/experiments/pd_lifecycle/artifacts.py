@@ -34,7 +34,7 @@ from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
 from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
-from state.process import boot_id
+from state.process_identity import boot_id
 
 RESIDUAL_LIMIT = 0.05
 """specs/pd_lifecycle, "Success Criteria", 1."""
@@ -45,7 +45,7 @@ MEDIANS = (
 _HERE = Path(__file__).resolve().parent
 
 
-def adopt_outcome(cell: CellPlan, context: RunContext) -> CellOutcome | None:
+def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
     mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
     if not is_complete(mark, cell.cell):

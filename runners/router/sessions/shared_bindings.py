@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument
@@ -106,11 +106,11 @@ class SharedBindings(Bindings):
         row = self._sessions.get(session)
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
-    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
+    def ask_arrival(self, session: str, now: float, then: Callable[[int], None]) -> None:
         """Count a request of the session and see where it lives; at once without Redis."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
-            then(self.count_arrival(session, self._clock()))
+            super().ask_arrival(session, now, then)
             return
         waiting = [then]
 

@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from launch.gpu import DRIVER
+from launch.gpu_devices import DRIVER
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
 from runners.cli.runs import from_root

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import gpu
+from launch import gpu_devices
 from launch.errors import LaunchError
-from launch.gpu import NoGpu, name_devices, require_gpu, second_devices
+from launch.gpu_devices import NoGpu, name_devices, require_gpu, second_devices
 from launch.profile import load_profile
 from tests.fake_gpus import FakeGpu, make_host
 
@@ -50,7 +50,7 @@ def test_a_host_with_too_few_gpus_is_refused_before_an_engine_starts(
 def test_a_host_without_a_gpu_is_refused_for_cuda_engines_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "none")
     monkeypatch.setenv("PATH", str(tmp_path))
     require_gpu(load_profile("cpu-tiny"))
     with pytest.raises(NoGpu, match="need an NVIDIA GPU, and this host has none") as caught:
@@ -62,6 +62,6 @@ def test_a_host_without_a_gpu_is_refused_for_cuda_engines_alone(
 
 def test_a_container_without_nvidia_smi_has_the_kernels_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "version").touch()
-    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
     require_gpu(load_profile("h200-qwen3-0.6b-dummy"))
