@@ -19,7 +19,6 @@ from runners.router.policies import POLICIES, make_policy
 from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link, engine_names, read_engine
-from runners.simulator.replay import list_keys
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
 from runners.simulator.step_time import StepTime
@@ -197,15 +196,6 @@ def test_noise_of_steps_depends_on_the_replays_seed_alone(trace: Path, tmp_path:
     assert served(1, 0.2, "again") == one
     assert served(2, 0.2, "other seed") != one
     assert served(1, 0.0, "no noise") == served(2, 0.0, "no noise, other seed") != one
-
-
-def test_keys_are_equal_exactly_where_prefixes_are() -> None:
-    one = trace_of(chain("a", 3), chain("b", 2))
-    local, shared = list_keys(one), list_keys(trace_of(chain("a", 3), chain("b", 2), hash_scope="global"))
-    assert [len(keys) for keys in local] == [1, 2, 3, 1, 2]
-    assert local[2][:2] == local[1]
-    assert set(local[2]).isdisjoint(local[4]), "hashes are of one session"
-    assert shared[4] == shared[1], "hashes are of the whole trace"
 
 
 def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:
