@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -38,8 +39,12 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None]) ->
             f"the trace has blocks of {block} tokens, the spec of {spec.replay.block_tokens}",
             remedy="give the spec the trace's block_tokens: simulated engines have the trace's blocks",
         )
-    paths = (spec.router.decisions_path, spec.replay.requests_path, spec.samples_path)
-    with _open(paths[0]) as decisions, _open(paths[1]) as turns, _open(paths[2]) as samples:
+    log = spec.router.decisions_path
+    with (
+        _open(log) if log else nullcontext() as decisions,
+        _open(spec.replay.requests_path) as turns,
+        _open(spec.samples_path) as samples,
+    ):
         fleet = Fleet(spec, policy, SimulatedClock(), DecisionFile(decisions))
         replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns)
         begin_ns = fleet.clock.now_ns()

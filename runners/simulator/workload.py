@@ -28,7 +28,7 @@ class BlockKeys:
     block and all before it."""
 
     keys: npt.NDArray[np.uint32]
-    """Of all turns, one after another."""
+    """Of all turns, one after another; above 0."""
     bounds: Numbers
     """Turn i has keys[bounds[i]:bounds[i + 1]]."""
 
@@ -80,11 +80,11 @@ def _strip_turn(turn: Turn) -> Turn:
 
 
 def _number_words(words: Numbers) -> npt.NDArray[np.uint32]:
-    """Equal words get equal numbers, in the order of their first appearance: neighbours in a prompt stay neighbours in
-    the tables of the simulation, and in the processor's caches."""
+    """Equal words get equal numbers from 1 on, in the order of their first appearance: neighbours in a prompt stay
+    neighbours in the tables of the simulation, and in the processor's caches."""
     _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
     number = np.empty(first.size, dtype=np.uint32)
-    number[np.argsort(first)] = np.arange(first.size, dtype=np.uint32)
+    number[np.argsort(first)] = np.arange(1, first.size + 1, dtype=np.uint32)
     return number[inverse]
 
 
@@ -111,7 +111,7 @@ def _known_depths(keys: BlockKeys, arrivals_s: npt.NDArray[np.float64]) -> Numbe
         seen = keys.keys
     else:
         seen = np.concatenate([keys.keys[begins[turn] : ends[turn]] for turn in order])
-    first = np.zeros(seen.size, dtype=np.int64)  # by key: keys are numbered from 0
+    first = np.zeros(seen.size + 1, dtype=np.int64)  # by key: they are numbered from 1
     positions = np.arange(seen.size)
     first[seen[::-1]] = positions[::-1]  # of several positions the last one written stays: the first in time
     known = np.concatenate(([0], np.cumsum(first[seen] < positions)))
@@ -133,6 +133,6 @@ def _own_depths(trace: Trace, keys: BlockKeys) -> Iterator[int]:
         for _ in session.turns:
             mine = keys.keys[keys.bounds[turn] : keys.bounds[turn + 1]]
             turn += 1
-            depth = known_depth(mine, seen)
+            depth = known_depth(mine.astype(np.uint64), seen)
             seen.update(mine[depth:].tolist())
             yield depth

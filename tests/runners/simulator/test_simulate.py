@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_the_same_trace_and_policy_give_the_same_bytes(trace: Path, tmp_path: Pa
         run(trace, "ear", tmp_path / name)
     for name in ("metrics.jsonl", "decisions.jsonl", "engines.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_without_a_decision_log_the_turns_are_the_same(trace: Path, tmp_path: Path) -> None:
+    run(trace, "unified", tmp_path / "logged")
+    spec = make_spec(trace, "unified", tmp_path / "bare")
+    simulate(msgspec.structs.replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
+    for name in ("metrics.jsonl", "engines.jsonl"):
+        assert (tmp_path / "logged" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
+    assert not (tmp_path / "bare" / "decisions.jsonl").exists()
 
 
 def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(trace: Path, tmp_path: Path) -> None:
