@@ -22,8 +22,8 @@ from results.records.turns import RoutedEngine
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
-from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, adopt_trial, put_in_place, why_degraded
+from runners.experiments.first_error import first_error
+from runners.experiments.routing.artifacts import Replayed, adopt_cell, publish_cell, why_degraded
 from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import count_cores
@@ -52,7 +52,7 @@ class SimulatedCells:
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
-        finished = await asyncio.to_thread(adopt_trial, self._context, cell)
+        finished = await asyncio.to_thread(adopt_cell, cell, self._context)
         if cell.cell not in self._tasks:
             if finished is not None:
                 return finished
@@ -91,7 +91,7 @@ class SimulatedCells:
         running = sum(not task.done() for task in self._tasks.values())
         while running < self._cores and (pair := next(self._ahead, None)) is not None:
             cell, attempt = pair
-            if cell.cell not in self._tasks and adopt_trial(self._context, cell) is None:
+            if cell.cell not in self._tasks and adopt_cell(cell, self._context) is None:
                 self._begin(cell, attempt)
                 running += 1
 
@@ -117,7 +117,7 @@ class SimulatedCells:
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
-        summary = await asyncio.to_thread(put_in_place, cell, attempt, self._grid, trace, replayed, folder, context)
+        summary = await asyncio.to_thread(publish_cell, cell, attempt, self._grid, trace, replayed, folder, context)
         return CellOutcome(summary, why_degraded(ended.replay))
 
     def _emit_tick(self, cell: CellPlan, spec: SimulationSpec, tick: SimulationTick) -> None:
