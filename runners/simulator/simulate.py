@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -48,7 +49,11 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None]) ->
         fleet = Fleet(spec, policy, SimulatedClock(), DecisionFile(decisions))
         replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns)
         begin_ns = fleet.clock.now_ns()
-        replay.run(_Watch(fleet, replay, samples, on_tick).look)
+        gc.freeze()  # or each full collection looks through every turn of the plan
+        try:
+            replay.run(_Watch(fleet, replay, samples, on_tick).look)
+        finally:
+            gc.unfreeze()
         return SimulationOutcome(replay.make_outcome(), fleet.make_outcome(begin_ns), fleet.read_counters())
 
 
