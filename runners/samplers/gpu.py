@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launch.gpu_memory import DRIVER
+from launch.gpu_devices import DRIVER
 from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample
 from runners.samplers.cell_sampler import PERIOD_S, CellSampler
 
