@@ -206,4 +206,4 @@ def test_a_standalone_replay_whose_records_are_damaged_has_reasons_for_numbers(t
     path.write_bytes(b'{"index": ')
     numbers = replay_numbers(path)
     assert {number.value for number in numbers.values()} == {None}
-    assert "is damaged" in numbers["apc_usage"].reason
+    assert "is damaged" in (numbers["apc_usage"].reason or "")
