@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.low_bandwidth:
         os.environ.setdefault("TEXTUAL_COLOR_SYSTEM", "standard")
     from console.app import TraconApp
-    from console.host import Options
+    from console.app_protocol import Options
     from state.workspace import Workspace, default_root
 
     try:

@@ -20,8 +20,8 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from console import keys
+from console.app_protocol import Host, Options
 from console.glyphs import ASCII, UNICODE, PlainText, VisibleText
-from console.host import Host, Options
 from console.panels.panel import Look
 from console.screens.base import ConsoleScreen
 from console.screens.run import RunScreen

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from state import requests
+from state import operator_requests
 from state.errors import StateError
 from state.store import RunStore
 
@@ -31,7 +31,9 @@ def submit_request(folder: Path, action: str, target: str = "", reason: str = ""
     """Put a request into a live run's journal; the run answers in its own time, visible in the feed."""
     try:
         with RunStore.open(folder) as store:
-            number = requests.submit(store, action, target, reason, f"{requests.user_name()}/console {os.getpid()}")
+            number = operator_requests.submit(
+                store, action, target, reason, f"{operator_requests.user_name()}/console {os.getpid()}"
+            )
     except StateError as error:
         return Result(False, f"{error}. {error.remedy}")
     return Result(True, f"request {number} sent: {action.replace('_', ' ')}{f' {target}' if target else ''}")

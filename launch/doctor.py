@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
+from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
-from launch.findings import MISSING, OK, WARN, Row
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.findings import MISSING, OK, WARN, Row
-from launch.gpu import DRIVER
+from launch.gpu_memory import DRIVER
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 """There where RDMA adapters may reach a GPU's memory directly."""

@@ -26,13 +26,13 @@ from launch.death import (
 )
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
-from launch.gpu import wait_for_release
-from launch.link import GuardLink, first_of
+from launch.gpu_memory import wait_for_release
+from launch.guard_link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import end_members, members
 from launch.step_core import StepCore
 from results.records.events import EngineDeath
-from state.process import ProcessIdentity, is_alive, is_verifiable
+from state.process_identity import ProcessIdentity, is_alive, is_verifiable
 
 POLL_S = 0.1
 REQUEST_TIMEOUT_S = 5.0

@@ -16,11 +16,11 @@ from launch.command import LaunchSpec, unwritable, whole_env
 from launch.death import describe_exit
 from launch.environment import Engine
 from launch.errors import LaunchError
+from launch.guard_link import GuardLink, first_of, spawn_guard
 from launch.instance import Instance
-from launch.link import GuardLink, first_of, spawn_guard
 from launch.ports import require_free
 from launch.profile import Profile
-from state.process import ProcessIdentity, identify
+from state.process_identity import ProcessIdentity, identify
 
 OnStarted = Callable[[ProcessIdentity, str], None]
 """(main process, started_by); the engine begins only after it has returned."""

@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from state.process import ProcessIdentity, boot_id, is_alive
+from state.process_identity import ProcessIdentity, boot_id, is_alive
 
 KILL_TIMEOUT_S = 5.0
 

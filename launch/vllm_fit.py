@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from launch.doctor_rows import OK, WARN, Row
 from launch.errors import LaunchError
-from launch.findings import OK, WARN, Row
 
 KNOWN = "0.18.1, 0.22.0, 0.26.0 and 0.32.0"
 """Releases whose sources the hooks were compared with; 0.32.0 was run."""

@@ -23,7 +23,7 @@ from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout, write_atomic
 from runners.errors import RunnerError
-from state.process import boot_id, is_alive, this_process
+from state.process_identity import boot_id, is_alive, this_process
 from state.workspace import default_root
 
 POLL_S = 0.2

@@ -15,7 +15,7 @@ from typing import Literal, Self
 from results.records.events import RunTaken
 from state.errors import LeaseHeld, LeaseLost
 from state.file_system import require_local_disk
-from state.process import ProcessIdentity, can_see, is_alive, this_process
+from state.process_identity import ProcessIdentity, can_see, is_alive, this_process
 from state.store import RunStore
 
 HEARTBEAT_S = 5.0

@@ -21,7 +21,7 @@ from results.records.events import (
 )
 from results.records.gpu import GpuSample
 from results.records.plan import CellPlan, RunPlan
-from state.feed import FeedLine
+from state.feed_lines import FeedLine
 from state.lifecycle import LifecycleView
 from state.migrations import MigrationsView
 from state.routing import RoutingView

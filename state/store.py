@@ -23,7 +23,7 @@ from state.file_system import require_local_disk
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
 from state.run import INSTANCE_ENDED
 from state.sqlite import begin_log, check_schema, explain_errors, open_reader, open_writer, write_empty
-from state.tables import Tables
+from state.sqlite_tables import Tables
 from state.view import fold
 
 _Row = TypeVar("_Row")

@@ -14,7 +14,7 @@ from results.records import events
 from results.records.events import CellState, RunState
 from state import changes
 from state.events import LIVE_KINDS, Recorded
-from state.feed import FeedLine, alarm_lines, feed_line
+from state.feed_lines import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
 from state.migrations import failed_of, migrations_after, refusals_of_line
 from state.model import CellView, InstanceView, RunRow, RunView, StageView, count_cells

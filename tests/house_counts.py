@@ -62,7 +62,7 @@ TURN_DECLARATIONS = (
     ("runners/load/turn_records.py", "sent_record"),
     ("results/records/turns.py", "TurnRecord"),
     ("results/measures/turns.py", "Turns"),
-    ("runners/cli/sessions.py", "SessionPick"),
+    ("runners/cli/session.py", "SessionPick"),
 )
 """What lists fields of a turn: file and name. At e7ebcb5 also a schema and the columns of counts, now derived."""
 

@@ -130,10 +130,10 @@ MAY_NAME_FILES = {
     "results/records/declared.py",  # names each file once more, for docs/records.md
     "results/records/rings.py",  # the ring's name is the probe's
     "results/report/figure_files.py",  # <stem>.csv in the folder of figures
-    "results/pd_lifecycle/load.py",  # names the plan in a gap
+    "results/pd_lifecycle/read.py",  # names the plan in a gap
     "results/connector_tax/verdicts.py",  # the same
     "runners/standalone_engine.py",  # an engine that belongs to no run
-    "runners/experiments/routing/transfers.py",  # the model's own config.json
+    "runners/experiments/routing/kv_movements.py",  # the model's own config.json
 }
 NAMED_FILE = re.compile(r"""["'/}][\w.*{}\-]+\.(?:jsonl?|csv|tsv|parquet|sqlite|log|ring)["']""")
 DOCUMENTED = re.compile(r'^\s*(?:#|""")|"""$')

@@ -10,7 +10,7 @@ from console.feed import Picture
 from console.glyphs import TONES, Glyphs
 from console.panels.panel import Fact, Look, Opening, PanelKind, Place, TablePanel
 from console.widgets.table import Cell, Column, Row, Table, cell
-from state.feed import FeedLine
+from state.feed_lines import FeedLine
 from state.model import RunView
 
 EVENT_COLUMNS = (

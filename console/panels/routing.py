@@ -12,8 +12,8 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.rows.instance_loads import has_ttft, load_columns, load_detail, load_rows
 from console.rows.instances import routed_tone
-from console.rows.loads import has_ttft, load_columns, load_detail, load_rows
 from console.rows.routing import age_s, engine_of, explain_absence, is_current, is_routed, is_running, place_of
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input
 
 from console import actions
-from console.host import Host
+from console.app_protocol import Host
 from console.screens.help import Help
 
 

@@ -45,7 +45,7 @@ from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.records.run_folder import (
     PlannedCell,
     PreflightDecision,

@@ -15,7 +15,7 @@ from results.measures.goodput import Slo
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import CellSummary, Shape
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 
 
 def choose_cells(

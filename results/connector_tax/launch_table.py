@@ -7,7 +7,7 @@ from statistics import median
 
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import figure
 

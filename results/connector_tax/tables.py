@@ -21,7 +21,7 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, desc
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term

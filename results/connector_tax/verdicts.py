@@ -32,7 +32,7 @@ from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import CellSummary
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
-from results.records.phases import CONFIRM
+from results.records.phase_names import CONFIRM
 from results.records.run_folder import PreflightDecision, RunFacts
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, correct_together, list_some, withheld

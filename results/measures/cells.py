@@ -26,7 +26,7 @@ from results.measures.summary import LATENCIES, CellSummary, Shape, percentile_n
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
-from results.records.phases import name_phase
+from results.records.phase_names import name_phase
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 

@@ -8,13 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from results.pd_lifecycle import verdicts
+from results.pd_lifecycle.analysis_settings import Settings
 from results.pd_lifecycle.by_launch import count_launches
 from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.first_repetitions import FirstRepetitions, compare_first_repetitions
 from results.pd_lifecycle.half_step import HalfStep, assess_half_step
-from results.pd_lifecycle.load import (
+from results.pd_lifecycle.overheads import (
+    BreakEven,
+    GridOverhead,
+    OverheadCell,
+    find_break_evens,
+    group_by_size,
+    measure_grid_overheads,
+    measure_overheads,
+)
+from results.pd_lifecycle.paired_requests import OrderEffect, measure_order_effects
+from results.pd_lifecycle.phases import break_down
+from results.pd_lifecycle.read import (
     CellKey,
     Collected,
     Discard,
@@ -27,18 +39,6 @@ from results.pd_lifecycle.load import (
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.overheads import (
-    BreakEven,
-    GridOverhead,
-    OverheadCell,
-    find_break_evens,
-    group_by_size,
-    measure_grid_overheads,
-    measure_overheads,
-)
-from results.pd_lifecycle.pairs import OrderEffect, measure_order_effects
-from results.pd_lifecycle.phases import break_down
-from results.pd_lifecycle.settings import Settings
 from results.pd_lifecycle.summary import ConfigSummary, summarise_configs
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.pd_lifecycle.volumes import Volume, measure_volumes

@@ -15,9 +15,9 @@ from types import MappingProxyType
 import numpy as np
 
 from results.measures.drift import DriftVerdict, drift_of
-from results.pd_lifecycle.load import CellKey, MeasuredCell
-from results.pd_lifecycle.pairs import COMBINED, TTFT
+from results.pd_lifecycle.paired_requests import COMBINED, TTFT
 from results.pd_lifecycle.phases import TURNED
+from results.pd_lifecycle.read import CellKey, MeasuredCell
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate

@@ -28,7 +28,7 @@ from results.pd_lifecycle.transfer_regression import (
     why_inseparable,
 )
 from results.statistics.estimates import Estimate, Samples, unknown
-from results.statistics.launches import mean_over_launches
+from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SEED = 20_310

@@ -13,10 +13,10 @@ from statistics import fmean, median
 import numpy as np
 
 from results.pd_lifecycle.by_launch import to_change
-from results.pd_lifecycle.pairs import COMBINED, PLAIN, TTFT, value_of
+from results.pd_lifecycle.paired_requests import COMBINED, PLAIN, TTFT, value_of
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean
-from results.statistics.launches import mean_over_launches
+from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SERIES = (TTFT, COMBINED, PLAIN, "rdma_transfer", "transfer_total")

@@ -2,8 +2,8 @@
 
 Two engines are such a baseline: the decode engine alone, which carries the connector, and a plain one without it. From
 three launches on, the launch is the unit: per (C, N) and launch the logarithm of the median ratio of both TTFTs, its
-spread over launches pooled over all (C, N) (results.statistics.launches). Means of milliseconds stand beside it. Below
-three launches the bounds are the spread within the launch (results.pd_lifecycle.pairs).
+spread over launches pooled over all (C, N) (results.statistics.launch_fit). Means of milliseconds stand beside it.
+Below three launches the bounds are the spread within the launch (results.pd_lifecycle.paired_requests).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from results.pd_lifecycle.by_launch import RatioOf, Size, count_launches, measure_log_ratios, split_launches, to_change
-from results.pd_lifecycle.pairs import (
+from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
     Balanced,
@@ -33,7 +33,7 @@ from results.pd_lifecycle.pairs import (
 )
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
-from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import SizeFit, fit_sizes, mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"

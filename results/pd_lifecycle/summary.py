@@ -12,12 +12,20 @@ import numpy as np
 import pandas as pd
 
 from results.pd_lifecycle.by_launch import split_launches
-from results.pd_lifecycle.load import Discard
-from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, PLAIN, TTFT, balance_orders, collect_pairs, value_of
+from results.pd_lifecycle.paired_requests import (
+    COMBINED,
+    OVERHEAD,
+    PLAIN,
+    TTFT,
+    balance_orders,
+    collect_pairs,
+    value_of,
+)
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
+from results.pd_lifecycle.read import Discard
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.statistics.estimates import Estimate, mean, unknown
-from results.statistics.launches import mean_over_launches
+from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 DURATIONS = (*BREAKDOWN, *MORE)
@@ -46,7 +54,7 @@ class ConfigSummary:
     launches. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.
     Others: `bytes_gb` (10^9), `bw_gbps` (all bytes over all time in which a write was in progress), `residual_share`,
     `client_residual_share`, and COUNTED. A value that is compared with the combined instance is the mean of the means
-    of both orders (results.pd_lifecycle.pairs)."""
+    of both orders (results.pd_lifecycle.paired_requests)."""
     medians: Mapping[str, float] = field(default_factory=dict)
     """Of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
 

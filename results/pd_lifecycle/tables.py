@@ -12,7 +12,7 @@ from results.pd_lifecycle.cost_model import SLOW, CostModel, Spread
 from results.pd_lifecycle.figures import UNWEIGHTED, WEIGHTED, format_slope, half_step_text, link_text
 from results.pd_lifecycle.first_repetitions import FirstRepetitions
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, BreakEven, GridOverhead, OverheadCell
-from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, TTFT, OrderEffect
+from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, TTFT, OrderEffect
 from results.pd_lifecycle.summary import ConfigSummary
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD

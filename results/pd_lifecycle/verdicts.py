@@ -16,12 +16,12 @@ from dataclasses import replace
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, find_p_of_signs
-from results.pd_lifecycle.pairs import OVERHEAD, OrderEffect
+from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean, unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
-from results.statistics.launches import fit_sizes
+from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_value
 
 RESIDUAL_BELOW = 0.05

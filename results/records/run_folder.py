@@ -18,7 +18,7 @@ from results.records.frames import Gap, artifact_name
 from results.records.gpu import gpu_notes
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
-from results.records.phases import name_phase
+from results.records.phase_names import name_phase
 from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")

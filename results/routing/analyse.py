@@ -17,16 +17,14 @@ from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
-from results.routing.claims import UNIFIED, Arms, judge_claims
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarise_interference
-from results.routing.load import LoadedCell, load_cells
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
-from results.routing.measure import Measurements, odd_gaps
+from results.routing.measurements import Measurements, odd_gaps
 from results.routing.metrics import all_metrics
 from results.routing.moves import Moves, collect_moves
 from results.routing.occupancy import (
@@ -49,9 +47,11 @@ from results.routing.pairs import (
     value_of,
 )
 from results.routing.pools import InstancePool, measure_pools
+from results.routing.read import LoadedCell, load_cells
 from results.routing.recomputing import recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
+from results.routing.verdicts import UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 

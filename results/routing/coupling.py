@@ -20,9 +20,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
-from results.routing.load import LoadedCell
-from results.routing.measure import Measurements, mean_interval, one_per_trial, widest_interval
+from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Estimate, Ranks, Samples, unknown
 from results.statistics.trials import Measured, Trial, combine, unmeasured
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import RoutingCell
-from results.routing.load import number_or_none
+from results.routing.read import number_or_none
 from results.routing.transfers import Moved
 
 KV_AWARE = "kv_aware"

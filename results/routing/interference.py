@@ -10,7 +10,7 @@ from pathlib import Path
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.samples import InterferenceRecord
-from results.routing.load import read_rows
+from results.routing.read import read_rows
 from results.statistics.estimates import Estimate, mean, unknown
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from results.measures.columns import floats_or_nan
 from results.routing import floor_facts
 from results.routing.logs import LogFacts
-from results.routing.measure import (
+from results.routing.measurements import (
     Measurements,
     level_interval,
     mean_interval,

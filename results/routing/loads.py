@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from results.records.turns import RoutingCell
-from results.routing.load import LoadedCell
+from results.routing.read import LoadedCell
 from results.routing.scale import sort_sessions
 
 MIB = 1 << 20

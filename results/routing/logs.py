@@ -18,9 +18,9 @@ from results.records.frames import Gap, artifact_name
 from results.records.layout import TrialLayout
 from results.records.turns import EngineSample, RoutingCell
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
-from results.routing.load import LoadedCell, number_or_none, read_rows
-from results.routing.measure import Measurements
+from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, find_migrations
+from results.routing.read import LoadedCell, number_or_none, read_rows
 from results.routing.recomputing import Prefill, TransferredTurn, find_prefills, find_transferred_turns
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, list_moved

@@ -14,10 +14,10 @@ from results.report.ink import sheet, title_sheet
 from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyse import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind, has_values
-from results.routing.load import number_or_none
 from results.routing.logs import PendingSeries
 from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
+from results.routing.read import number_or_none
 from results.routing.shown import describe_bars, estimate_columns
 from results.statistics.estimates import Samples
 

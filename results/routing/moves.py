@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from results.routing.load import LoadedCell
 from results.routing.logs import LogFacts, PendingSeries
-from results.routing.measure import Measurements
+from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, PolicyMigrations, summarise_migrations
+from results.routing.read import LoadedCell
 from results.routing.recomputing import (
     AgainstRecomputing,
     compare_with_arm,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.measures.turns import Turns, in_flight_over_time
-from results.routing.load import LoadedCell
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Estimate, Samples, percentiles, unknown
 
 MODELLED_SHARES = (2, 4)

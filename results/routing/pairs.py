@@ -9,7 +9,7 @@ from itertools import combinations
 
 from results.measures import latency
 from results.routing.loads import Load
-from results.routing.measure import Measurements, level_interval, mean_interval, ratio_interval
+from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
 from results.statistics.judgement import Verdict, judged

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from results.records.turns import RoutedEngine
-from results.routing.load import LoadedCell
-from results.routing.measure import level_interval, one_per_trial, over_trials
+from results.routing.measurements import level_interval, one_per_trial, over_trials
 from results.routing.occupancy import WALL
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Estimate, Samples
 
 SOURCES = {

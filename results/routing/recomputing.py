@@ -22,7 +22,7 @@ import numpy as np
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
 from results.records.turns import RoutingCell
-from results.routing.measure import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
+from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
 from results.statistics.estimates import Estimate, Ranks, Samples

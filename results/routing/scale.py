@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from results.measures.turns import Turns
-from results.routing.load import LoadedCell
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Ranks, Samples
 
 TOO_SMALL = "not testable at this scale"

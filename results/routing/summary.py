@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from results.measures.amplification import amplification_ratio
-from results.measures.replay import (
+from results.measures.replay_numbers import (
     UNREADABLE,
     apc_bounds,
     apc_of_totals,
@@ -22,7 +22,7 @@ from results.measures.turns import Turns, session_times, turn_table, turns_of
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.load import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
+from results.routing.read import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
 FORMAT = 2

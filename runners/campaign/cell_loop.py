@@ -42,7 +42,7 @@ from state.errors import DiskFull as StateDiskFull
 from state.errors import StateError
 from state.lease import HEARTBEAT_S, Lease
 from state.model import InstanceView
-from state.process import ProcessIdentity, this_process
+from state.process_identity import ProcessIdentity, this_process
 from state.store import RunStore
 from state.view import fold
 

@@ -21,7 +21,7 @@ from launch.step_core import give_step_core
 from results.records.events import EngineDeath, InstanceChanged, InstanceState, Noted
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
 from results.records.schemas import EngineFault
-from state.process import ProcessIdentity
+from state.process_identity import ProcessIdentity
 from state.store import RunStore
 
 POLL_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from results.records.events import CellChanged, CellState
 from results.records.plan import CellPlan
-from state import requests
+from state import operator_requests
 from state.model import RequestView, RunView
 from state.store import RunStore
 
@@ -34,9 +34,9 @@ class Steering:
 
     def answer_requests(self, view: RunView, running: CellPlan | None = None) -> None:
         """Act on every open request. `running` is the cell under way, if any."""
-        for request in requests.pending(self._store):
+        for request in operator_requests.pending(self._store):
             accepted, detail = self._act_on(request, view, running)
-            requests.answer(self._store, request.request, accepted, detail)
+            operator_requests.answer(self._store, request.request, accepted, detail)
 
     def _act_on(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         """Whether it is accepted, and when it is done or why it is not."""

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, policies, replay, reports, route, runs, sessions, simulate, trace
-from runners.cli.output import fail, use_color
+from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
+from runners.cli.terminal import fail, use_color
 from runners.errors import RunnerError
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ runs.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
 policies.add_to(app)
-sessions.add_to(app)
+session.add_to(app)
 route.add_to(app)
 replay.add_to(app)
 simulate.add_to(app)
@@ -111,7 +111,7 @@ def refuse_host() -> None:
 
 def place_caches() -> None:
     """Move the caches of the libraries, this process's and its engines', out of a home folder that is read-only."""
-    from launch.caches import cache_env, can_write
+    from launch.cache_folders import cache_env, can_write
 
     try:
         home = Path.home()

@@ -11,7 +11,7 @@ from typing import Any
 from results.records.events import Event
 from runners.campaign.steering import retry_failed, skip_pending
 from runners.errors import RunnerError
-from state import requests
+from state import operator_requests
 from state.lease import lease_state
 from state.model import RequestView
 from state.store import RunStore
@@ -31,7 +31,9 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
             return {"run": folder.name, "action": action, "target": target} | _apply_request(
                 store, folder, action, target, reason
             )
-        request = requests.submit(store, action, target, reason, f"{requests.user_name()}/{os.getpid()}")
+        request = operator_requests.submit(
+            store, action, target, reason, f"{operator_requests.user_name()}/{os.getpid()}"
+        )
         answer = _await_answer(store, request)
     detail = answer.detail if answer else "asked; the run process has not answered yet"
     return {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from results.records.visible import visible
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
@@ -47,7 +47,7 @@ def doctor(
 ) -> None:
     """Say what this machine has, what each of the eight configs would need, and the remedy."""
     from launch.doctor import examine, to_json
-    from launch.findings import MISSING
+    from launch.doctor_rows import MISSING
     from launch.profile import config_names, load_config, load_profile
     from runners.cli.tables import doctor_tables
 

@@ -12,11 +12,11 @@ import msgspec
 import psutil
 from rich.live import Live
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.campaign.exit_code import exit_code
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
-from state.feed import FeedLine
+from state.feed_lines import FeedLine
 from state.lease import lease_state
 from state.model import EMPTY, RunView
 from state.store import RunStore

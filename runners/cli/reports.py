@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.cli.folders import artifacts_of
 from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from results.records.decisions import Role
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.campaign.experiment import RunOptions
 from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of

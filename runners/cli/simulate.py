@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.cli.options import JsonOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:

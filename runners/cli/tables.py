@@ -18,7 +18,7 @@ from rich.text import Text
 from results.records.events import CellState, RunState
 from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
-from state.feed import FeedLine
+from state.feed_lines import FeedLine
 from state.lease import LeaseState
 from state.model import InstanceView, RunView
 from state.status import to_json

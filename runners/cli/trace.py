@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli.options import JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with

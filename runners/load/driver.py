@@ -23,9 +23,9 @@ from results.records.schemas import RequestStatus
 from runners.load.bodies import Bodies
 from runners.load.client import Connection, LoadClient
 from runners.load.fidelity import Fidelity, WindowCounts, judge_fidelity
-from runners.load.live import Latencies, RecentValues
 from runners.load.pacer import Pacer
 from runners.load.process_settings import disable_gc, run_at_once
+from runners.load.recent_latencies import Latencies, RecentValues
 from runners.load.recorder import Recorder
 from runners.load.spec import LoadOptions
 from runners.load.stream import Exchange

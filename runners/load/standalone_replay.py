@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.measures.replay import apc_of_totals, replay_numbers
+from results.measures.replay_numbers import apc_of_totals, replay_numbers
 from results.records.layout import AttemptLayout
 from results.statistics.estimates import Estimate, unknown
 from runners.errors import ExitCode, RunnerError

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from runners.router.cluster import Cluster, CounterReservation
+from runners.router.counts import Counts
 from runners.router.driver import Driver
 from runners.router.ledger import Ledger, PendingOutcome
-from runners.router.metrics import Counts
 from runners.router.policies import POLICIES
 from runners.router.policies.policy import Draft, Policy, WholePolicy
 from runners.router.prefix_index import Index, cached_by_instance
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim
 from runners.router.transfer.movement import Movement
-from runners.router.view import Cluster, CounterReservation
 
 PAUSE_LIMIT_S = 60.0
 HOLD = "wait_"

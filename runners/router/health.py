@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runners.router.breaker import Breaker, BreakerState
+from runners.router.cluster import Cluster
 from runners.router.driver import Driver
 from runners.router.failure import Failure
 from runners.router.spec import HealthRules
-from runners.router.view import Cluster
 
 
 class Health:

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
 from results.records.migrations import TickMigration
+from runners.router.counts import Counts
 from runners.router.driver import Driver, Timer
-from runners.router.metrics import Counts
 from runners.router.migration_feed import MigrationFeed
 from runners.router.policies.policy import Draft
 from runners.router.response_facts import Usage, read_usage

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from runners.router.cluster import Cluster
+from runners.router.counts import Counts
 from runners.router.ledger import Ledger
-from runners.router.metrics import Counts
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterTick, TickInstance
-from runners.router.view import Cluster
 
 
 def make_tick(

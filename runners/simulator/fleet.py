@@ -10,20 +10,20 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from results.records.samples import PromptCounters
 from results.records.turns import EngineSample
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.health import Health
 from runners.router.ledger import Ledger, RecordLog
-from runners.router.lifecycle import RequestLifecycle
-from runners.router.metrics import Counts
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.prefix_index import PrefixIndex
+from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, RouterOutcome
 from runners.router.traffic import Traffic
-from runners.router.view import Cluster, Member
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, Job, PromptTally
 from runners.simulator.spec import SimulationSpec
@@ -102,9 +102,7 @@ class Fleet:
             engine = self.engines[load.instance]
             usage = engine.blocks.used / engine.blocks.capacity
             pending, requests = load.pending_prefill_tokens, load.num_requests
-            samples.append(
-                EngineSample(t_ns, load.instance, engine.running, engine.waiting, usage, pending, requests)
-            )
+            samples.append(EngineSample(t_ns, load.instance, engine.running, engine.waiting, usage, pending, requests))
         return samples
 
     def read_counters(self) -> dict[str, PromptCounters]:

@@ -13,7 +13,7 @@ import numpy as np
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
-from runners.load.live import Latencies
+from runners.load.recent_latencies import Latencies
 from runners.load.replay import describe_replay
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick

@@ -32,16 +32,16 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.ledger import Ledger
-from runners.router.metrics import Counts
 from runners.router.policies import make_policy
 from runners.router.server.log import DecisionLog
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.sessions.shared_bindings import SharedBindings
 from runners.router.spec import BindingRules
-from runners.router.view import Cluster, Member
 from tests.servers.redis_server import RedisServer
 
 NAMES = ("i0", "i1", "i2", "i3")

@@ -26,12 +26,13 @@ from statistics import median
 from time import monotonic, process_time_ns
 from typing import Any, cast
 
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import read_facts
 from runners.router.health import Health
 from runners.router.instances.upstream import Link, Pool
 from runners.router.ledger import Ledger
-from runners.router.metrics import Counts
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection, HttpRequest
@@ -43,7 +44,6 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
-from runners.router.view import Cluster, Member
 from runners.target import Target
 
 BLOCK = 16

@@ -17,8 +17,8 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from console.app import TraconApp
+from console.app_protocol import Options
 from console.feed import Picture
-from console.host import Options
 from console.pasts import Pasts
 from console.widgets.table import Cell, Row
 from results.records.events import RequestSubmitted, RouterSampled

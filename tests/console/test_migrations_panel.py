@@ -19,7 +19,7 @@ from console.panels import migrations as rows
 from console.panels.migrations import MigrationsPanel
 from console.panels.routing import RoutingPanel
 from console.pasts import PAST_SAMPLES, Pasts
-from console.rows import loads
+from console.rows import instance_loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
 from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, draw_scene, lines_for
@@ -318,10 +318,10 @@ async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(li
 
 def test_without_a_measurement_there_is_no_column(picture: Picture) -> None:
     assert picture.view.routing is not None
-    assert loads.has_ttft(picture, picture.view.routing)
+    assert instance_loads.has_ttft(picture, picture.view.routing)
     unmeasured = replace(picture, view=replace(picture.view, instances={}))
-    assert not loads.has_ttft(unmeasured, picture.view.routing)
-    assert [column.key for column in loads.load_columns(79)].count("ttft") == 0
-    made = loads.load_columns(79, timed=True)
+    assert not instance_loads.has_ttft(unmeasured, picture.view.routing)
+    assert [column.key for column in instance_loads.load_columns(79)].count("ttft") == 0
+    made = instance_loads.load_columns(79, timed=True)
     assert sum(column.width + 1 for column in made) - 1 <= 79
     assert rows.migration_rows(picture, EAR, rows.migration_columns(79), ASCII)

@@ -10,7 +10,7 @@ import pytest
 from console.feed import Picture
 from console.glyphs import UNICODE
 from console.panels import instances, migrations, routing, stages
-from console.rows import loads, waterfall
+from console.rows import instance_loads, waterfall
 from console.widgets.table import Column, Row
 from tests.console.conftest import NARROW, picture_of, press_and_see, shown, watching
 
@@ -31,8 +31,8 @@ def lay_out_instances(picture: Picture, width: int) -> Laid:
 
 def lay_out_loads(picture: Picture, width: int) -> Laid:
     assert picture.view.routing is not None
-    columns = loads.load_columns(width, timed=width % 2 == 0)
-    return columns, loads.load_rows(picture, picture.view.routing, UNICODE, columns)
+    columns = instance_loads.load_columns(width, timed=width % 2 == 0)
+    return columns, instance_loads.load_rows(picture, picture.view.routing, UNICODE, columns)
 
 
 def lay_out_decisions(picture: Picture, width: int) -> Laid:

@@ -15,7 +15,7 @@ from console.feed import Picture
 from console.glyphs import ASCII, UNICODE
 from console.panels import routing as rows
 from console.panels.routing import RoutingPanel
-from console.rows import loads
+from console.rows import instance_loads
 from console.rows import routing as router
 from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
@@ -69,9 +69,11 @@ def test_the_bar_is_full_where_the_most_is_pending_and_empty_where_nothing_is(pi
     routing = routing_of(picture)
     top = max(load.pending_prefill_tokens for load in routing.latest.instances)
     full = replace(routing, history=((routing.latest_unix_s, routing.latest.instances),))
-    columns = loads.load_columns(79)
+    columns = instance_loads.load_columns(79)
     place = [column.key for column in columns].index("bar")
-    for load, row in zip(routing.latest.instances, loads.load_rows(picture, full, UNICODE, columns), strict=True):
+    for load, row in zip(
+        routing.latest.instances, instance_loads.load_rows(picture, full, UNICODE, columns), strict=True
+    ):
         filled = text(row.cells[place]).count(UNICODE.full)
         assert filled == round(load.pending_prefill_tokens / top * columns[place].width)
 
@@ -82,11 +84,11 @@ def test_the_past_minute_tells_a_second_without_work_from_one_not_seen(picture: 
     end = routing.latest_unix_s
     idle, busy = replace(first, pending_prefill_tokens=0), replace(first, pending_prefill_tokens=800)
     seen = replace(routing, history=((end - 5, (idle,)), (end - 3, (busy,)), (end, (idle,))))
-    columns = loads.load_columns(119)
+    columns = instance_loads.load_columns(119)
     place = [column.key for column in columns].index("past")
-    curve = text(loads.load_rows(picture, seen, UNICODE, columns)[0].cells[place])
+    curve = text(instance_loads.load_rows(picture, seen, UNICODE, columns)[0].cells[place])
     assert len(curve) == columns[place].width
-    assert curve.strip() == f"{loads.NO_WORK}{UNICODE.rise[8]}{loads.NO_WORK}"
+    assert curve.strip() == f"{instance_loads.NO_WORK}{UNICODE.rise[8]}{instance_loads.NO_WORK}"
 
 
 def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Picture) -> None:
@@ -94,7 +96,10 @@ def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Pictur
     lines = [text(line) for line in rows.list_warnings(picture, routing, UNICODE)]
     assert any(line.startswith("! hot: e2 has ") for line in lines)
     assert any(line.startswith("! never rebalanced: e3 ") for line in lines)
-    marked = {row.key: texts(row)[1] for row in loads.load_rows(picture, routing, UNICODE, loads.load_columns(119))}
+    marked = {
+        row.key: texts(row)[1]
+        for row in instance_loads.load_rows(picture, routing, UNICODE, instance_loads.load_columns(119))
+    }
     assert marked == {"e0": "● available", "e1": "● available", "e2": "! hot", "e3": "! never rebalanced"}
 
 
@@ -106,7 +111,10 @@ def test_an_instance_that_is_not_picked_says_why(picture: Picture) -> None:
     changed = replace(routing, latest=latest, history=())
     (line,) = rows.list_warnings(picture, changed, ASCII)
     assert text(line) == "x e0 is not picked: no answer for 5 s"
-    assert texts(loads.load_rows(picture, changed, ASCII, loads.load_columns(119))[0])[1] == "x no answer for 5 s"
+    assert (
+        texts(instance_loads.load_rows(picture, changed, ASCII, instance_loads.load_columns(119))[0])[1]
+        == "x no answer for 5 s"
+    )
 
 
 def test_many_warnings_are_counted(picture: Picture) -> None:
@@ -234,10 +242,10 @@ async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
 
 
 def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:
-    facts = dict(loads.load_detail(routing_of(picture), "e2"))
+    facts = dict(instance_loads.load_detail(routing_of(picture), "e2"))
     assert facts["state"] == "available"
     assert facts["PP"].endswith(term("pending prefill tokens").meaning)
-    assert dict(loads.load_detail(routing_of(picture), "e9")) == {"instance": "the router has removed it"}
+    assert dict(instance_loads.load_detail(routing_of(picture), "e9")) == {"instance": "the router has removed it"}
 
 
 async def test_finished_cells_show_the_numbers_of_routing(live_routing: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from results.pd_lifecycle.load import read_records
+from results.pd_lifecycle.read import read_records
 from results.pd_lifecycle.volumes import measure_volumes
 from results.records.events import CellChanged, CellState, LifecycleMeasured, RunState
 from results.records.layout import LifecycleLayout, RunLayout, is_complete

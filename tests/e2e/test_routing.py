@@ -17,7 +17,7 @@ import pytest
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.events import CellChanged, CellState, MigrationChanged, RouterSampled, RunState
 from results.records.layout import RunLayout, is_complete, trial_layouts
-from results.routing.load import load_cells
+from results.routing.read import load_cells
 from state.store import RunStore
 from tests.e2e.cli import data, port, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
 

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import read_row
 from runners.router.sessions.shared_bindings import SharedBindings
 from runners.router.spec import BindingRules

@@ -15,7 +15,7 @@ from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout
-from state.process import ProcessIdentity
+from state.process_identity import ProcessIdentity
 from tests.launch.programs import SERVER
 from tests.ports import own_port
 

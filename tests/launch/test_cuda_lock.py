@@ -10,7 +10,7 @@ import pytest
 import uv
 
 from launch.doctor import examine
-from launch.findings import OK
+from launch.doctor_rows import OK
 from launch.gpu_checks import read_torch_cuda
 from launch.install import install
 from launch.install_plan import DISK_BYTES, lock_file

@@ -12,7 +12,7 @@ import pytest
 
 from launch import doctor
 from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, to_json
-from launch.findings import MISSING, OK, WARN, Row
+from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
 from launch.patching import apply

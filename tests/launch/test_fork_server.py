@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launch.command import whole_env
-from launch.link import GuardLink
+from launch.guard_link import GuardLink
 from launch.local import ForkServer, ForkServerFailed
 from launch.ports import holders
 from tests.launch.programs import STUBBORN, pids_noted, running, wait_until

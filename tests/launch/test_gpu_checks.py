@@ -8,8 +8,8 @@ import pytest
 
 from launch import gpu_checks
 from launch.doctor import examine
+from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.findings import MISSING, OK, WARN, Row
 from launch.gpu_checks import check_cuda_host, query_gpus, read_driver
 from tests.fake_gpus import FakeGpu, make_host
 
@@ -56,9 +56,7 @@ def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: p
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(tmp_path, monkeypatch)
-    (host.folder / "version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Rel\n"
-    )
+    (host.folder / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Rel\n")
     assert read_driver() == "570.86.15"
 
 

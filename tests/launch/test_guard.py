@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.link import Gone, GuardLink, spawn_guard
+from launch.guard_link import Gone, GuardLink, spawn_guard
 from tests.launch.programs import SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ SOON_S = 15.0
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from launch.link import spawn_guard
+from launch.guard_link import spawn_guard
 async def main(folder, code, go):
     log = folder / "log"
     link = await spawn_guard(log)

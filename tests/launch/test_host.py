@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from launch import doctor
-from launch.caches import cache_env
+from launch.cache_folders import cache_env
+from launch.doctor_rows import OK, WARN
 from launch.environment import capture
-from launch.findings import OK, WARN
 from launch.host import Host, Limits, read_host, read_limits
 from tests.launch.engines import ENGINE
 
@@ -184,6 +184,6 @@ def test_caches_never_go_into_a_folder_that_others_may_write(temporary: Path, pr
 
 def test_downloaded_models_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
-    monkeypatch.setattr("launch.caches.can_write", lambda folder: folder != tmp_path)
+    monkeypatch.setattr("launch.cache_folders.can_write", lambda folder: folder != tmp_path)
     assert cache_env({}, tmp_path, tmp_path / "c")["HF_HOME"] == str(tmp_path / ".cache" / "huggingface")
     assert "HF_HOME" not in cache_env({"HF_HOME": "/models"}, tmp_path, tmp_path / "c")

@@ -22,7 +22,7 @@ from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftov
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
 from launch.processes import members
-from state.process import ProcessIdentity, identify, is_alive
+from state.process_identity import ProcessIdentity, identify, is_alive
 from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 

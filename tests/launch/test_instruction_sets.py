@@ -10,8 +10,8 @@ import pytest
 
 from launch import doctor
 from launch.doctor import examine, to_json
+from launch.doctor_rows import MISSING, OK
 from launch.environment import find_engine
-from launch.findings import MISSING, OK
 from launch.instruction_sets import Part, describe_parts, read_flags
 
 HASWELL = frozenset({"avx2", "fma", "f16c"})

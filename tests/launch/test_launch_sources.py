@@ -11,7 +11,7 @@ from launch.command import SERVER_MODULE, build_launch
 from launch.environment import Engine
 from launch.profile import config_names, load_config, load_profile, profile_names
 from results.records.layout import ConfigLayout
-from runners.experiments.engines import EngineChoice, counting_profile
+from runners.experiments.engine_choice import EngineChoice, counting_profile
 from tests.launch.vllm_sources import packages_of
 
 OURS = ("AGENTIC_", "TRACON_", "PYTHON", "HF_", "LMCACHE_", "TRANSFORMERS_", "UCX_", "DO_NOT_TRACK", "OMP_", "TORCH")

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from launch.doctor import examine
+from launch.doctor_rows import WARN
 from launch.dummy_bootstrap import DummyBootstrap
-from launch.findings import WARN
 from launch.ports import LOOPBACK
 from launch.profile import config_names, load_config
 from results.records.layout import RunLayout, write_atomic

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.doctor_rows import OK, WARN
 from launch.environment import find_engine
-from launch.findings import OK, WARN
 from launch.libraries import LibraryState
 from launch.vllm_fit import VllmDoesNotFit, describe_fit, require_fit
 from tests.launch import fake_uv

@@ -14,7 +14,7 @@ from launch.profile import config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
 from runners.errors import RunnerError
-from state.process import this_process
+from state.process_identity import this_process
 
 
 @pytest.mark.parametrize("config", config_names())

@@ -5,7 +5,7 @@ from hypothesis import given
 
 from results.records.events import EngineDeath, Event, InstanceChanged, InstanceSampled, InstanceState, Noted
 from state.events import KINDS, Recorded, Unknown, decode, encode, wire_kind
-from state.feed import feed_line
+from state.feed_lines import feed_line
 from tests.state.strategies import any_event
 
 

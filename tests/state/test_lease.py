@@ -14,7 +14,7 @@ import pytest
 from results.records.events import Noted, RunTaken
 from state.errors import LeaseHeld, LeaseLost, StateError
 from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
-from state.process import ProcessIdentity, identify, is_alive, this_process
+from state.process_identity import ProcessIdentity, identify, is_alive, this_process
 from state.store import RunStore
 from tests.state.plans import a_run
 

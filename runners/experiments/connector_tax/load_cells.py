@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.profile import Capacity
-from results.records.phases import CONFIRM_TAG
+from results.records.phase_names import CONFIRM_TAG
 from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid, Shape
 from runners.experiments.connector_tax.sustainable import expected_cell_s

@@ -34,7 +34,7 @@ from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
 from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
-from state.process import boot_id
+from state.process_identity import boot_id
 
 RESIDUAL_LIMIT = 0.05
 """specs/pd_lifecycle, "Success Criteria", 1."""

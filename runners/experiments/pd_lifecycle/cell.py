@@ -24,14 +24,14 @@ from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle.caches import Held, Seeding
-from runners.experiments.pd_lifecycle.client import completion_body
 from runners.experiments.pd_lifecycle.engine_load import EngineLoad, LoadSpan, read_load
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
-from runners.experiments.pd_lifecycle.policy import BEGINS, COLO, HANDOVER, PLAIN
+from runners.experiments.pd_lifecycle.one_at_a_time import completion_body
+from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, COLO, HANDOVER, PLAIN
 from runners.load.stream import Exchange
 from runners.samplers.engine_counters import parse_counters
-from state.process import boot_id
+from state.process_identity import boot_id
 
 EVIDENCE_WITHIN_S = 5.0
 """After the answer: limit of the wait for the router's and the probes' lines about a request."""

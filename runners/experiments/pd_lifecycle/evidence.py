@@ -22,7 +22,7 @@ from results.records.layout import TRANSFER_LOGS, AttemptLayout
 from results.records.lifecycle import RequestConfig, Verification
 from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
 from runners.experiments.pd_lifecycle.caches import Held
-from runners.experiments.pd_lifecycle.policy import PLAIN
+from runners.experiments.pd_lifecycle.static_pd_or_combined import PLAIN
 
 POLL_S = 0.05
 SIDES = ("prefill", "decode")

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from results.pd_lifecycle.settings import Settings
+from results.pd_lifecycle.analysis_settings import Settings
 from results.records.layout import in_trial
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan
-from runners.experiments.engines import EngineChoice
-from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
+from runners.experiments.engine_choice import EngineChoice
+from runners.experiments.pd_lifecycle.static_pd_or_combined import COLO, HANDOVER, PLAIN
 from runners.experiments.settings import (
     Tables,
     convert_grid,

@@ -21,7 +21,7 @@ from launch.profile import Profile
 from results.records.layout import write_atomic
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle.grid import Grid
-from runners.experiments.routing.transfers import kv_bytes_per_token
+from runners.experiments.routing.kv_movements import kv_bytes_per_token
 
 ROUNDS, WARMUP_ROUNDS = 20, 5
 WITHIN_S = 60.0

@@ -18,7 +18,7 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
-from runners.experiments.engines import counting_profile
+from runners.experiments.engine_choice import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"

@@ -23,9 +23,9 @@ from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
+from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import Grid, slug
-from runners.experiments.routing.model import describe_model
-from runners.experiments.routing.transfers import count_movements, movement_headline
+from runners.experiments.routing.kv_movements import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
 from runners.samplers.engine_counters import CacheShape

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from results.records.decisions import Role
 from results.records.plan import RENAMED_RULES
 from runners.errors import RunnerError
-from runners.experiments.engines import EngineChoice
+from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.settings import (
     Tables,
     convert_grid,

@@ -19,7 +19,8 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
-from runners.experiments.engines import counting_profile
+from runners.experiments.engine_choice import counting_profile
+from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import (
     DEFAULT_MODEL,
     EXPERIMENT,
@@ -31,7 +32,6 @@ from runners.experiments.routing.grid import (
     read_grid,
     slug,
 )
-from runners.experiments.routing.model import describe_model, read_model
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"

@@ -24,8 +24,8 @@ from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.requests import first_error
 from runners.experiments.routing.artifacts import Replayed, adopt_trial, put_in_place, why_degraded
+from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
-from runners.experiments.routing.model import read_model, shape_model
 from runners.experiments.routing.plan import count_cores
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace

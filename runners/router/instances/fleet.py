@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runners.router.cluster import Cluster, Member
 from runners.router.driver import Driver
 from runners.router.health import Health
 from runners.router.instances.internal_request import fetch_metrics
@@ -15,7 +16,6 @@ from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.prefix_index import Index, PrefixIndex
 from runners.router.spec import InstanceSpec, RouterError, RouterSpec, instance_problem
-from runners.router.view import Cluster, Member
 
 ASK_S = 3.0
 POLLS_AT_ONCE = 64

@@ -23,16 +23,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from runners.router.cluster import Cluster
+from runners.router.counts import metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
-from runners.router.metrics import metrics_page
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
-from runners.router.view import Cluster
 
 PASSED_ON_S = {"GET": 10.0, "POST": 60.0}
 """A long text takes an engine long to tokenise."""

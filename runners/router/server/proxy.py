@@ -21,7 +21,7 @@ from runners.router.dispatch import Request
 from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
-from runners.router.lifecycle import RequestLifecycle
+from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_preamble, pause_s, read_error_event
 from runners.router.server.front import ClientConnection, HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses

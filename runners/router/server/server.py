@@ -15,10 +15,11 @@ from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
 
 from results.records.visible import visible
+from runners.router.cluster import Cluster
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
-from runners.router.metrics import Counts
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.server.front import ClientConnection, HttpRequest
@@ -32,7 +33,6 @@ from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterS
 from runners.router.tick import make_tick
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
-from runners.router.view import Cluster
 
 if TYPE_CHECKING:
     from runners.router.sessions.shared_bindings import SharedBindings

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import SCRIPTS
 from runners.router.spec import PASSWORD, BindingRules
 

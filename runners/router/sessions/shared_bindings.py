@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument

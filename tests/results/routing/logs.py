@@ -17,7 +17,7 @@ from results.records.decisions import (
     RoutedRequest,
 )
 from results.routing.logs import LogFacts, log_facts
-from results.routing.measure import Measurements
+from results.routing.measurements import Measurements
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measurements_of
 
 HOT = 1000

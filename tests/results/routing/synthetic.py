@@ -28,8 +28,8 @@ from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnR
 from results.report.document import render_markdown
 from results.routing.analyse import RoutingAnalysis
 from results.routing.experiment import RESULTS
-from results.routing.load import LoadedCell, count_picks
-from results.routing.measure import Measurements
+from results.routing.measurements import Measurements
+from results.routing.read import LoadedCell, count_picks
 from results.routing.summary import summarise_cell, summary_of
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond

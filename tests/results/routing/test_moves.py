@@ -12,7 +12,7 @@ import pytest
 from results.records.decisions import Gate
 from results.records.turns import RoutedEngine
 from results.routing.logs import LogFacts
-from results.routing.measure import Measurements
+from results.routing.measurements import Measurements
 from results.routing.migrations import PolicyMigrations, summarise_migrations
 from results.routing.recomputing import compare_with_recomputing
 from results.routing.transfers import PolicyTransfers, summarise_transfers

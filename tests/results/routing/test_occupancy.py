@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from results.routing.interference import read_interference, summarise_interference
-from results.routing.load import LoadedCell
 from results.routing.occupancy import (
     Deployment,
     Footprints,
@@ -17,6 +16,7 @@ from results.routing.occupancy import (
     measure_deployments,
     measure_footprints,
 )
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
 from tests.results.statistics.in_memory import bounds

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from results.measures.turns import turn_table, turns_of
-from results.routing.load import LoadedCell
 from results.routing.loads import Load
-from results.routing.measure import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
+from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Pair,
@@ -24,6 +23,7 @@ from results.routing.pairs import (
     pair_of,
     rank_labels,
 )
+from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate

@@ -8,8 +8,8 @@ import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import EngineSample, RoutedEngine
-from results.routing.load import LoadedCell, count_picks, own_cache
 from results.routing.pools import measure_pools
+from results.routing.read import LoadedCell, count_picks, own_cache
 from results.routing.summary import moved_apc, summary_of
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded

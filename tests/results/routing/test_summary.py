@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from results.measures.turns import in_flight_over_time, session_times, turn_table, turns_of
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.load import LoadedCell
+from results.routing.read import LoadedCell
 from results.routing.summary import (
     InstanceNumbers,
     RoutedSummary,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from results.measures.latency import METRICS, RequestMetric, declare
-from results.measures.replay import replay_numbers
+from results.measures.replay_numbers import replay_numbers
 from results.records.layout import trial_layouts
-from results.routing.load import load_cell
+from results.routing.read import load_cell
 from results.routing.write import analyse_routing
 from tests.doc_code import code_blocks, load_module
 from tests.results.routing.synthetic import Truth, World, write_run

@@ -17,8 +17,8 @@ from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import TrialLayout, sha256
 from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
 from results.records.turns import RoutedEngine, RoutingCell
-from results.routing.load import count_picks, load_cells
 from results.routing.logs import read_logs
+from results.routing.read import count_picks, load_cells
 from results.routing.transfer_counts import NOT_LOGGED, counted_by_logs, read_transfer_logs
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, records, write_run

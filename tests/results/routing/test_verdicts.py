@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from results.routing.claims import UNIFIED, Arms, judge_claims
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -27,6 +26,7 @@ from results.routing.specification import (
     end_to_end_rows,
     threshold_settings,
 )
+from results.routing.verdicts import UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
 from tests.results.routing.synthetic import Truth, World, loaded

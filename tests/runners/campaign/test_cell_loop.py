@@ -33,10 +33,10 @@ from runners.campaign.experiment import CellOutcome
 from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
-from state import requests
+from state import operator_requests
 from state.errors import DiskFull, LeaseHeld
 from state.model import RunView
-from state.process import this_process
+from state.process_identity import this_process
 from state.store import RunStore
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
 
@@ -65,7 +65,7 @@ async def run_with(folder: Path, *asked: tuple[float, str, str]) -> tuple[ExitCo
         campaign = asyncio.create_task(CellLoop(store, lease, folder, experiment).run())
         for delay_s, action, target in asked:
             await asyncio.sleep(delay_s)
-            requests.submit(store, action, target, "a test asked")
+            operator_requests.submit(store, action, target, "a test asked")
         return await asyncio.wait_for(campaign, 20), experiment
 
 
@@ -286,9 +286,7 @@ async def test_a_cell_that_the_full_disk_cut_is_measured_after_a_resume_and_did_
 class Mortal(Scripted):
     """A cell's engine dies by a signal in its first `deaths` attempts."""
 
-    def __init__(
-        self, folder: Path, store: RunStore, deaths: int, error: Exception, ended_by: str = "SIGKILL"
-    ) -> None:
+    def __init__(self, folder: Path, store: RunStore, deaths: int, error: Exception, ended_by: str = "SIGKILL") -> None:
         super().__init__(folder)
         self._store, self._deaths, self._error, self._ended_by = store, deaths, error, ended_by
 

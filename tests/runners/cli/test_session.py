@@ -19,7 +19,7 @@ from results.records.decisions import (
     RoutedRequest,
 )
 from runners.cli import main
-from runners.cli.sessions import _describe_movement, build_life
+from runners.cli.session import _describe_movement, build_life
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.cli import main
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ALLOWED = {
     ("runners/cli/__init__.py", "typer.echo"),  # the version, and typer's own help
     ("runners/cli/runs.py", "print"),  # the folder's name, which Tracon makes
-    ("runners/cli/output.py", "sys.stdout.buffer.write"),
+    ("runners/cli/terminal.py", "sys.stdout.buffer.write"),
 }
 """Calls that reach a terminal without `visible`, and why they may."""
 

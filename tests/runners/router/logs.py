@@ -10,10 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member
 
 NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldown_s": 5.0}}
 """Parameters without a default, so chosen that they matter in `simulate`."""

@@ -10,22 +10,22 @@ from functools import partial
 from typing import Any
 
 from results.records.decisions import DecisionRecord, KvTransfer
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage, read_facts
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.ledger import Ledger
-from runners.router.lifecycle import RequestLifecycle
-from runners.router.metrics import Counts
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
+from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, InstanceSpec, Limits, TransferRules
 from runners.router.traffic import Traffic
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import Movement, MoveRequest
-from runners.router.view import Cluster, Member
 from runners.simulator.clock import SimulatedClock
 
 TRANSFER_S = 0.25

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
+from runners.router.cluster import Cluster, Member
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, Member
 from tests.examples import examples
 from tests.runners.router.views import ask, is_idle
 

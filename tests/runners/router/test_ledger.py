@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from runners.router.counts import Counts
 from runners.router.ledger import AT_ONCE, Ledger, PendingOutcome
-from runners.router.metrics import Counts
 from runners.router.server.log import DecisionLog
 from runners.router.server.server import EventLoop
 from tests.runners.router.routers import until

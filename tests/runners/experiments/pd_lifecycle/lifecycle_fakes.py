@@ -17,9 +17,9 @@ import msgspec
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.experiments.pd_lifecycle.bench import Bench, Draw
 from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache
-from runners.experiments.pd_lifecycle.policy import ALONE, COMBINED, PLAIN
+from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COMBINED, PLAIN
 from runners.load.stream import Exchange
-from state.process import boot_id
+from state.process_identity import boot_id
 
 BLOCK = 32
 MS = 1_000_000

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from results.pd_lifecycle.load import read_records
+from results.pd_lifecycle.read import read_records
 from results.records.layout import LifecycleLayout, RunLayout, publish
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome

@@ -21,7 +21,7 @@ from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, Held, NotEmpti
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
 from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
-from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
+from runners.experiments.pd_lifecycle.static_pd_or_combined import COLO, HANDOVER, PLAIN
 from tests.examples import examples
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import BLOCK, FakeBench, FakeEngine
 

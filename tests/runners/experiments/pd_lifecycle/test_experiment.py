@@ -15,7 +15,7 @@ import pytest
 
 from launch.errors import LaunchError
 from launch.profile import load_config
-from results.pd_lifecycle.load import read_records
+from results.pd_lifecycle.read import read_records
 from results.records.events import CellState, Noted
 from results.records.layout import RunLayout
 from results.records.lifecycle import RequestConfig

@@ -9,7 +9,7 @@ import pytest
 
 from launch.profile import load_profile
 from launch.tiny_model import MODEL_ID, write_tiny_model
-from results.pd_lifecycle.settings import Settings
+from results.pd_lifecycle.analysis_settings import Settings
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle import link_bandwidth as pd_lifecycle_link
 from runners.experiments.pd_lifecycle.link_bandwidth import find_link, measure_link, write_link

@@ -18,10 +18,10 @@ from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze_plan
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
-from runners.experiments.engines import counting_profile
+from runners.experiments.engine_choice import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
-from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
+from runners.experiments.pd_lifecycle.static_pd_or_combined import COLO, HANDOVER, PLAIN
 from tests.runners.prepared import prepare
 
 CPU = load_profile("cpu-tiny")

@@ -15,7 +15,7 @@ from results.records.layout import RunLayout, TrialLayout, is_complete, write_at
 from results.records.plan import CellPlan
 from results.records.schemas import MetricsRecord, RequestStatus
 from results.records.turns import EngineSample, TraceRecord, TurnRecord
-from results.routing.load import LoadedCell, load_cell
+from results.routing.read import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.experiments.requests import first_error

@@ -23,7 +23,7 @@ from runners.campaign.plan import find_changes, freeze_plan
 from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
-from runners.experiments.engines import EngineChoice, counting_profile
+from runners.experiments.engine_choice import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
 from runners.router.spec import TransferRules

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
 from results.routing.migrations import find_migrations, pending_at
+from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.policies.ear import EAR
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member
 from tests.examples import examples
 from tests.runners.router.logs import simulate
 from tests.runners.router.views import is_idle

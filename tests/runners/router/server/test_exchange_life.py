@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.instances.upstream import Answer, Pool
 from runners.router.ledger import Ledger, PendingOutcome
-from runners.router.metrics import Counts
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection
 from runners.router.server.proxy import Exchange
@@ -23,7 +24,6 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
-from runners.router.view import Cluster, Member
 from runners.simulator.clock import SimulatedClock
 from runners.target import Target
 from tests.examples import examples

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
-from runners.router.metrics import Counts
+from runners.router.counts import Counts
 from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from runners.router.sessions.redis_rows import TableRow
 from runners.router.sessions.shared_bindings import SharedBindings

@@ -17,7 +17,7 @@ from results.records.layout import TrialLayout
 from results.records.turns import TurnRecord
 from results.routing.analyse import analyse
 from results.routing.figures import build_figures
-from results.routing.load import load_cell, load_cells
+from results.routing.read import load_cell, load_cells
 from results.routing.summary import summary_of
 from tests.results.routing.synthetic import Truth, World, records, report_text, write_interference, write_run
 

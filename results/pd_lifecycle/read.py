@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from results.pd_lifecycle.settings import DEFAULT, Settings
+from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle

@@ -16,10 +16,9 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from results.measures.replay import UNREADABLE
+from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import Mask, Turns
 from results.records.frames import Gap
-from results.routing.load import LoadedCell
 from results.routing.metrics import (
     Metric,
     fewest_samples,
@@ -28,6 +27,7 @@ from results.routing.metrics import (
     turns_with,
     value_over_turns,
 )
+from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary
 from results.statistics.estimates import (
     DRAWS,

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from results.records.decisions import ClusterView, Decision
+from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member
 from tests.runners.router.views import ask
 
 NAMES = ("a", "b", "c", "d")

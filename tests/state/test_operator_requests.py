@@ -7,7 +7,7 @@ import pytest
 
 from state.errors import RequestRefused
 from state.lease import acquire
-from state.requests import ACTIONS, answer, pending, submit
+from state.operator_requests import ACTIONS, answer, pending, submit
 from state.store import RunStore
 from tests.state.plans import CELLS, a_run
 

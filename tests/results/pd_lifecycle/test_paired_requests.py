@@ -11,7 +11,7 @@ from scipy import stats
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.overheads import find_break_evens, group_by_size, measure_overheads
-from results.pd_lifecycle.pairs import (
+from results.pd_lifecycle.paired_requests import (
     COMBINED,
     OVERHEAD,
     TTFT,

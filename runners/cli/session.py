@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import runners.cli.output as output
+import runners.cli.terminal as output
 from runners.cli.options import JsonOption, WorkspaceOption
 from runners.cli.policies import CellOption, RunOrLogArg, logs_of
 from runners.errors import RunnerError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.errors import LaunchError
-from launch.gpu import name_devices, second_devices
+from launch.gpu_memory import name_devices, second_devices
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from launch.profile import load_config
 from launch.tiny_model import write_tiny_model
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.campaign.engine_group import Member
-from runners.experiments.routing.transfers import count_movements, endpoint_of, kv_bytes_per_token, movement_headline
+from runners.experiments.routing.kv_movements import count_movements, endpoint_of, kv_bytes_per_token, movement_headline
 from runners.router.spec import KvEndpoint
 
 MS = 1_000_000

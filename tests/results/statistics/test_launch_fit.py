@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from results.statistics.estimates import ALL_AGREE
-from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import SizeFit, fit_sizes, mean_over_launches
 
 SIZES, LAUNCHES = 12, 3
 
