@@ -11,6 +11,7 @@ from results.measures.drift import DriftVerdict
 from results.measures.step_durations import LATENCY, whole_step
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
+from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
@@ -34,8 +35,8 @@ def describe_opening(analysis: Analysis) -> str:
 def describe_brackets(analysis: Analysis) -> str:
     """What brackets hold: an interval only where it spans launches."""
     if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
-        return f"Brackets hold the {LEVEL:.0%} {SPREAD}"
-    return f"Brackets of a tax hold its {LEVEL:.0%} interval over trials, those of one cell the {SPREAD}"
+        return f"Brackets hold the {format_percent(LEVEL)} {SPREAD}"
+    return f"Brackets of a tax hold its {format_percent(LEVEL)} interval over trials, those of one cell the {SPREAD}"
 
 
 def describe_whole_step(cells: Sequence[CellSummary]) -> str:

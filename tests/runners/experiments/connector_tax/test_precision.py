@@ -63,8 +63,8 @@ def test_the_newest_finished_run_that_knows_sigma_gives_it(tmp_path: Path) -> No
     )
     for launches in (3, 5, 8):
         tax = math.expm1(detectable_effect(0.1, launches, CONFIGS))
-        assert f"TTFT p90 {tax:.0%}".replace("%", " %") in effects
-    assert needed.startswith("A tax of 10% takes ")
+        assert f"TTFT p90 {tax:.0 %}".replace("%", " %") in effects
+    assert needed.startswith("A tax of 10 % takes ")
     assert "(TTFT p90)" in needed
 
 
