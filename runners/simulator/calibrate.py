@@ -26,8 +26,9 @@ from results.records.schemas import CellRecord, RequestStatus
 from runners.errors import RunnerError
 from runners.samplers.engine_counters import read_baseline_shape
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel, Job
+from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
+from runners.simulator.job import Job
 from runners.simulator.step_time import StepTime
 
 FEWEST_STEPS = 100
@@ -96,7 +97,7 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
         )
     fitting = cells[::2]
     step, count, mape = fit_steps(*_list_work([cell.steps for cell in fitting]))
-    model = EngineModel(step, **_read_limits(run, config))
+    model = EngineModel(step, _read_capacity(run, config))
     first = [_compare(cell, model, fitted=True) for cell in fitting]
     late = [
         measured - simulated
@@ -201,8 +202,8 @@ def _list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, 
     return prefill, decode, step_s
 
 
-def _read_limits(run: Path, config: str) -> dict[str, int]:
-    """What the engine said of its KV cache."""
+def _read_capacity(run: Path, config: str) -> int:
+    """Tokens that the engine has room for in its KV cache, as it reported."""
     for layout in RunLayout(run).configs():
         for path in layout.cells():
             record = read_cell(path)
@@ -210,7 +211,7 @@ def _read_limits(run: Path, config: str) -> dict[str, int]:
                 continue
             capacity = read_baseline_shape(beside_cell(path, "metrics")).capacity_tokens
             if capacity is not None:
-                return {"kv_capacity_tokens": capacity}
+                return capacity
     raise RunnerError(
         f"no cell of {config} in {run.name} says how large its KV cache is", remedy="name another run or --config"
     )

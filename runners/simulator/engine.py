@@ -1,8 +1,10 @@
 """A model of one engine: continuous batching with chunked prefill, a token budget, a prefix cache and preemption.
 
 It schedules as vLLM's V1 scheduler does: those that run come first, in the order in which they were admitted, each with
-what it lacks, as far as the token budget of the step goes; then those that wait, the first come first. Where no block
-is free, the last admitted one is preempted and computed again later. A prompt is cached as soon as it is scheduled.
+what it lacks, as far as the token budget of the step goes; then those that wait, the first come first or by priority.
+Where no block is free, the last of them is preempted and computed again later. A prompt is cached as soon as it is
+scheduled. A request whose KV comes from another engine takes the blocks of its prompt before the KV comes, and the
+request that computed it there keeps its blocks until they have been read.
 Steps in which the same sequences decode and nothing else can happen are taken at once; an arrival cuts that short at
 the end of the step in which it comes.
 """
@@ -10,14 +12,16 @@ the end of the step in which it comes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from runners.router.driver import Timer
 from runners.simulator.clock import SimulatedClock
+from runners.simulator.job import Job, PromptTally
 from runners.simulator.kv_blocks import KvBlocks
 from runners.simulator.step_time import STEADY, StepNoise, StepTime, StepWork, prefill_context
 
@@ -33,6 +37,10 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that run at once."""
     frontend_s: float = 0.0
     """From a request's arrival until it can be scheduled: HTTP, parsing, the way to the engine's process and back."""
+    scheduling: Literal["fcfs", "priority"] = "fcfs"
+    """Which waiting request is admitted first, and which running one is preempted: vLLM's --scheduling-policy."""
+    async_scheduling: bool = False
+    """A step is scheduled while the one before it runs: what arrives meanwhile waits for one step more."""
 
     def __post_init__(self) -> None:
         for name in ("kv_capacity_tokens", "max_batched_tokens", "max_sequences"):
@@ -40,50 +48,6 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not (math.isfinite(self.frontend_s) and self.frontend_s >= 0):
             raise ValueError(f"frontend_s is {self.frontend_s}; it must be a number of seconds, 0 or more")
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One request at an engine. `on_first` and `on_end` are called when its first and its last token are there."""
-
-    keys: Sequence[int]
-    """Of the prompt's full blocks."""
-    input_tokens: int
-    output_tokens: int
-    on_first: Callable[[], None]
-    on_end: Callable[[], None]
-    cached_tokens: int = 0
-    """Of the prompt, when it was first scheduled."""
-    preemptions: int = 0
-    generated: int = 0
-    computed: int = 0
-    """Tokens whose KV is there, or will be at the end of this step."""
-    is_cancelled: bool = False
-    external_tokens: int = 0
-    """Of the prompt, what came from another engine for this request."""
-    is_admitted: bool = False
-    """It has been scheduled at least once."""
-    named: list[int] = field(default_factory=list)
-    anonymous: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Of the prompt and of the answer so far."""
-        return self.input_tokens + self.generated
-
-    @property
-    def is_decoding(self) -> bool:
-        """One step gives one token."""
-        return self.generated > 0 and self.tokens - self.computed == 1
-
-
-@dataclass(slots=True)
-class PromptTally:
-    """Prompt tokens of the requests that were scheduled, each counted once, by where their KV came from."""
-
-    computed: int = 0
-    cached: int = 0
-    external: int = 0
 
 
 class Engine:
@@ -111,6 +75,13 @@ class Engine:
         self._jumps = jumps
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
+        self._pulling: set[Job] = set()
+        """They have blocks, and wait for KV from another engine."""
+        self._ready: deque[Job] = deque()
+        """Their KV has come; they are admitted before those that wait, who may need the blocks that they hold."""
+        self._retained: set[Job] = set()
+        """They have ended, and keep their blocks for another engine."""
+        self._jobs = 0
         self._batch: list[tuple[Job, int]] = []
         self._timer: Timer | None = None
         self._began_ns = 0
@@ -120,8 +91,6 @@ class Engine:
         """The noise of these steps."""
         self._work = StepWork(0, 0.0, 0, 0)
         """Of the first of them."""
-        self._reserved = 0
-        """Blocks that the steps under way will take."""
 
     @property
     def running(self) -> int:
@@ -129,7 +98,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._pulling) + len(self._ready)
 
     def can_hold(self, input_tokens: int, output_tokens: int) -> bool:
         """Whether such a request fits the KV cache at all."""
@@ -139,47 +108,77 @@ class Engine:
         """A request comes. Raises ValueError for one that can never be served."""
         if job.input_tokens < 1 or job.output_tokens < 1 or not self.can_hold(job.input_tokens, job.output_tokens):
             raise ValueError(f"{job.input_tokens} + {job.output_tokens} tokens do not fit this engine")
+        self._jobs += 1
+        job.number = self._jobs
         if self.model.frontend_s:
             self._clock.call_later(self.model.frontend_s, lambda: self._queue(job))
         else:
             self._queue(job)
 
-    def _queue(self, job: Job) -> None:
-        if job.is_cancelled:
-            return
-        self._waiting.append(job)
-        if self._stride:
-            self._cut_stride()
-        else:
-            self._clock.call_soon(self._begin_step)  # with whatever else comes at this moment
-
     def cancel(self, job: Job) -> None:
         """The request is not wanted any more: its blocks are free at once, what the step under way computes is lost."""
         job.is_cancelled = True
-        if job in self._waiting:
-            self._waiting.remove(job)
-        elif job in self._running:  # it is not among them where it has ended
-            self._cut_stride()
-            self._running.remove(job)
-            self._batch = [(one, new) for one, new in self._batch if one is not job]
-            self._free(job)
+        for jobs in (self._waiting, self._pulling, self._ready, self._running, self._retained):
+            if job in jobs:  # in none where it has ended, or has not come so far
+                jobs.remove(job)
+                self._free(job)
+                self._wake()
+        self._batch = [(one, new) for one, new in self._batch if one is not job]
 
-    def fill(self, keys: Sequence[int]) -> int:
-        """KV of this prefix has come from elsewhere; returns how many blocks are new. What is needed now stays."""
-        return self.blocks.fill(keys, keep=self._reserved)
+    def resume(self, job: Job) -> None:
+        """The KV of its prompt has come: all but the last token need not be computed."""
+        self._pulling.remove(job)
+        job.external_tokens = job.input_tokens - job.computed
+        self._name_blocks(job, job.input_tokens)
+        job.computed = job.cached_tokens = job.input_tokens - 1
+        job.is_admitted = True
+        self._count_prompt(job)
+        job.queued_ns = self._clock.now_ns()
+        self._ready.append(job)
+        self._wake()
+
+    def release(self, job: Job) -> None:
+        """Free the blocks that an ended request retains; again without effect."""
+        if job in self._retained:
+            self._retained.remove(job)
+            self._free(job)
+            self._wake()
+
+    def _queue(self, job: Job) -> None:
+        if job.is_cancelled:
+            return
+        job.queued_ns = self._clock.now_ns()
+        if self.model.scheduling == "priority":
+            self._insert_by_rank(job)
+        else:
+            self._waiting.append(job)
+        self._wake()
+
+    def _insert_by_rank(self, job: Job) -> None:
+        self._waiting.insert(bisect_right(self._waiting, job.rank, key=lambda one: one.rank), job)
+
+    def _wake(self) -> None:
+        """Something has changed: schedule again, after the step under way or with whatever else comes now."""
+        if self._stride:
+            self._cut_stride()
+        else:
+            self._clock.call_soon(self._begin_step)
 
     # a step
-    def _begin_step(self) -> None:
+    def _begin_step(self, seen_ns: int | None = None) -> None:
+        """`seen_ns`: this step was scheduled then, and who came later has to wait for the next; None = now."""
         if self._stride:
             return
-        preempted = self._schedule_running()
-        if not preempted:
-            self._admit_waiting()
+        preempted, delayed = self._schedule_running(), False
+        if not (preempted and self._batch):
+            if seen_ns is None or not self._running:
+                seen_ns = self._clock.now_ns()
+            delayed = self._admit_waiting(seen_ns)
         if not self._batch:
             return
         decoding = [job for job, _ in self._batch if job.is_decoding]
         self._stride = 1
-        if self._jumps and not preempted and len(decoding) == len(self._batch):
+        if self._jumps and not (preempted or delayed) and len(decoding) == len(self._batch):
             self._stride = self._find_stride(decoding)
         self._began_ns = self._clock.now_ns()
         self._pace = self._noise.draw_factor(self._stride)
@@ -207,7 +206,12 @@ class Engine:
             new = min(job.tokens - job.computed, budget)
             while not self._extend(job, new):
                 preempted = True
-                victim = self._running.pop()
+                victim = self._find_victim()
+                index = self._running.index(victim)
+                del self._running[index]
+                if index < place:  # it was scheduled for this step already
+                    budget += self._batch.pop(index)[1]
+                    place -= 1
                 self._preempt(victim)
                 if victim is job:
                     return True
@@ -216,17 +220,58 @@ class Engine:
             place += 1
         return preempted
 
-    def _admit_waiting(self) -> None:
+    def _find_victim(self) -> Job:
+        if self.model.scheduling == "priority":
+            return max(self._running, key=lambda job: job.rank)
+        return self._running[-1]
+
+    def _admit_waiting(self, seen_ns: int) -> bool:
+        """Admit whom there is room for; returns whether one waits only because it came after `seen_ns`."""
         budget = self.model.max_batched_tokens - sum(new for _, new in self._batch)
-        while self._waiting and budget and len(self._running) < self.model.max_sequences:
-            job = self._waiting[0]
+        while budget and len(self._running) < self.model.max_sequences:
+            line = self._ready or self._waiting
+            if not line:
+                break
+            job = line[0]
+            if job.queued_ns > seen_ns:
+                return True
+            if job.on_allocated is not None:
+                if not self._allocate_prompt(job):
+                    break
+                continue
             new = self._admit(job, budget)
             if not new:
                 break
-            self._waiting.popleft()
+            line.popleft()
             self._running.append(job)
             self._batch.append((job, new))
             budget -= new
+        return False
+
+    def _allocate_prompt(self, job: Job) -> bool:
+        """Give a request whose KV comes from elsewhere blocks for its prompt, and have it wait for that.
+
+        False = there is not room.
+        """
+        cached = self._find_cached(job)
+        lacking = self._count_blocks(job.tokens) - len(cached)
+        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+            return False
+        self.blocks.use(cached)
+        self.blocks.take(lacking)
+        job.named, job.anonymous = list(cached), lacking
+        job.computed = len(cached) * self.blocks.block_tokens
+        self._waiting.popleft()
+        self._pulling.add(job)
+        notify, job.on_allocated = job.on_allocated, None
+        assert notify is not None
+        notify()
+        return True
+
+    def _find_cached(self, job: Job) -> Sequence[int]:
+        """The keys of its cached prefix. The last token is computed in any case: it gives the next one."""
+        most = (job.tokens - 1) // self.blocks.block_tokens
+        return job.keys[: min(self.blocks.match(job.keys), most)]
 
     def _admit(self, job: Job, budget: int) -> int:
         """Give a waiting request its cached prefix and blocks for as much of the rest as the budget allows.
@@ -234,21 +279,32 @@ class Engine:
         Returns the tokens to compute; 0 = there is not room for all that it has to compute, as vLLM asks of one that it
         admits.
         """
+        if job.named or job.anonymous:  # its KV came from another engine, into blocks that it has
+            return min(job.tokens - job.computed, budget)
         size = self.blocks.block_tokens
-        most = (job.tokens - 1) // size  # the last token is computed in any case: it gives the next one
-        cached = job.keys[: min(self.blocks.match(job.keys), most)]
-        new = min(job.tokens - len(cached) * size, budget)
-        lacking = self._count_blocks(job.tokens) - len(cached)
-        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+        cached = self._find_cached(job)
+        own = self._count_own(job, len(cached))
+        held = len(cached) + own
+        new = min(job.tokens - held * size, budget)
+        lacking = self._count_blocks(job.tokens) - held
+        if lacking + own + self.blocks.idle_among(cached) > self.blocks.free:
             return 0
         self.blocks.use(cached)
-        job.named = list(cached)
-        job.computed = len(cached) * size
+        self.blocks.reclaim(job.left, own)
+        job.named, job.anonymous, job.left = list(cached), own, 0
+        job.computed = held * size
         if not job.is_admitted:
             job.is_admitted, job.cached_tokens = True, job.computed
             self._count_prompt(job)
         self._extend(job, new)
         return new
+
+    def _count_own(self, job: Job, cached: int) -> int:
+        """Blocks behind its keys that it computed before it was preempted, and finds again."""
+        if not job.left or cached < len(job.keys):
+            return 0
+        most = (job.tokens - 1) // self.blocks.block_tokens - cached
+        return min(self.blocks.count_left(job.left), job.left_full, most)
 
     def _count_prompt(self, job: Job) -> None:
         external = min(job.external_tokens, job.cached_tokens)
@@ -275,14 +331,22 @@ class Engine:
                 job.anonymous -= 1
 
     def _preempt(self, job: Job) -> None:
-        self._free(job)
+        full = job.computed // self.blocks.block_tokens - len(job.keys)
+        has_all_keys = len(job.named) == len(job.keys)
+        left = self._free(job)
+        job.left, job.left_full = (left, full) if has_all_keys and full > 0 else (0, 0)
         job.preemptions += 1
         job.computed = 0
-        self._waiting.appendleft(job)
+        if self.model.scheduling == "priority":
+            self._insert_by_rank(job)
+        else:
+            self._waiting.appendleft(job)
 
-    def _free(self, job: Job) -> None:
-        self.blocks.release(job.named, job.anonymous)
+    def _free(self, job: Job) -> int:
+        """Returns as `KvBlocks.release`."""
+        left = self.blocks.release(job.named, job.anonymous)
         job.named, job.anonymous = [], 0
+        return left
 
     def _count_blocks(self, tokens: int) -> int:
         return -(-tokens // self.blocks.block_tokens)
@@ -298,7 +362,6 @@ class Engine:
                 low = middle
             else:
                 high = middle - 1
-        self._reserved = self._blocks_for(decoding, low)
         return low
 
     def _blocks_for(self, decoding: Sequence[Job], steps: int) -> int:
@@ -330,12 +393,12 @@ class Engine:
         assert self._timer is not None
         self._timer.cancel()
         self._stride = low
-        self._reserved = self._blocks_for([job for job, _ in self._batch], low)
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(low), self._end_step)
 
     def _end_step(self) -> None:
         stride, batch = self._stride, self._batch
-        self._stride, self._reserved, self._batch, self._timer = 0, 0, [], None
+        last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
+        self._stride, self._batch, self._timer = 0, [], None
         self.steps += stride
         self.busy_ns += self._clock.now_ns() - self._began_ns
         begun: list[Job] = []
@@ -357,10 +420,16 @@ class Engine:
             if job.generated == job.output_tokens:
                 ended.append(job)
         for job in ended:
-            self._running.remove(job)
-            self._free(job)
+            self._end_job(job)
         for job in begun:
             job.on_first()
         for job in ended:
             job.on_end()
-        self._begin_step()
+        self._begin_step(last_began_ns if self.model.async_scheduling else None)
+
+    def _end_job(self, job: Job) -> None:
+        self._running.remove(job)
+        if job.retains:
+            self._retained.add(job)
+        else:
+            self._free(job)

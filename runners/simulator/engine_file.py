@@ -19,12 +19,18 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_s: float
     bytes_per_s: float
     kv_bytes_per_token: int
+    abort_s: float = 480.0
+    """An engine frees blocks that no other has pulled after it (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
+    failure_share: float = 0.0
+    """Of transfers: no KV comes. The router tries again, or has the target compute."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bytes_per_s > 0):
             raise ValueError("latency_s must be 0 or more, and bytes_per_s above 0")
         if self.kv_bytes_per_token < 1:
             raise ValueError("kv_bytes_per_token must be at least 1")
+        if not (self.abort_s > 0 and 0 <= self.failure_share <= 1):
+            raise ValueError("abort_s must be above 0, and failure_share from 0 to 1")
 
     def transfer_s(self, tokens: int) -> float:
         return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
@@ -61,5 +67,5 @@ def read_engine(name_or_path: str) -> EngineFile:
             f"there is no engine model {name_or_path!r}",
             remedy=f"there are {', '.join(engine_names())}; or give the path of a file (docs/simulator.md)",
         ) from error
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunnerError(f"{path}: {error}", remedy="docs/simulator.md lists the keys of an engine model") from error

@@ -25,7 +25,8 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, RouterOutcome
 from runners.router.traffic import Traffic
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, Job, PromptTally
+from runners.simulator.engine import Engine
+from runners.simulator.job import Job, PromptTally
 from runners.simulator.spec import SimulationSpec
 from runners.simulator.step_time import StepNoise
 from runners.simulator.transfers import SimulatedTransfers
@@ -72,7 +73,7 @@ class Fleet:
         for name in specs:
             health.add_instance(name, "")
         self.transfers = SimulatedTransfers(
-            specs, router.transfer, self.engines, spec.link, clock, self.keys.__getitem__
+            specs, router.transfer, self.engines, spec.link, clock, self.keys.__getitem__, f"{seed}/transfers"
         )
         indexes = {name: PrefixIndex(block, max(1, capacities[name] // block)) for name in specs}
         self.ledger = Ledger(log, self.counts, clock)
@@ -160,22 +161,21 @@ class SimulatedRequest(RequestLifecycle):
         self._job = job = Job(request.keys, request.input_tokens, request.max_tokens, self._begin, self._complete)
         if not engine.can_hold(request.input_tokens, request.max_tokens):
             self._fleet.clock.call_soon(self._refuse_length)
-        elif self.is_handed_over and self._movement is not None:
+            return
+        if self.is_handed_over and self._movement is not None:
             self.note_sent()
-            self._fleet.transfers.pull(self._movement, request.keys, partial(self._submit, job))
-        else:
-            engine.submit(job)
+            job.on_allocated = partial(self._fleet.transfers.carry, self._movement, job, self._fail_pull)
+        engine.submit(job)
 
     def drop_request(self, why: str) -> None:
         """Its client waits no longer."""
         self.abandon_request(why)
         self._end()
 
-    def _submit(self, job: Job, transferred_tokens: int) -> None:
-        """The KV that a handover's request waited for is there; meanwhile it may have been taken back."""
-        if self._job is job:
-            job.external_tokens = transferred_tokens
-            self._fleet.engines[self.instance].submit(job)
+    def _fail_pull(self) -> None:
+        """No KV came for a decode request: its instance answers with an error."""
+        self._cancel_request()
+        self.accept_head(500, 0.0)
 
     def _refuse_length(self) -> None:
         if self._job is not None and self.accept_head(400, 0.0):

@@ -1,8 +1,9 @@
 """An engine's KV cache: blocks with reference counts, a prefix cache over them, and the least recently used go first.
 
-As vLLM's block pool: full blocks of prompts stay findable by their key after the last request that used them has ended,
-until their place is needed. A request's blocks are given up tail first, so that of two prefixes the longer one's end
-goes before the common head.
+As vLLM's block pool: full blocks of prompts stay findable by their key after the last request that used them has
+ended, until their place is needed. Blocks of answers have no key, because no later prompt begins with them, but they
+hold their places all the same. A request's blocks are given up tail first, so that of two prefixes the longer one's
+end goes before the common head.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 
 
 class KvBlocks:
-    """A pool of `capacity` blocks of `block_tokens` tokens each. A key stands for a block and all before it."""
+    """A pool of `capacity` blocks of `block_tokens` tokens each.
+
+    A key, a number above 0, stands for a block and all before it.
+    """
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         if capacity < 1 or block_tokens < 1:
@@ -20,18 +24,24 @@ class KvBlocks:
         self.capacity = capacity
         self.block_tokens = block_tokens
         self.evicted = 0
-        """Cached blocks whose place was taken, since the start."""
+        """Idle blocks whose place was taken, since the start."""
         self._users: dict[int, int] = {}
         """Key -> requests that use its block; 0 = none does, and its place may be taken."""
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Keys that no request uses, the one unused for longest first."""
+        self._idle: OrderedDict[int, int] = OrderedDict()
+        """What no request uses, unused for longest first: a key and 1, or the negative number of the blocks that one
+        request has left without keys, and how many they are."""
+        self._left = 0
+        """Numbers given to such blocks so far."""
+        self._unnamed_idle = 0
+        """Blocks that have such a number."""
         self._anonymous = 0
         """Blocks in use that have no key: of answers, and of partly filled prompts' ends."""
+        self._named_used = 0
 
     @property
     def free(self) -> int:
         """Blocks that a request can have: empty ones, and cached ones that no request uses."""
-        return self.capacity - self._anonymous - (len(self._users) - len(self._idle))
+        return self.capacity - self._anonymous - self._named_used
 
     @property
     def used(self) -> int:
@@ -57,6 +67,7 @@ class KvBlocks:
         for key in keys:
             if not self._users[key]:
                 del self._idle[key]
+                self._named_used += 1
             self._users[key] += 1
 
     def take(self, count: int) -> bool:
@@ -73,33 +84,53 @@ class KvBlocks:
             return False
         self._anonymous -= 1
         self._users[key] = 1
+        self._named_used += 1
         return True
 
-    def release(self, keys: Sequence[int], anonymous: int) -> None:
-        """A request ends: its named blocks stay cached, tails idle for longer than heads; the others are empty."""
+    def release(self, keys: Sequence[int], anonymous: int) -> int:
+        """A request ends: its blocks are idle, tails for longer than heads, and those with keys stay cached.
+
+        Returns the number under which the `anonymous` ones can be reclaimed; 0 = there are none.
+        """
         self._anonymous -= anonymous
+        number = 0
+        if anonymous:
+            self._left += 1
+            number = -self._left
+            self._idle[number] = anonymous
+            self._unnamed_idle += anonymous
         for key in reversed(keys):
             self._users[key] -= 1
             if not self._users[key]:
-                self._idle[key] = None
+                self._idle[key] = 1
+                self._named_used -= 1
+        return number
 
-    def fill(self, keys: Sequence[int], keep: int = 0) -> int:
-        """Cache blocks that came from elsewhere, heads first, as far as there is room; `keep` blocks stay free.
+    def count_left(self, number: int) -> int:
+        """How many of these anonymous blocks are still there, from the head of them on."""
+        return self._idle.get(number, 0)
 
-        Returns how many are new.
-        """
-        held = [key for key in keys if key in self._users]
-        self.use(held)  # or they would have to go for those that follow them
-        new = [key for key in keys if key not in self._users][: max(0, self.free - keep)]
-        self.take(len(new))
-        for key in new:
-            self.name(key)
-        touched = {*held, *new}
-        self.release([key for key in keys if key in touched], 0)
-        return len(new)
+    def reclaim(self, number: int, count: int) -> None:
+        """Use as many of these anonymous blocks again, the first ones; the others stay idle."""
+        self._anonymous += count
+        self._drop_idle(number, count)
 
     def _evict(self) -> None:
-        while self._anonymous + len(self._users) > self.capacity:
-            key, _ = self._idle.popitem(last=False)
-            del self._users[key]
-            self.evicted += 1
+        excess = self._anonymous + self._unnamed_idle + len(self._users) - self.capacity
+        while excess > 0:
+            key, count = next(iter(self._idle.items()))
+            gone = min(count, excess)
+            if key > 0:
+                del self._idle[key], self._users[key]
+            else:
+                self._drop_idle(key, gone)
+            self.evicted += gone
+            excess -= gone
+
+    def _drop_idle(self, number: int, count: int) -> None:
+        if not count:
+            return
+        self._unnamed_idle -= count
+        self._idle[number] -= count
+        if not self._idle[number]:
+            del self._idle[number]

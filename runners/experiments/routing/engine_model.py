@@ -16,13 +16,15 @@ def read_model(grid: Grid) -> EngineFile:
 
 
 def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:
-    """One instance's model: the grid's token budget and KV cache, where it states them and the model knows bytes.
+    """One instance's model: the grid's token budget, scheduling and KV cache, the last where the model knows bytes.
 
     `kv_cache_bytes`: the policy's own KV cache; None = the grid's.
     """
     model, choice = engine.model, grid.engine
     if choice.max_num_batched_tokens is not None:
         model = msgspec.structs.replace(model, max_batched_tokens=choice.max_num_batched_tokens)
+    if choice.scheduling is not None:
+        model = msgspec.structs.replace(model, scheduling=choice.scheduling)
     size = choice.kv_cache_memory_bytes if kv_cache_bytes is None else kv_cache_bytes
     if role == "decode" and grid.decode_kv_cache_memory_bytes is not None:
         size = grid.decode_kv_cache_memory_bytes

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel, Job
+from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.job import Job
 from runners.simulator.step_time import StepTime, prefill_context
 
 BLOCK = 16
@@ -29,7 +33,11 @@ class Seen:
 
 
 def serve(
-    model: EngineModel, requests: Sequence[tuple[float, Sequence[int], int, int]], *, jumps: bool = True
+    model: EngineModel,
+    requests: Sequence[tuple[float, Sequence[int], int, int]],
+    *,
+    jumps: bool = True,
+    priorities: Sequence[int] = (),
 ) -> tuple[Engine, list[Seen]]:
     """Each request is (arrival in s, keys, input tokens, output tokens); run until all have ended."""
     clock = SimulatedClock()
@@ -44,7 +52,8 @@ def serve(
         def end() -> None:
             one.end_s = (clock.now_ns() - begin_ns) / 1e9
 
-        one = Seen(at_s, Job(keys, prompt, answer, first, end))
+        priority = priorities[len(seen)] if priorities else 0
+        one = Seen(at_s, Job(keys, prompt, answer, first, end, priority=priority))
         seen.append(one)
         clock.call_at(begin_ns + round(at_s * 1e9), lambda: engine.submit(one.job))
 
@@ -54,8 +63,12 @@ def serve(
     return engine, seen
 
 
-def a_model(step: StepTime | None = None, **limits: int) -> EngineModel:
-    return EngineModel(step or StepTime(0.01, 1e-4, 1e-3), **{"kv_capacity_tokens": 16_000, **limits})
+def a_model(step: StepTime | None = None, **settings: Any) -> EngineModel:
+    return EngineModel(step or StepTime(0.01, 1e-4, 1e-3), **{"kv_capacity_tokens": 16_000, **settings})
+
+
+def nothing() -> None:
+    """What becomes of this request is not asked."""
 
 
 def test_a_request_alone_takes_its_prompt_and_a_step_for_each_further_token() -> None:
@@ -129,6 +142,101 @@ def test_a_request_that_is_cancelled_gives_its_blocks_back_and_the_others_go_on(
     assert engine.blocks.used == 0
 
 
+def test_blocks_for_another_engine_stay_in_use_until_they_have_been_read() -> None:
+    clock = SimulatedClock()
+    engine = Engine(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    source = Job(tuple(range(1, 7)), 6 * BLOCK, 1, nothing, nothing, retains=True)
+    later = Job((), 5 * BLOCK, 1, nothing, nothing)
+    engine.submit(source)
+    engine.submit(later)
+    clock.advance(1.0)
+    assert (engine.blocks.used, engine.running, engine.waiting, later.generated) == (6, 0, 1, 0)
+    engine.release(source)
+    engine.release(source)
+    clock.run()
+    assert (engine.blocks.used, later.generated) == (0, 1)
+    assert engine.blocks.match(source.keys) < 6, "what was read is free, and goes first"
+
+
+def test_kv_from_another_engine_has_its_blocks_before_it_comes_and_its_last_token_alone_is_computed() -> None:
+    clock = SimulatedClock()
+    engine = Engine(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    keys = tuple(range(1, 7))
+    known = Job(keys[:2], 2 * BLOCK, 1, nothing, nothing)
+    pulls = Job(keys, 6 * BLOCK, 3, nothing, nothing)
+    pulls.on_allocated = partial(clock.call_later, 0.5, lambda: engine.resume(pulls))
+    other = Job((), 4 * BLOCK, 1, nothing, nothing)
+    for job in (known, pulls, other):
+        engine.submit(job)
+        clock.advance(0.1)
+    assert (engine.blocks.used, engine.running, other.generated) == (6, 0, 0)
+    clock.run()
+    assert [job.generated for job in (known, pulls, other)] == [1, 3, 1]
+    assert engine.computed_tokens == 2 * BLOCK + 1 + 4 * BLOCK
+    assert (pulls.external_tokens, pulls.cached_tokens) == (4 * BLOCK, 6 * BLOCK - 1)
+    assert (engine.prompts.external, engine.prompts.cached) == (4 * BLOCK, 2 * BLOCK - 1)
+    assert sum((engine.prompts.computed, engine.prompts.cached, engine.prompts.external)) == 12 * BLOCK
+
+
+def test_a_pull_waits_for_room_and_those_behind_it_too() -> None:
+    clock = SimulatedClock()
+    engine = Engine(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    allocated: list[int] = []
+    first = Job((), 4 * BLOCK, 4 * BLOCK, nothing, nothing)
+    pulls = Job((), 6 * BLOCK, 1, nothing, nothing)
+
+    def pull() -> None:
+        allocated.append(first.generated)
+        clock.call_later(0.1, lambda: engine.resume(pulls))
+
+    pulls.on_allocated = pull
+    engine.submit(first)
+    engine.submit(pulls)
+    clock.run()
+    assert allocated == [4 * BLOCK]
+    assert pulls.generated == 1
+
+
+def test_by_priority_the_sooner_is_admitted_first_and_the_later_preempted() -> None:
+    requests = [(0.0, (), 100, 60), (0.0, (), 100, 5), (0.01, (), 100, 5)]
+    for scheduling, order in (("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])):
+        model = a_model(max_sequences=1, scheduling=scheduling)
+        _, seen = serve(model, requests, priorities=[0, 0, -1])
+        assert sorted(range(3), key=lambda index: seen[index].first_s) == order
+    model = a_model(kv_capacity_tokens=8 * BLOCK, scheduling="priority")
+    _, (late, soon) = serve(model, [(0.0, (), 3 * BLOCK, 3 * BLOCK)] * 2, priorities=[1, 0])
+    assert (late.job.preemptions, soon.job.preemptions) == (1, 0)
+    assert soon.end_s < late.end_s
+
+
+def test_with_async_scheduling_an_arrival_waits_for_one_step_more() -> None:
+    step_s, requests = 0.01, [(0.0, (), 1, 50), (0.105, (), 1, 1)]
+    for is_async, waits in ((False, 1), (True, 2)):
+        _, (_, second) = serve(a_model(StepTime(step_s, 0.0, 0.0), async_scheduling=is_async), requests)
+        assert second.first_s == pytest.approx(0.105 + 0.005 + waits * step_s, abs=1e-6)
+    _, (alone,) = serve(a_model(StepTime(step_s, 0.0, 0.0), async_scheduling=True), requests[:1])
+    assert alone.first_s == pytest.approx(step_s), "an idle engine begins at once"
+
+
+def test_blocks_of_answers_hold_places_that_prompts_lose() -> None:
+    keys = tuple(range(1, 5))
+    warm = (0.0, keys, 4 * BLOCK, 1)
+    _, kept = serve(a_model(kv_capacity_tokens=10 * BLOCK), [warm, (5.0, (), BLOCK, BLOCK), (9.0, *warm[1:])])
+    assert kept[2].job.cached_tokens == 3 * BLOCK
+    long = (5.0, (), BLOCK, 5 * BLOCK)
+    more = (8.0, (50,), BLOCK, BLOCK)
+    _, lost = serve(a_model(kv_capacity_tokens=10 * BLOCK), [warm, long, more, (9.0, *warm[1:])])
+    assert lost[3].job.cached_tokens < 3 * BLOCK
+
+
+def test_a_preempted_request_finds_the_blocks_that_nobody_took() -> None:
+    model = a_model(kv_capacity_tokens=12 * BLOCK)
+    engine, (first, last) = serve(model, [(0.0, (), 3 * BLOCK, 4 * BLOCK)] * 2)
+    assert (first.job.preemptions, last.job.preemptions) == (0, 1)
+    computed_again = engine.computed_tokens - 2 * 3 * BLOCK
+    assert 0 < computed_again < 5 * BLOCK, "of its 5 blocks some were not needed meanwhile"
+
+
 def mean_wait_s(services_s: Sequence[float], load: float, seed: int) -> float:
     """Of Poisson arrivals at one engine that serves one request at a time, of one step's length per output token."""
     draw = random.Random(seed)
@@ -180,16 +288,20 @@ def workloads(draw: st.DrawFn) -> list[Case]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6))
+@given(
+    workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)  # fmt: skip
 def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
-    cases: list[Case], blocks: int, budget: int, sequences: int
+    cases: list[Case], blocks: int, budget: int, sequences: int, scheduling: str, is_async: bool
 ) -> None:
     model = a_model(
-        StepTime(0.01, 1e-4, 1e-3, 1e-7, 1e-6),
-        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget, max_sequences=sequences,
+        StepTime(0.01, 1e-4, 1e-3, 1e-7, 1e-6), kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget,
+        max_sequences=sequences, scheduling=scheduling, async_scheduling=is_async,
     )  # fmt: skip
-    fast, at_once = serve(model, cases)
-    slow, single = serve(model, cases, jumps=False)
+    priorities = [prompt % 3 for _, _, prompt, _ in cases]
+    fast, at_once = serve(model, cases, priorities=priorities)
+    slow, single = serve(model, cases, jumps=False, priorities=priorities)
     for one, other in zip(at_once, single, strict=True):
         assert one.first_s == pytest.approx(other.first_s, abs=1e-6)
         assert one.end_s == pytest.approx(other.end_s, abs=1e-6)
@@ -202,6 +314,52 @@ def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
     computed = sum(one.job.input_tokens - one.job.cached_tokens for one in at_once)
     again = any(one.job.preemptions for one in at_once)
     assert fast.computed_tokens == computed or (again and fast.computed_tokens > computed - BLOCK * blocks)
+
+
+Kind = Literal["plain", "retains", "pulls", "leaves"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    workloads(),
+    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
+    st.integers(12, 24), st.integers(1, 4), st.sampled_from(["fcfs", "priority"]), st.booleans(),
+)  # fmt: skip
+def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_back(
+    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, sequences: int, scheduling: str, is_async: bool
+) -> None:
+    """Blocks are pinned for and by other engines, requests are left in any state, and none is stuck."""
+    clock = SimulatedClock()
+    model = a_model(
+        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=100, max_sequences=sequences, scheduling=scheduling,
+        async_scheduling=is_async,
+    )  # fmt: skip
+    engine = Engine(model, BLOCK, clock)
+    first, ended = Counter[int](), Counter[int]()
+
+    def start(number: int, case: Case, kind: Kind, delay_s: float) -> Job:
+        at_s, keys, prompt, answer = case
+
+        def end() -> None:
+            ended[number] += 1
+            clock.call_later(delay_s, partial(engine.release, job))
+
+        note = partial(first.update, (number,))
+        job = Job(keys, prompt, answer, note, end, priority=number % 2, retains=kind == "retains")
+        if kind == "pulls":
+            job.on_allocated = lambda: clock.call_later(delay_s, partial(engine.resume, job))
+        if kind == "leaves":
+            clock.call_later(at_s + delay_s, partial(engine.cancel, job))
+        clock.call_later(at_s, partial(engine.submit, job))
+        return job
+
+    jobs = [start(number, case, *kinds[number]) for number, case in enumerate(cases)]
+    clock.run()
+    for number, job in enumerate(jobs):
+        if kinds[number][0] != "leaves":
+            assert (first[number], ended[number], job.generated) == (1, 1, job.output_tokens)
+        assert max(first[number], ended[number]) <= 1
+    assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
 
 
 @given(st.integers(0, 500), st.integers(1, 200))

@@ -42,14 +42,19 @@ class Blocks(RuleBasedStateMachine):
         named, anonymous = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         self.blocks.release(named, anonymous)
 
-    @rule(family=st.integers(0, 2), depth=st.integers(0, 9))
-    def fill(self, family: int, depth: int) -> None:
-        keys = [10 * family + place + 1 for place in range(depth)]
-        before, free = self.blocks.match(keys), self.blocks.free
-        new = self.blocks.fill(keys)
-        assert new <= free
-        assert self.blocks.free == free, "what came is cached, and used by no request"
-        assert self.blocks.match(keys) >= before
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def leave_and_reclaim(self, data: st.DataObject) -> None:
+        """A request gives its blocks up, others may take some, and it finds the first of the rest again."""
+        named, anonymous = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        number = self.blocks.release(named, anonymous)
+        taken = data.draw(st.integers(0, self.blocks.free))
+        assert self.blocks.take(taken)
+        left = self.blocks.count_left(number)
+        assert left <= anonymous
+        self.blocks.reclaim(number, left)
+        self.open += [([], taken), ([], left)]
+        assert self.blocks.count_left(number) == 0
 
     @invariant()
     def every_block_is_free_or_used(self) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from results.records.decisions import DecisionRecord, Role
+from results.records.decisions import DecisionRecord, KvTransfer, Role
 from results.records.layout import TrialLayout
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, TurnRecord
 from runners.errors import RunnerError
 from runners.load.replay_spec import ReplaySpec
 from runners.router.policies import POLICIES, make_policy
-from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec
+from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link, engine_names, read_engine
 from runners.simulator.replay import list_keys
@@ -147,6 +148,73 @@ def test_a_prefill_instance_computes_the_prompt_and_the_decode_instance_only_its
     assert computed["e0"] > 20 * computed["e2"]
     transfers = [record.outcome.transfer for record in records if record.outcome is not None]
     assert {transfer.status for transfer in transfers if transfer is not None} == {"transferred"}
+
+
+def list_transfers(records: list[DecisionRecord]) -> list[KvTransfer]:
+    return [
+        record.outcome.transfer
+        for record in records
+        if record.outcome is not None and record.outcome.transfer is not None
+    ]
+
+
+def simulate_changed(
+    spec: SimulationSpec, folder: Path, rules: TransferRules | None = None, **changes: Any
+) -> tuple[SimulationOutcome, list[DecisionRecord]]:
+    router = spec.router if rules is None else replace(spec.router, transfer=rules)
+    outcome = simulate(msgspec.structs.replace(spec, router=router, **changes), lambda _: None)
+    return outcome, msgspec.json.Decoder(DecisionRecord).decode_lines((folder / "decisions.jsonl").read_bytes())
+
+
+def test_a_prefill_engine_is_full_of_blocks_while_a_slow_link_moves_them(trace: Path, tmp_path: Path) -> None:
+    usages = []
+    for name, latency_s in (("quick", 0.001), ("slow", 0.2)):
+        spec = make_spec(trace, "static_pd", tmp_path / name, prefill=2)
+        link = msgspec.structs.replace(LINK, latency_s=latency_s)
+        outcome, _ = simulate_changed(spec, tmp_path / name, link=link)
+        assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
+        rows = msgspec.json.Decoder(EngineSample).decode_lines((tmp_path / name / "engines.jsonl").read_bytes())
+        usages.append(sum(row.kv_usage or 0.0 for row in rows if row.instance in ("e0", "e1")))
+    assert usages[1] > 1.5 * usages[0]
+
+
+@pytest.mark.parametrize(("policy", "prefill"), [("ear", 0), ("static_pd", 2)])
+def test_a_transfer_that_fails_is_tried_again_then_computed_and_its_pair_left_alone(
+    policy: str, prefill: int, trace: Path, tmp_path: Path
+) -> None:
+    spec = make_spec(trace, policy, tmp_path, prefill=prefill)
+    rules = TransferRules(quarantine_s=1.0)
+    link = msgspec.structs.replace(LINK, failure_share=1.0)
+    outcome, records = simulate_changed(spec, tmp_path, rules, link=link)
+    assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
+    assert sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values()) == 0
+    transfers = list_transfers(records)
+    failed = [one for one in transfers if one.status == "failed"]
+    assert len(failed) >= rules.failures_to_quarantine
+    assert {one.attempts for one in failed} == {1 if prefill else rules.attempts}
+    assert {"no KV came", "HTTP 500"} >= {one.reason for one in failed} != {""}
+    if policy == "static_pd":
+        assert any(one.status == "refused" and "quarantined" in one.reason for one in transfers)
+
+
+@pytest.mark.parametrize(("policy", "prefill"), [("ear", 0), ("static_pd", 2)])
+def test_a_transfer_that_takes_too_long_is_given_up(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
+    spec = make_spec(trace, policy, tmp_path, prefill=prefill)
+    link = msgspec.structs.replace(LINK, latency_s=30.0)
+    outcome, records = simulate_changed(spec, tmp_path, TransferRules(timeout_s=2.0), link=link)
+    assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
+    assert sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values()) == 0
+    reasons = {one.reason for one in list_transfers(records) if one.status == "failed"}
+    late = "not done within 2 s" if policy == "ear" else "no byte of the response to the decode request within 2 s"
+    assert late in reasons
+
+
+def test_blocks_that_nobody_pulls_in_time_are_freed_and_the_target_computes(trace: Path, tmp_path: Path) -> None:
+    spec = make_spec(trace, "static_pd", tmp_path, prefill=2)
+    link = msgspec.structs.replace(LINK, latency_s=0.5, abort_s=0.25)
+    outcome, records = simulate_changed(spec, tmp_path, link=link)
+    assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
+    assert {one.status for one in list_transfers(records)} <= {"failed", "refused"}
 
 
 def test_counters_hold_every_prompt_once_and_agree_with_what_the_turns_say(trace: Path, tmp_path: Path) -> None:
