@@ -16,7 +16,8 @@ def trials_differ_by_a_hair(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which number decides, not of how trials spread: the intervals are as good as without width."""
 
     def jitter(measured: Measured) -> Samples:
-        values = np.array([trial.value for trial in measured.trials.values()])
-        return values + HAIR * (np.arange(values.size) - (values.size - 1) / 2)
+        values: Samples = np.array([trial.value for trial in measured.trials.values()])
+        shifted: Samples = values + HAIR * (np.arange(values.size) - (values.size - 1) / 2)
+        return shifted
 
     monkeypatch.setattr(Measured, "values", property(jitter))
