@@ -98,7 +98,7 @@ def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
     assert {FIRST, SECOND} <= sampled <= measured
     assert {sample.gpu for sample in log.samples} == {0, 1}
     layout = RunLayout(tax).config(tax.name[:8], CONFIG)
-    assert msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu_utilisation"] == pytest.approx(0.97)
+    assert msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu"]["utilisation"] == pytest.approx(0.97)
     report = RunLayout(tax).report_md.read_text()
     assert "GPU 0 was sampled once a second" in report
     assert "power cap 50% of the time" in report, "of two GPUs one"
