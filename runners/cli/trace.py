@@ -390,4 +390,6 @@ class _Lines:
             return
         self._last_line_s = now_s
         left_s = (now_s - self._begin_s) * (1 - share) / share
-        terminal.err().print(f"{self._text}: {format_percent(share)}, {left_s:.0f} s left", markup=False, soft_wrap=True)
+        terminal.err().print(
+            f"{self._text}: {format_percent(share)}, {left_s:.0f} s left", markup=False, soft_wrap=True
+        )
