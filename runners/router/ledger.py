@@ -22,7 +22,7 @@ from runners.router.response_facts import Usage, read_usage
 from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
-SETTLE_S = 0.05
+SETTLE_S = 0.2
 AT_ONCE = 6
 """Outcomes in a row: the event loop is blocked for some 0.2 ms where its caches are cold."""
 NEXT_S = 0.001
