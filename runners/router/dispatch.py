@@ -176,7 +176,6 @@ class Dispatcher:
         draft = self._decide(request, routed, view)
         t_end_ns = self.driver.now_ns()
         record = DecisionRecord(self._seq, t_ns, (t_end_ns - t_ns) / 1e3, routed, view, draft.decision)
-        self._seq += 1
         return Reservation(self, record, draft, t_end_ns)
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
@@ -189,7 +188,11 @@ class Dispatcher:
         return reservation.claim is not None
 
     def count_pick(self, request: Request, reservation: Reservation) -> None:
-        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not."""
+        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not.
+
+        A pick without it is not recorded and takes no number: its request is held still.
+        """
+        self._seq += 1
         decision = reservation.record.decision
         if decision.instance:
             reservation.counters = self._cluster.reserve_counters(decision, reservation.record.request)

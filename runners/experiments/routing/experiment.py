@@ -27,9 +27,9 @@ from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, list_traces, needs_patches
+from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
-from runners.experiments.routing.trace import prepare_trace, require_trace
+from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -71,15 +71,9 @@ class Routing(PatchedCells):
         return None
 
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        context, choice = self._context, self._grid.trace
-        max_tokens = context.profile.engine.max_model_len
-        record = await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout.trace)
-        for name, number in list_traces(self._grid)[1:]:
-            source = self._grid.further_traces.get(name, choice)
-            drawn = msgspec.structs.replace(source, seed=source.seed + number)
-            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(name, number), name)
-        names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
-        return CellOutcome({name: getattr(record, name) for name in names})
+        context, max_tokens = self._context, self._context.profile.engine.max_model_len
+        record = await asyncio.to_thread(prepare_traces, self._grid, max_tokens, context.layout)
+        return CellOutcome(summarise_trace(record))
 
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine

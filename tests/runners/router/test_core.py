@@ -153,17 +153,14 @@ class LiveWorld:
 
 
 def comparable(record: DecisionRecord) -> tuple[object, ...]:
-    """A record without its times: everything the policy saw, what it decided, and what became of it.
-
-    Without its number too: the live clock picks for what is held every quarter of a second, and counts that.
-    """
+    """A record without its times: everything the policy saw, what it decided, and what became of it."""
     request = msgspec.structs.replace(record.request, since_migration_s=record.request.since_migration_s is not None)
     gates = tuple((gate.name, gate.passed) for gate in record.decision.gates)
     outcome = record.outcome
     assert outcome is not None
     moved = outcome.transfer
     return (
-        request, record.cluster, msgspec.structs.replace(record.decision, gates=()), gates, outcome.status,
+        record.seq, request, record.cluster, msgspec.structs.replace(record.decision, gates=()), gates, outcome.status,
         outcome.http_status, outcome.migration,
         None if moved is None else (moved.purpose, moved.source, moved.target, moved.status, moved.prefix_tokens),
     )  # fmt: skip
@@ -231,6 +228,22 @@ def test_the_same_scenario_gives_the_same_records_bit_by_bit() -> None:
     first, second = (simulate(holds, "static_pd", {"prefill_count": 1}, specs).records() for _ in range(2))
     assert first == second
     assert all(record.decide_us == 0.0 for record in first), "the only clock is the driver's"
+
+
+def test_a_request_that_is_offered_room_and_held_again_takes_no_number_of_the_log() -> None:
+    """It is offered some every 0.25 s: how many decisions there are would depend on time."""
+    specs = [InstanceSpec(name, f"http://h/{name}", kv_capacity_tokens=80, block_tokens=BLOCK) for name in "ab"]
+    world = SimulatedWorld("static_pd", {"prefill_count": 1}, specs, SHORT)
+    for session in ("s", "t"):
+        world.start(session, PROMPT)
+    for _ in range(3):
+        world.traffic.serve_held()
+    world.answer("s")
+    world.driver.advance(0.0)
+    world.answer("t")
+    records = world.records()
+    assert Counter(record.outcome.status for record in records if record.outcome) == {"ok": 2, "held": 1}
+    assert sorted(record.seq for record in records) == [0, 1, 2]
 
 
 def test_a_lost_instance_costs_its_requests_a_retry_and_its_sessions_an_owner() -> None:
