@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+import runners.cli.terminal as terminal
 from results.records.visible import visible
-from runners.cli import terminal
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 

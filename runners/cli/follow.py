@@ -12,9 +12,9 @@ import msgspec
 import psutil
 from rich.live import Live
 
+import runners.cli.terminal as terminal
 from runners.campaign.exit_code import exit_code
 from runners.campaign.experiment import NOT_NEEDED
-from runners.cli import terminal
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed_lines import FeedLine

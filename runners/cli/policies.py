@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runners.cli import terminal
+import runners.cli.terminal as terminal
 from runners.cli.options import JsonOption, WorkspaceOption, read_pairs
 from runners.errors import RunnerError
 

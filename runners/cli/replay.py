@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from runners.cli import terminal
+import runners.cli.terminal as terminal
 from runners.cli.options import JsonOption, WorkspaceOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 

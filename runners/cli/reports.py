@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runners.cli import terminal
+import runners.cli.terminal as terminal
 from runners.cli.folders import artifacts_of
 from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+import runners.cli.terminal as terminal
 from results.records.decisions import Role
-from runners.cli import terminal
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError

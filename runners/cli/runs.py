@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+import runners.cli.terminal as terminal
 from runners.campaign.experiment import RunOptions
-from runners.cli import terminal
 from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runners.cli import terminal
+import runners.cli.terminal as terminal
 from runners.cli.options import JsonOption, WorkspaceOption
 from runners.cli.policies import CellOption, RunOrLogArg, logs_of
 from runners.errors import RunnerError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import runners.cli.terminal as terminal
 from results.records.percent import format_percent
-from runners.cli import terminal
 from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import runners.cli.terminal as terminal
 from results.records.percent import format_percent
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
-from runners.cli import terminal
 from runners.cli.options import JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
