@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-DECISION_VERSION = 2
+DECISION_VERSION = 3
 """Of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
 Role = Literal["both", "prefill", "decode"]
 
@@ -253,6 +253,8 @@ class RoutedOutcome:
     the session stays bound as it was). Empty: none was asked for."""
     transfer: KvTransfer | None = None
     """The KV movement this pick asked for; None = it asked for none, or the router has no transport."""
+    kv_wait_s: float | None = None
+    """Pick to the end of the wait for KV from another instance, whether it came or not; None = it waited for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,5 +275,7 @@ class DecisionRecord:
     """What the policy decided."""
     outcome: RoutedOutcome | None = None
     """None: the router ended first."""
+    t_dispatch_ns: int = 0
+    """When the pick was made: what the seconds of the outcome count from; 0 = the record does not say."""
     version: int = DECISION_VERSION
     """Of this record; a row that states none is of version 1."""
