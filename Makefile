@@ -11,7 +11,7 @@ export UV_CACHE_DIR := $(CURDIR)/.venv/uv-cache
 endif
 endif
 
-.PHONY: help demo gpu test test-long fuzz check unit engine lock clean
+.PHONY: help demo gpu test test-long fuzz audit check unit engine lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,12 @@ fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each; what fails i
 			TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -q --timeout 3600 "$$parser" || exit 1; \
 		done; \
 	done
+
+AUDIT := $(BIN)/uvx pip-audit --disable-pip --require-hashes --strict
+audit: $(STAMP) ## look up every pin in PyPI's list of known vulnerabilities (asks the network)
+	$(AUDIT) -r requirements.lock
+	grep -v '+cpu' launch/engines/cpu.lock | $(AUDIT) -r /dev/stdin
+	$(AUDIT) -r launch/engines/cuda.lock
 
 lock: ## resolve requirements.lock again
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev --generate-hashes pyproject.toml --output-file requirements.lock

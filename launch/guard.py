@@ -11,12 +11,16 @@ a new session nor a double fork takes a process out of reach; when either is kil
     guard -> {"started": pid}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
 
 A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
+
+Each guard makes a folder for its engine's sockets, which vLLM would leave among the temporary files, and removes it at
+the engine's end. Both processes hold a lock on it: every guard also removes the folders on which no lock is held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -36,6 +40,14 @@ KILL_ROUNDS = 150
 POLL_S = 0.02
 TRACKER_GRACE_S = 2.0
 """How long a resource tracker may take to remove the shared memory of processes that were killed."""
+SOCKETS = "tracon-sockets-"
+"""How the folders of sockets begin, in the folder of temporary files."""
+SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
+"""vLLM's variable for the folder of its sockets; an engine whose environment has it already keeps its own."""
+SOCKET_PATH_BYTES = 107
+"""The longest path of a unix socket."""
+UUID_CHARACTERS = 36
+"""What vLLM names a socket."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -139,12 +151,62 @@ def kill_descendants() -> int:
     return len(killed)
 
 
+def _socket_parents() -> list[str]:
+    """Where folders of sockets may be, the first choice first."""
+    parents = [os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", "/dev/shm"]  # noqa: PTH100
+    return list(dict.fromkeys(parents))
+
+
+def make_socket_folder() -> str:
+    """A folder on which this process and what it forks hold a lock; empty where none can be made."""
+    for parent in _socket_parents():
+        path = os.path.join(parent, SOCKETS + os.urandom(4).hex())  # noqa: PTH118
+        if len(os.fsencode(path)) + 1 + UUID_CHARACTERS > SOCKET_PATH_BYTES:
+            continue
+        with contextlib.suppress(OSError):
+            while True:
+                os.mkdir(path, 0o700)  # noqa: PTH102
+                fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+                if os.path.exists(path):  # noqa: PTH110 - else another guard removed it before it was locked
+                    return path
+    return ""
+
+
+def remove_sockets(folder: str) -> None:
+    """Remove this engine's folder, and every other one on which no process holds a lock."""
+    with contextlib.suppress(OSError):
+        _remove_folder(folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    for parent in _socket_parents():
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(parent) if name.startswith(SOCKETS)]  # noqa: PTH208
+            for name in names:
+                _remove_unheld(os.path.join(parent, name))  # noqa: PTH118
+
+
+def _remove_unheld(path: str) -> None:
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(folder).st_uid == os.getuid():
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_folder(path, folder)
+        finally:
+            os.close(folder)
+
+
+def _remove_folder(path: str, folder: int) -> None:
+    for name in os.listdir(folder):
+        os.unlink(name, dir_fd=folder)
+    os.rmdir(path)  # noqa: PTH106
+
+
 class Inner:
     """The process that is the engine's parent and speaks with the owner."""
 
-    def __init__(self, control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, control: socket.socket, body: Callable[[dict[str, Any]], None], sockets: str) -> None:
         self.control = control
         self.body = body
+        self.sockets = sockets
         self.connected = True
         self.received = b""
         self.child = 0
@@ -165,6 +227,7 @@ class Inner:
                 if self._start_engine(request, wake):
                     return
         gone = self._end_engine(self.stop_grace_s if self.exit_code is None else 0.0, wake)
+        remove_sockets(self.sockets)
         self._notify_owner({"gone": gone})
         os._exit(0)
 
@@ -246,6 +309,8 @@ class Inner:
             os._exit(0)  # the owner died, or thought better of it, before it had recorded this engine
         os.close(gate)
         _redirect_output(request)
+        if self.sockets:
+            request["env"].setdefault(SOCKET_FOLDER, self.sockets)
         self.body(request)
         return True
 
@@ -299,18 +364,20 @@ def keep(control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # a closed terminal is no reason to end an engine, the owner's death is
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    remove_sockets("")
+    sockets = make_socket_folder()
     outer = os.getpid()
     inner = os.fork()
     if inner == 0:
         adopt_orphans()
         die_with_parent(signal.SIGTERM, outer)
-        Inner(control, body).run()
+        Inner(control, body, sockets).run()
         return
     signal.signal(signal.SIGTERM, lambda *_: send_signal(inner, signal.SIGTERM))
-    _watch_inner(inner, control)
+    _watch_inner(inner, control, sockets)
 
 
-def _watch_inner(inner: int, control: socket.socket) -> NoReturn:
+def _watch_inner(inner: int, control: socket.socket, sockets: str) -> NoReturn:
     """Wait for `inner`; where it died without having cleaned up, clean up."""
     while True:
         try:
@@ -320,6 +387,7 @@ def _watch_inner(inner: int, control: socket.socket) -> NoReturn:
         if pid == inner:
             if status != 0:
                 killed = kill_descendants()
+                remove_sockets(sockets)
                 gone = {"left": descendants(os.getpid()), "killed": killed}
                 with contextlib.suppress(OSError):
                     control.sendall(json.dumps({"gone": gone}).encode() + b"\n")

@@ -19,6 +19,7 @@ FOLDERS = (
     "connector_tax",
     "routing",
     "pd_lifecycle",
+    "capacity",
 )
 """Folders of this package with an `experiment.py` that declares `RESULTS`."""
 WITHOUT_PLAN = "connector-tax"

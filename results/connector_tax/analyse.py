@@ -94,7 +94,7 @@ class Analysis:
 
 
 def analyse(root: Path) -> Analysis:
-    """As analyse_run, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)

@@ -24,9 +24,9 @@ def _analyse(root: Path) -> Analysis:
 
 
 def _write(root: Path) -> Analysis:
-    from results.connector_tax.write import analyse_run
+    from results.connector_tax.write import write_results
 
-    return analyse_run(root)
+    return write_results(root)
 
 
 def _report(analysis: Analysis) -> ReportText:

@@ -30,7 +30,7 @@ FORMAT = 1
 """Version of aggregate.json, tax.json and summary.json."""
 
 
-def analyse_run(root: Path) -> Analysis:
+def write_results(root: Path) -> Analysis:
     """Analyse the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
 
     The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from results.measures.latency import METRICS
 from results.measures.summary import mean_and_percentiles
-from results.measures.turns import Mask, Turns, turn_table, turns_of
-from results.records.turns import TurnRecord
+from results.measures.turns import Mask, Turns, read_turns
 from results.statistics.estimates import Estimate, unknown
 
 UNREADABLE = "the turn records cannot be read"
 
 
 def replay_numbers(records: Path) -> Mapping[str, Estimate]:
-    """Latencies and cache shares of the turns in a `metrics.jsonl`.
-
-    Raises OSError and msgspec.DecodeError for a damaged file.
-    """
-    turns = turns_of(turn_table(msgspec.json.Decoder(TurnRecord).decode_lines(records.read_bytes())), 0)
+    """Latencies and cache shares of the turns in a `metrics.jsonl`; unknown, with the reason, where it is damaged."""
+    turns, gaps = read_turns(records, 0)
+    if turns is None:
+        damaged = unknown(f"the turn records cannot be read: the file {gaps[-1].reason}")
+        return latency_numbers(None) | dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra"), damaged)
     return latency_numbers(turns) | {"apc_usage": apc_usage(turns, turns.completed)} | apc_bounds(turns)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from results.measures.columns import Words, floats, metric_values, seconds_between, words
 from results.records.declaration import fields_of
-from results.records.frames import TURN_SCHEMA
+from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_table
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from results.statistics.estimates import Ranks, Samples
@@ -83,6 +83,19 @@ class SessionTimes:
         return self.busy_s + self.idle_s
 
 
+def read_turns(path: Path, t_start_ns: int, checksum: str | None = None) -> tuple[Turns | None, tuple[Gap, ...]]:
+    """The turns of a `metrics.jsonl`, or None, and what is missing or damaged; `checksum`: as its cell recorded it."""
+    loaded = read_table(path, TURN_SCHEMA, checksum)
+    if isinstance(loaded, Gap):
+        return None, (loaded,)
+    table, gaps = loaded
+    turns = turns_of(table, t_start_ns)
+    twice = int(turns.index.size - np.unique(turns.index).size)
+    if twice:
+        return None, (*gaps, Gap(artifact_name(path), f"is damaged: {twice} turns are there twice"))
+    return turns, gaps
+
+
 def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
     """The columns of a `metrics.jsonl` table (TURN_SCHEMA); `t_start_ns`: the cell's start."""
     ordered = table.sort_by("index")
@@ -98,11 +111,6 @@ def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
         end_s=seconds_between(ordered["t_end_ns"], t_start_ns),
         numbers={**{name: floats(ordered[name]) for name in counted}, **metric_values(ordered)},
     )
-
-
-def turn_table(records: Sequence[TurnRecord]) -> pa.Table:
-    """The table that reading these records back from `metrics.jsonl` gives."""
-    return pa.Table.from_pylist([msgspec.to_builtins(record) for record in records], schema=TURN_SCHEMA)
 
 
 def session_times(turns: Turns) -> SessionTimes:

@@ -21,9 +21,9 @@ def _analyse(root: Path) -> LifecycleAnalysis:
 
 
 def _write(root: Path) -> LifecycleAnalysis:
-    from results.pd_lifecycle.write import analyse_lifecycle
+    from results.pd_lifecycle.write import write_results
 
-    return analyse_lifecycle(root)
+    return write_results(root)
 
 
 def _report(analysis: LifecycleAnalysis) -> ReportText:

@@ -31,7 +31,7 @@ _AGGREGATED = (
 """Fields of the analysis that aggregate.json holds under the same name."""
 
 
-def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
+def write_results(root: Path) -> LifecycleAnalysis:
     """Analyse the run folder `root`: write summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/, report.*.
 
     The same folder gives the same files. Missing or damaged artifacts become gaps. Raises ResultsError where `root` is

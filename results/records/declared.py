@@ -21,6 +21,7 @@ from results.records.live import LiveLatency
 from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
+from results.records.points import PointRecord
 from results.records.preflight import PreflightCheck, PreflightRecord
 from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
@@ -109,6 +110,7 @@ DECLARED: tuple[Declared, ...] = (
     *_declare_inside(RoutingCell, RoutedEngine),
     Declared(CounterSpan, (f"{TRIAL}apc.json",)),
     *_declare_inside(CounterSpan, PromptCounters),
+    Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
     *_declare_inside(

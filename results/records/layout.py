@@ -129,6 +129,8 @@ class RunLayout:
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
     """What every cell of `routing` replays that has no trace of its own."""
+    points = Below("results/points")
+    """Folder of the points of a search for the fewest instances."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
@@ -152,6 +154,10 @@ class RunLayout:
     def trial(self, date: str, label: str, trial: int) -> TrialLayout:
         """The folder of one cell of `routing`; `label` is safe as a file name."""
         return TrialLayout(self.results / f"{date}_{label}" / f"trial_{trial}")
+
+    def point(self, label: str, size: str, trial: int) -> Path:
+        """One point of a search; `label` is safe as a file name."""
+        return self.points / label / f"{size}_{trial}.json"
 
     def preflight_log(self, config: str) -> Path:
         return self.root / "preflight" / f"verify_{config}.log"

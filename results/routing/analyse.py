@@ -171,7 +171,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def analyse(root: Path) -> RoutingAnalysis:
-    """As analyse_routing, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)

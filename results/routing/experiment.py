@@ -21,9 +21,9 @@ def _analyse(root: Path) -> RoutingAnalysis:
 
 
 def _write(root: Path) -> RoutingAnalysis:
-    from results.routing.write import analyse_routing
+    from results.routing.write import write_results
 
-    return analyse_routing(root)
+    return write_results(root)
 
 
 def _report(analysis: RoutingAnalysis) -> ReportText:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
-from results.measures.turns import Turns, turns_of
+from results.measures.turns import Turns, read_turns
 from results.records.decisions import DecisionRecord, KvTransfer
-from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_record, read_table, verified_bytes
+from results.records.frames import Gap, artifact_name, read_record, verified_bytes
 from results.records.layout import TrialLayout, sha256, trial_layouts
 from results.records.rows import decode_rows
 from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
@@ -83,7 +82,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
     record = _read_record(layout.cell)
     if isinstance(record, Gap):
         return record
-    turns, turn_gaps = _read_turns(layout, record)
+    turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)
     samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
     missing = [
@@ -153,18 +152,6 @@ def _read_record(path: Path) -> RoutingCell | Gap:
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
     record = read_record(path, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
-
-
-def _read_turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
-    loaded = read_table(layout.metrics, TURN_SCHEMA, record.checksums.get(layout.metrics.name))
-    if isinstance(loaded, Gap):
-        return None, (loaded,)
-    table, gaps = loaded
-    turns = turns_of(table, record.t_start_ns)
-    twice = int(turns.index.size - np.unique(turns.index).size)
-    if twice:
-        return None, (*gaps, Gap(artifact_name(layout.metrics), f"is damaged: {twice} turns are there twice"))
-    return turns, gaps
 
 
 def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:

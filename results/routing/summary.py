@@ -18,10 +18,10 @@ from results.measures.replay_numbers import (
     apc_with_transfers,
     latency_numbers,
 )
-from results.measures.turns import Turns, session_times, turn_table, turns_of
+from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell
 from results.routing.read import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
@@ -80,15 +80,14 @@ class RoutedSummary:
 
 
 def summarise_cell(
-    turns: Sequence[TurnRecord],
+    turns: Turns | None,
     decisions: Sequence[DecisionRecord],
     cell: RoutingCell,
     samples: Sequence[EngineSample] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
     picks = count_picks(decisions)
-    columns = own_cache(turns_of(turn_table(turns), cell.t_start_ns), picks)
-    cell_summary = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
+    cell_summary = summary_of(LoadedCell(cell, own_cache(turns, picks), picks, tuple(samples), ""))
     row = msgspec.to_builtins(cell_summary)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
     simulated = {"simulated": cell.simulated} if cell.simulated else {}

@@ -32,7 +32,7 @@ FORMAT = 1
 """Version of aggregate.json and pairs.json."""
 
 
-def analyse_routing(root: Path) -> RoutingAnalysis:
+def write_results(root: Path) -> RoutingAnalysis:
     """Analyse the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
 
     The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from results.records.events import CellState, RunState
 from results.records.plan import CellPlan
+from runners.campaign.experiment import NOT_NEEDED
 from runners.errors import ExitCode
 from state.model import RunView
 
@@ -38,11 +39,15 @@ def list_shortfalls(view: RunView) -> tuple[str, ...]:
 
 def _is_missing(view: RunView, plan: CellPlan) -> bool:
     state = view.cells[plan.cell].state
-    return state is CellState.FAILED or (state is CellState.SKIPPED and not _would_repeat(view, plan))
+    return state is CellState.FAILED or (state is CellState.SKIPPED and not _is_provided_for(view, plan))
 
 
-def _would_repeat(view: RunView, plan: CellPlan) -> bool:
-    """Whether the plan itself provides for leaving it out: its rate is ref_load, which turned out to be ref_safe."""
+def _is_provided_for(view: RunView, plan: CellPlan) -> bool:
+    """Whether the plan itself provides for leaving it out: its rate is ref_load, which turned out to be ref_safe, or
+    what came before it showed that it is not needed.
+    """
+    if view.cells[plan.cell].reason.startswith(NOT_NEEDED):
+        return True
     if plan.params.get("rate") != "ref_load":
         return False
     chosen = [view.cells[one.cell].summary for one in view.plan.cells if one.kind == "reference"]

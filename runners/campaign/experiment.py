@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
     from state.workspace import Workspace
 
 
+NOT_NEEDED = "not needed: "
+"""Begins the reason of a cell that the plan itself provides for leaving out."""
 ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine and --instances"
 
 

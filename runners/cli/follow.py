@@ -14,6 +14,7 @@ from rich.live import Live
 
 import runners.cli.terminal as output
 from runners.campaign.exit_code import exit_code
+from runners.campaign.experiment import NOT_NEEDED
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed_lines import FeedLine
@@ -75,6 +76,8 @@ class _FeedLines:
 
     def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         for line in lines:
+            if NOT_NEEDED in line.text:
+                continue
             output.err().print(feed_text(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S

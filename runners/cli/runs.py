@@ -349,8 +349,13 @@ def _refuse_changes(view: RunView) -> None:
         )
 
 
-def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
-    """What the command that started a run process does while it works."""
+def accompany_run(
+    folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool, document: Path | None = None
+) -> NoReturn:
+    """What the command that started a run process does while it works.
+
+    `document`: what `json` prints of a finished run in place of its status.
+    """
     from runners.campaign.exit_code import list_shortfalls
     from runners.cli.follow import await_lease
     from runners.cli.reports import render_ending
@@ -375,7 +380,9 @@ def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool,
     if code == ExitCode.INTERRUPTED:
         remedy = f"`tracon resume {folder.name}` goes on from here"
         output.fail(RunnerError(f"the run was interrupted: {view.reason or 'its process ended'}", remedy=remedy))
-    if json:
+    if json and document is not None and document.is_file():
+        output.print_json_line(document.read_bytes())
+    elif json:
         output.print_json(status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
         output.out().print(render_ending(folder))

@@ -1,4 +1,4 @@
-"""`tracon simulate`: models of engines, fitted to real runs and held against them."""
+"""`tracon simulate`: how few engines hold an objective, and models of engines, fitted to real runs and checked."""
 
 from __future__ import annotations
 
@@ -9,22 +9,98 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as output
-from runners.cli.options import JsonOption, RunArg, WorkspaceOption
+from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from runners.campaign.experiment import RunOptions
     from runners.simulator.calibrate import Calibration, CellComparison
     from runners.simulator.check import Check
 
-simulate_app = typer.Typer(no_args_is_help=True, help="Fit models of engines for `tracon run routing --simulated`.")
+simulate_app = typer.Typer(
+    no_args_is_help=True, help="Size a simulated fleet, fit models of engines to real runs, and check them."
+)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
+    simulate_app.command()(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)
     app.add_typer(simulate_app, name="simulate")
+
+
+def capacity(
+    slo: Annotated[
+        str, typer.Option("--slo", metavar="LIMITS", help="Hold these limits, e.g. `ttft_p90=2s,tpot_p90=50ms`.")
+    ],
+    trace: Annotated[
+        str, typer.Option("--trace", metavar="FILE", help="Replay this trace at its own pace (default: the preset's).")
+    ] = "",
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", metavar="POLICY", help="Size for this policy (repeatable).")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="MODEL", help="Engine model, by name or file (default: the preset's).")
+    ] = "",
+    max_instances: Annotated[
+        int | None, typer.Option("--max-instances", min=1, help="End the search there (default: the preset's).")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Simulate N traces at each point (default: the preset's).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of traces and step noise.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
+    ] = None,
+    profile: ProfileOption = "h20-qwen3-coder-30b",
+    preset: Annotated[str, typer.Option("--preset", help="Preset of the profile.")] = "fleet-size",
+    workspace: WorkspaceOption = None,
+    detach: DetachOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the fewest instances that hold a latency objective, and the split of static pools, for each policy.
+
+    It is a run: `tracon status` has its ETA, `tracon resume` continues it, `tracon report` shows it. Engines are a
+    model: nothing is measured.
+
+    Example: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms --trace sessions.jsonl --policy unified`
+    """
+    from runners.campaign.experiment import RunOptions
+
+    search = [f"search.slo={slo}"]
+    search += [] if max_instances is None else [f"search.max_instances={max_instances}"]
+    options = RunOptions(
+        "capacity",
+        profile,
+        preset,
+        policies=tuple(policy or ()),
+        settings=(*search, *(setting or ())),
+        trace=trace,
+        engine=engine,
+        trials=trials,
+        seed=seed,
+    )
+    _start_search(options, workspace, detach=detach, json=json)
+
+
+def _start_search(options: RunOptions, workspace: Path | None, *, detach: bool, json: bool) -> None:
+    from results.records.layout import RunLayout
+    from runners.campaign.start import create_run, prepare_run, spawn_run_process
+    from runners.cli.folders import workspace_of
+    from runners.cli.runs import accompany_run, from_root
+    from runners.experiments.registry import experiment_named
+
+    prepared = prepare_run(experiment_named("capacity"), from_root(options), need_engine=False)
+    folder = create_run(workspace_of(workspace), prepared)
+    output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    for note in prepared.draft.notes:
+        output.err().print(note, style="yellow", markup=False)
+    process = spawn_run_process(folder)
+    document = RunLayout(folder).aggregate_json
+    accompany_run(folder, process.pid, detach=detach, console=False, json=json, document=document)
 
 
 def calibrate(

@@ -11,6 +11,7 @@ FOLDERS = (
     "connector_tax",
     "routing",
     "pd_lifecycle",
+    "capacity",
 )
 """Folders of this package with a `entry.py` that declares `ENTRY`."""
 

@@ -167,7 +167,7 @@ class Dispatcher:
     def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
         """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
         self._counts.requests += 1
-        self._bindings.ask_arrival(session, then)
+        self._bindings.ask_arrival(session, self.driver.now_s(), then)
 
     def pick_instance(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
         """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
@@ -175,13 +175,12 @@ class Dispatcher:
         routed = self._routed_request(request, tried)
         view = self._cluster.take_view()
         draft = self._decide(request, routed, view)
-        decision = draft.decision
-        counters = self._cluster.reserve_counters(decision, routed) if decision.instance else None
+        counters = self._cluster.reserve_counters(draft.decision, routed) if draft.decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
-        record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
-        self._seq += 1
-        binding = self._bindings.version_of(request.session)
-        return Reservation(self, record, draft, counters, binding, self.driver.now_ns())
+        record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, draft.decision)
+        return Reservation(
+            self, record, draft, counters, self._bindings.version_of(request.session), self.driver.now_ns()
+        )
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
@@ -193,7 +192,11 @@ class Dispatcher:
         return reservation.claim is not None
 
     def note_sent(self, request: Request, reservation: Reservation) -> None:
-        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not."""
+        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not.
+
+        A pick without it is not recorded and takes no number: its request is held still.
+        """
+        self._seq += 1
         decision = reservation.record.decision
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
@@ -233,11 +236,11 @@ class Dispatcher:
             self._cluster.pause_instance(instance, min(pause_s, PAUSE_LIMIT_S))
 
     def _routed_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
-        bindings, session = self._bindings, request.session
-        cached = NO_TOKENS
+        session = request.session
+        cached_tokens = NO_TOKENS
         if request.keys:
-            cached = cached_by_instance(self._indexes, request.keys, request.input_tokens)
-        owner = bindings.owner_of(session) if session else ""
+            cached_tokens = cached_by_instance(self._indexes, request.keys, request.input_tokens)
+        owner = self._bindings.owner_of(session) if session else ""
         return RoutedRequest(
             request=request.request,
             session=session,
@@ -245,44 +248,44 @@ class Dispatcher:
             input_tokens=request.input_tokens,
             max_tokens=request.max_tokens,
             block_tokens=self.block_tokens,
-            cached_tokens=cached,
+            cached_tokens=cached_tokens,
             owner=owner,
-            since_migration_s=bindings.since_migration_s(session, self.driver.now_s()) if session else None,
-            rejects=bindings.refusals_of(session) if session else NO_TOKENS,
+            since_migration_s=self._bindings.since_migration_s(session, self.driver.now_s()) if session else None,
+            rejects=self._bindings.refusals_of(session) if session else NO_TOKENS,
             tried=tried,
-            moving_to=bindings.moving_to(session) if session else "",
+            moving_to=self._bindings.moving_to(session) if session else "",
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
             reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,
         )
 
     def _decide(self, request: Request, routed: RoutedRequest, view: ClusterView) -> Draft:
-        wanted = request.wanted
-        if not wanted or wanted in routed.tried or not self._cluster.may_be_picked(wanted):
+        instance = request.wanted
+        if not instance or instance in routed.tried or not self._cluster.may_be_picked(instance):
             return self._ask_policy(routed, view)
-        why = f"{wanted} stores the response that the request continues"
+        why = f"{instance} stores the response that the request continues"
         candidates = tuple(
-            Candidate(load.instance, (), ruled_out="" if load.instance == wanted else why) for load in view.instances
+            Candidate(load.instance, (), ruled_out="" if load.instance == instance else why) for load in view.instances
         )
-        return Draft(Decision(self._policy.name, wanted, "stored_response", candidates, binds=False))
+        return Draft(Decision(self._policy.name, instance, "stored_response", candidates, binds=False))
 
-    def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Draft:
+    def _ask_policy(self, routed: RoutedRequest, view: ClusterView) -> Draft:
         """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
         try:
-            draft = self._drafts(request, view)
+            draft = self._drafts(routed, view)
         except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
-            return self._decide_instead(request, view, f"{type(error).__name__}: {error}")
-        for named in (draft.decision.instance, draft.decision.prefill):
-            if named and (named in request.tried or not self._cluster.may_be_picked(named)):
-                return self._decide_instead(request, view, f"it named {named}, which may not be picked")
+            return self._decide_instead(routed, view, f"{type(error).__name__}: {error}")
+        for instance in (draft.decision.instance, draft.decision.prefill):
+            if instance and (instance in routed.tried or not self._cluster.may_be_picked(instance)):
+                return self._decide_instead(routed, view, f"it named {instance}, which may not be picked")
         return draft
 
-    def _decide_instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Draft:
+    def _decide_instead(self, routed: RoutedRequest, view: ClusterView, why: str) -> Draft:
         self._counts.policy_errors += 1
         if not self._complained:
             self._complained = True
             sys.stderr.write(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n")
-        loads = [load for load in view.instances if load.available and load.instance not in request.tried]
+        loads = [load for load in view.instances if load.available and load.instance not in routed.tried]
         instance = min(loads, key=_count_requests).instance if loads else ""
         return Draft(Decision(self._policy.name, instance, "policy_error"))
 

@@ -75,7 +75,11 @@ class MetricsText:
 
     def _learn_sample(self, sample: str) -> str | None:
         """The key of a sample in the record; None = it is not stored."""
-        samples = [s for family in text_string_to_metric_families(f"{sample} 0\n") for s in family.samples]
+        try:
+            families = list(text_string_to_metric_families(f"{sample} 0\n"))
+        except ValueError:  # some without a message
+            families = []
+        samples = [row for family in families for row in family.samples]
         if len(samples) != 1:
             raise ValueError(f"not a metrics line: {sample[:80]!r}")
         name, labels = samples[0].name, samples[0].labels

@@ -6,7 +6,7 @@ Writes a synthetic run below DIR (default: a temporary folder; about 4 GB, remov
 measures, each in a process of its own:
 
 - report: `analyse`, what `tracon report` does, with the Parquet copies beside the JSONL as a run leaves them
-- files: `analyse_run`, the same and every file written, figures and HTML included
+- files: `write_results`, the same and every file written, figures and HTML included
 - cold: `analyse` again without the Parquet copies, so that all JSONL is parsed, checksummed and copied to Parquet
 - pandas: a plain `pandas.read_json(lines=True)` of a tenth of the step JSONL, one file at a time, scaled to all of it
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 import pandas as pd
 
 from results.connector_tax.analyse import analyse
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
@@ -63,7 +63,7 @@ def report(root: Path) -> None:
 
 def files(root: Path) -> None:
     """What the analysis stage does."""
-    analyse_run(root)
+    write_results(root)
 
 
 def plain_pandas(root: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from launch.guard import SOCKETS
 from launch.ports import holders, is_free
 from results.records.decisions import DecisionRecord
 from results.records.events import CellChanged, CellState
@@ -18,7 +19,7 @@ from results.records.schemas import RequestStatus
 from results.records.turns import RoutingCell, TurnRecord
 from state.store import RunStore
 
-MEASURED = ("load", "replay")
+MEASURED = ("load", "replay", "lifecycle")
 """Kinds of cells whose record is a commit mark under `results/`."""
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -29,6 +30,7 @@ MEASURES = {
     "orphans": "orphan processes",
     "ports": "ports left",
     "shared_memory": "shared memory left",
+    "sockets": "sockets left",
     "sessions_lost": "sessions lost by the router without an error event",
     "stuck": "runs that did not reach their end",
 }
@@ -161,6 +163,12 @@ def check_shared_memory(before: set[str], findings: Findings) -> None:
     new = list_shared_memory() - before
     unmapped = sorted(new - mapped_names()) if new else []
     findings.add("shared_memory", *(f"{SHARED_MEMORY / name}" for name in unmapped))
+
+
+def check_sockets(temporary: Path, findings: Findings) -> None:
+    """Sockets, and the folders that guards make for them, in the folder of a run's temporary files at its end."""
+    paths = (path for path in temporary.rglob("*") if path.is_socket() or path.name.startswith(SOCKETS))
+    findings.add("sockets", *(str(path.relative_to(temporary)) for path in sorted(paths)))
 
 
 def mapped_names() -> set[str]:

@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,12 +35,13 @@ from state.store import RunStore
 from state.view import fold
 from tests.chaos import audit, processes
 from tests.chaos.audit import Findings
-from tests.chaos.faults import CONNECTOR_TAX, ROUTING, Fault, Script
+from tests.chaos.faults import CONNECTOR_TAX, PD_LIFECYCLE, ROUTING, Fault, Script
 from tests.chaos.terminal import Console
 
 PORT_BASE, PORTS = 23_100, 24
 RUNS = {
     ROUTING: (ROUTING, "--preset", "smoke"),
+    PD_LIFECYCLE: (PD_LIFECYCLE, "--preset", "smoke"),
     CONNECTOR_TAX: (CONNECTOR_TAX, "--preset", "smoke", "--config", "plain", "--trials", "2"),
 }
 POLL_S = 0.02
@@ -101,12 +103,13 @@ class Campaign:
     def play(self) -> Outcome:
         """Meet every fault, bring every run to its end, and count."""
         processes.adopt_orphans()
-        try:
-            for fault in self._script.faults:
-                self._attempt(partial(self._meet, fault))
-            self._attempt(self._finish_run)
-        finally:
-            self._end_everything()
+        with _own_temporary_folder():
+            try:
+                for fault in self._script.faults:
+                    self._attempt(partial(self._meet, fault))
+                self._attempt(self._finish_run)
+            finally:
+                self._end_everything()
         return self._outcome
 
     def _attempt(self, step: Callable[[], None]) -> None:
@@ -235,6 +238,7 @@ class Campaign:
         audit.check_sessions(run.folder, findings)
         audit.check_ports(run.port, PORTS, findings)
         audit.check_shared_memory(run.shared_memory, findings)
+        audit.check_sockets(Path(os.environ["TMPDIR"]), findings)
         self._outcome.cells += sum(cell.state is CellState.DONE for cell in run.view.cells.values())
         self._check_console()
         self._note(f"{time.monotonic() - self._began_s:7.2f} s {run.folder.name} is {run.view.state}")
@@ -253,6 +257,20 @@ class Campaign:
             processes.send(pid, SIGKILL)
         processes.wait_for(lambda: not processes.live_below(os.getpid()), ORPHAN_S)
         processes.reap()
+
+
+@contextlib.contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+    """For this process and those below it, so that every socket that stays in it is one of the campaign's."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="tracon-", ignore_cleanup_errors=True) as name:
+        os.environ["TMPDIR"] = name
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
 
 
 class _Run:

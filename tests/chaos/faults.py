@@ -37,9 +37,9 @@ AT_ONCE = 0.5
 HOLD_S = (0.3, 6.0)
 """How long a process stays stopped, or a resource short: the logarithm is uniform. The larger bound exceeds that of a
 stalled step, 5 s."""
-ROUTING, CONNECTOR_TAX = "routing", "connector-tax"
-IN_ROUTING = 0.3
-"""Share of the faults that either experiment can meet: a cell of connector-tax is a third as long."""
+ROUTING, CONNECTOR_TAX, PD_LIFECYCLE = EXPERIMENTS = ("routing", "connector-tax", "pd-lifecycle")
+SHARES = (0.3, 0.5, 0.2)
+"""Of the faults that every experiment can meet: a cell of connector-tax is a third as long as one of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +79,31 @@ class Script:
 def draw_batch(seed: int, count: int, kinds: Sequence[str], each: int) -> tuple[Script, ...]:
     """`count` faults, as many of one kind as of another, in campaigns of at most `each`.
 
-    A router exists in `routing` alone; the other faults meet either experiment.
+    A fault meets an experiment that has its target and its moment: no router in connector-tax, and in pd-lifecycle no
+    load process, since the run process sends itself.
     """
     draw = random.Random(seed)
-    by_experiment: dict[str, list[Fault]] = {ROUTING: [], CONNECTOR_TAX: []}
+    by_experiment: dict[str, list[Fault]] = {experiment: [] for experiment in EXPERIMENTS}
     order: list[str] = []
     for _ in range(count):
         if not order:
             order = draw.sample(list(kinds), len(kinds))
         fault = _draw_fault(draw, order.pop())
-        experiment = ROUTING if draw.random() < IN_ROUTING else CONNECTOR_TAX
-        by_experiment[ROUTING if fault.role == "router" else experiment].append(fault)
+        shares = [share if can_meet(fault, name) else 0.0 for name, share in zip(EXPERIMENTS, SHARES, strict=True)]
+        by_experiment[draw.choices(EXPERIMENTS, shares)[0]].append(fault)
     parts = [
         (experiment, tuple(faults[first : first + each]))
         for experiment, faults in by_experiment.items()
         for first in range(0, len(faults), each)
     ]
     return tuple(Script(number, *part) for number, part in enumerate(parts))
+
+
+def can_meet(fault: Fault, experiment: str) -> bool:
+    """Whether a run of the experiment has the fault's target and its moment."""
+    if experiment == CONNECTOR_TAX:
+        return fault.role != "router"
+    return experiment == ROUTING or not (fault.role == "load" or fault.moment == "publishing")
 
 
 def _draw_fault(draw: random.Random, kind: str) -> Fault:

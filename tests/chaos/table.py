@@ -91,7 +91,9 @@ def make_tables(entries: Sequence[Entry]) -> str:
     lines.append(f"| all | {met.total()} of {wanted} | {missed.total()} | {left} |")
     lines += ["", *_describe_campaigns(entries), "", "| counted | number |", "|---|---|"]
     for measure, name in MEASURES.items():
-        lines.append(f"| {name} | {sum(entry.counts.get(measure, 0) for entry in entries)} |")
+        counts = [entry.counts[measure] for entry in entries if measure in entry.counts]
+        since = "" if len(counts) == len(entries) else f" (counted in {len(counts)} of {len(entries)} campaigns)"
+        lines.append(f"| {name} | {sum(counts)}{since} |")
     lines += [f"- seed {entry.seed}, campaign {entry.number}: {text}" for entry in entries for text in entry.findings]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 
+from launch.guard import SOCKETS
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
 from results.records.layout import sha256, write_indented_json
@@ -21,7 +22,7 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from tests.chaos import audit, processes, table
 from tests.chaos.audit import Findings
-from tests.chaos.faults import KINDS, MOMENTS_OF, ROUTING, draw_batch
+from tests.chaos.faults import CONNECTOR_TAX, KINDS, MOMENTS_OF, PD_LIFECYCLE, ROUTING, draw_batch
 from tests.state.plans import CELLS, a_run
 
 CELL = CELLS[-1].cell
@@ -33,13 +34,17 @@ def test_the_same_seed_gives_the_same_faults_and_another_one_others() -> None:
     assert draw_batch(7, 60, KINDS, 8) != draw_batch(8, 60, KINDS, 8)
 
 
-def test_every_kind_comes_as_often_and_a_router_s_faults_meet_a_router() -> None:
+def test_every_kind_comes_as_often_and_each_fault_meets_an_experiment_that_has_its_target() -> None:
     scripts = draw_batch(1, 3 * len(KINDS), KINDS, 8)
     faults = [fault for script in scripts for fault in script.faults]
     assert Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 3)
     assert [script.number for script in scripts] == list(range(len(scripts)))
     assert max(len(script.faults) for script in scripts) == 8
-    assert {s.experiment for s in scripts for fault in s.faults if fault.role == "router"} == {ROUTING}
+    assert {script.experiment for script in scripts} == {ROUTING, CONNECTOR_TAX, PD_LIFECYCLE}
+    assert not any(f.role == "router" for s in scripts if s.experiment == CONNECTOR_TAX for f in s.faults)
+    in_lifecycle = [fault for s in scripts if s.experiment == PD_LIFECYCLE for fault in s.faults]
+    assert in_lifecycle
+    assert not any(fault.role == "load" or fault.moment == "publishing" for fault in in_lifecycle)
     assert all(fault.moment in MOMENTS_OF[fault.role] for fault in faults)
     assert all((fault.hold_s == 0.0) == (fault.action == "kill") for fault in faults)
 
@@ -136,6 +141,17 @@ def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
     assert str(os.getpid()) in " ".join(findings.sentences)
 
 
+def test_sockets_that_stay_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    findings = Findings()
+    (tmp_path / f"{SOCKETS}00").mkdir()
+    (tmp_path / "notes").touch()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("left")
+    audit.check_sockets(tmp_path, findings)
+    assert findings.sentences == ("sockets left: left", f"sockets left: {SOCKETS}00")
+
+
 def limits_of(pid: int) -> dict[str, str]:
     """Soft limits by name."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
@@ -180,6 +196,7 @@ def test_the_table_says_what_was_not_run() -> None:
     assert "| kill run | 1 of 50 | 0 | 49 |" in tables
     assert "| kill load | 0 of 50 | 1 | 50 |" in tables
     assert "| finished cells lost | 1 |" in tables
+    assert "| sockets left | 0 (counted in 0 of 1 campaigns) |" in tables, "an older campaign did not count them"
     assert "- seed 1, campaign 0: finished cells lost: x" in tables
 
 

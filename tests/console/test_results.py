@@ -20,7 +20,7 @@ from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.records.events import CellState, RunChanged, RunState
 from results.report.table import Table
 from results.statistics.estimates import Estimate
@@ -60,7 +60,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "noop_connector": Behaviour(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
     }
     write_taxes(folder, TaxTruth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
-    analyse_run(folder)
+    write_results(folder)
     return folder
 
 

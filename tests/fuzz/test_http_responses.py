@@ -19,11 +19,14 @@ SEEDS = (
     head(events=True, more=b"connection: x-a\r\nx-a: b\r\nretry-after: 5\r\n") + chunked([b"data: [DONE]\n\n"]),
 )
 
-
 ODDLY_CHUNKED = head(events=True, framing=b"transfer-encoding: not-chunked") + b"\x00bd\r\ndata: x\n\n\r\n"
+AFTER_EMPTY_LINES = b"\r\n\r\n" + head(events=True) + b"b"
+"""The parser skips empty lines before a response; they are no head."""
 
 
 @example(ODDLY_CHUNKED, [])
+@example(AFTER_EMPTY_LINES, [])
+@example(AFTER_EMPTY_LINES, [1, 3])
 @given(mutated(SEEDS), st.lists(st.integers(0, 1 << 20), max_size=6))
 @settings(max_examples=examples(300))
 def test_an_instances_bytes_are_passed_on_or_are_its_failure(data: bytes, cuts: list[int]) -> None:

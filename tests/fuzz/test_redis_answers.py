@@ -55,7 +55,7 @@ async def ask(answer: bytes) -> tuple[int, bool]:
     try:
         await bindings.start()
         turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        bindings.ask_arrival("s", turn.set_result)
+        bindings.ask_arrival("s", 0.0, turn.set_result)
         async with asyncio.timeout(5.0):
             first = await turn
         running = bindings._link._running

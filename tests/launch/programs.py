@@ -122,3 +122,17 @@ os.rename(path + ".partial", path)
 time.sleep(600)
 """
 """Ignores TERM and holds a segment of shared memory, whose name it writes into the folder it is given."""
+
+BINDS_SOCKET = """
+import os, signal, socket, sys, time, uuid
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+bound = os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(uuid.uuid4()))
+server = socket.socket(socket.AF_UNIX)
+server.bind(bound)
+path = os.path.join(sys.argv[1], "socket")
+with open(path + ".partial", "w") as file:
+    file.write(bound)
+os.rename(path + ".partial", path)
+time.sleep(600)
+"""
+"""Ignores TERM and binds a socket as vLLM does, whose path it writes into the folder it is given."""

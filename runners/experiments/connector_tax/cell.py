@@ -1,43 +1,27 @@
-"""One open-loop load cell: drive the load, sample the engine beside it, put its artifacts in place."""
+"""One open-loop load cell: drive the load and sample the engine beside it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from launch.instance import Instance
 from results.measures.cells import analyse_cell, headline
-from results.measures.step_records import cut_steps
 from results.records.events import CellProgressed, InstanceSampled
-from results.records.gpu import cut_gpu_log
-from results.records.layout import AttemptLayout, parquet_beside, publish, sha256, write_indented_json
+from results.records.layout import AttemptLayout
 from results.records.plan import CellPlan
-from results.records.schemas import CellRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.plan import load_cell_s
 from runners.errors import CellFailed
-from runners.experiments.requests import first_error
+from runners.experiments.connector_tax.artifacts import publish_cell, why_degraded
+from runners.experiments.first_error import first_error
 from runners.load.process import run_load
-from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
+from runners.load.spec import LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
 
 STEP_SETTLE_S = 0.3
 """After the last response the engine still writes the record of its last step."""
-
-LOAD_FACTS = (
-    "rate_per_s", "input_tokens", "output_tokens", "seed", "arrival", "inflight_cap", "warmup_s", "min_duration_s",
-    "min_completed", "max_duration_s", "drain_s",
-)  # fmt: skip
-STEP_FACTS = (
-    "available", "reason", "unavailable_fields", "records", "records_lost", "worker_join_ratio", "batch_queue",
-    "children",
-)  # fmt: skip
-CLIENT_FACTS = ("cut", "retried", "wrong_length", "late_bodies", "completed_in_window", "realtime")
 
 
 async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> CellOutcome:
@@ -69,17 +53,9 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
             f"the first error was: {first_error(folder.requests)}"
         )
     await asyncio.sleep(STEP_SETTLE_S)
-    record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
+    record_path = await asyncio.to_thread(publish_cell, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
-    return CellOutcome(headline(summary), _why_degraded(outcome))
-
-
-def _why_degraded(outcome: LoadOutcome) -> str:
-    """Why the cell says less about the engine than it should; empty = nothing did."""
-    reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
-    if outcome.wrong_length:
-        reasons.append(f"{outcome.wrong_length} completions had other lengths than asked for")
-    return "; ".join(reasons)
+    return CellOutcome(headline(summary), why_degraded(outcome))
 
 
 def load_spec(
@@ -146,66 +122,3 @@ def _emit_tick(
         ),
         CellProgressed(cell.cell, tick.fraction),
     )
-
-
-def _put_in_place(
-    cell: CellPlan,
-    attempt: int,
-    spec: LoadSpec,
-    outcome: LoadOutcome,
-    instance: Instance,
-    context: RunContext,
-    folder: AttemptLayout,
-) -> Path:
-    """Cut the steps, write the cell record, and rename everything into the config's folder, the record last."""
-    assert cell.config is not None
-    phase, stem = cell.params["phase"], cell.params["stem"]
-    layout = context.config_layout(cell.config)
-    cut = cut_steps(instance.spec.rings, outcome.t_start_ns, outcome.t_end_ns, folder.engine_step)
-    log = context.layout.gpu_csv
-    gpu = cut_gpu_log(log, cell.cell, outcome.t_start_ns, outcome.t_end_ns, folder.gpu_util)
-    moves = {
-        folder.requests: layout.requests(phase, stem),
-        folder.metrics: layout.metrics(phase, stem),
-        folder.engine_step: layout.engine_step(phase, stem),
-        parquet_beside(folder.engine_step): parquet_beside(layout.engine_step(phase, stem)),
-        folder.gpu_util: layout.gpu_util(phase, stem),
-    }
-    moves = {source: target for source, target in moves.items() if source.exists()}
-    record = CellRecord(
-        cell=cell.cell,
-        config=cell.config,
-        phase=phase,
-        load=_pick_facts(spec, LOAD_FACTS) | {"trial": cell.trial},
-        t_start_ns=outcome.t_start_ns,
-        t_window_start_ns=outcome.t_window_start_ns,
-        t_window_end_ns=outcome.t_window_end_ns,
-        t_start_unix_s=outcome.t_start_unix_s,
-        attempt=attempt,
-        stop_reason=outcome.stop_reason,
-        sent=outcome.sent,
-        completed=outcome.completed,
-        failed=outcome.failed,
-        dropped=outcome.dropped,
-        fidelity=msgspec.to_builtins(outcome.fidelity),
-        step_timing=_pick_facts(cut, STEP_FACTS),
-        instance={
-            "instance": instance.spec.instance,
-            "url": instance.spec.url,
-            "pid": instance.pid,
-            "started_by": instance.spec.started_by,
-            "settings": dict(cut.settings),
-        },
-        client=_pick_facts(outcome, CLIENT_FACTS),
-        gpu=msgspec.to_builtins(gpu),
-        # Parquet is a copy that may be made again from the JSONL; only the JSONL is the measurement.
-        checksums={t.name: sha256(source) for source, t in moves.items() if t.suffix == ".jsonl"},
-    )
-    written = folder.cell
-    write_indented_json(written, record)
-    publish(moves | {written: layout.cell(phase, stem)})
-    return layout.cell(phase, stem)
-
-
-def _pick_facts(source: object, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from launch.errors import LaunchError
-from results.connector_tax.write import analyse_run
-from results.measures.cells import analyse_cell, headline
+from results.connector_tax.write import write_results
 from results.measures.saturation import ReferenceRates, choose_reference_rates
 from results.records.events import Noted
-from results.records.layout import is_complete, write_atomic
+from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellSkipped
+from runners.experiments.connector_tax.artifacts import adopt_cell
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
@@ -45,18 +43,10 @@ class ConnectorTax(PatchedCells):
             "reference": self._reference,
             "analysis": self._analyse,
         }
-        super().__init__(context, analyse_run, kinds)
+        super().__init__(context, write_results, kinds)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
-        """A load cell whose record lies in place, with every artifact it names whole."""
-        if cell.kind != "load":
-            return None
-        for config in self._context.layout.configs():
-            record = config.cell(cell.params["phase"], cell.params["stem"])
-            if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
-                summary = analyse_cell(record)
-                return CellOutcome(headline(summary), _read_degraded(record))
-        return None
+        return adopt_cell(cell, self._context) if cell.kind == "load" else None
 
     async def _apply_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
@@ -107,10 +97,5 @@ class ConnectorTax(PatchedCells):
         return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}
 
     async def _analyse(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(analyse_run, self._context.layout.root)
+        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
         return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
-
-
-def _read_degraded(record: Path) -> str:
-    fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
-    return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""

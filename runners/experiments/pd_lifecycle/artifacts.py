@@ -45,7 +45,7 @@ MEDIANS = (
 _HERE = Path(__file__).resolve().parent
 
 
-def adopt_outcome(cell: CellPlan, context: RunContext) -> CellOutcome | None:
+def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
     mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
     if not is_complete(mark, cell.cell):

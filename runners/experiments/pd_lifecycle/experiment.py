@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launch.errors import LaunchError
-from results.pd_lifecycle.write import analyse_lifecycle
+from results.pd_lifecycle.write import write_results
 from results.records.events import CellState, Noted
 from results.records.layout import LifecycleLayout
 from results.records.plan import CellPlan
@@ -20,7 +20,7 @@ from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import why_gated
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, write_failure
+from runners.experiments.pd_lifecycle.artifacts import adopt_cell, publish_cell, write_failure
 from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
@@ -42,7 +42,7 @@ class PdLifecycle(PatchedCells):
             "lifecycle": self._measure_cell,
             "analysis": self._analyse_run,
         }
-        super().__init__(context, analyse_lifecycle, kinds)
+        super().__init__(context, write_results, kinds)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips cells beyond the engines' context, and all cells after a failed config or probe."""
@@ -58,7 +58,7 @@ class PdLifecycle(PatchedCells):
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """Adopt a cell of the sweep whose commit mark and files are complete."""
-        return adopt_outcome(cell, self._context) if cell.kind == "lifecycle" else None
+        return adopt_cell(cell, self._context) if cell.kind == "lifecycle" else None
 
     async def release(self, reason: str) -> None:
         """Stop the current router and engines."""
@@ -99,5 +99,5 @@ class PdLifecycle(PatchedCells):
         return await self._slot.get_bench(cell)
 
     async def _analyse_run(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(analyse_lifecycle, self._context.layout.root)
+        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
         return CellOutcome({"records": len(analysis.records), "gaps": len(analysis.gaps)})

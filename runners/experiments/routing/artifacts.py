@@ -11,18 +11,28 @@ from typing import Any
 import msgspec
 
 from launch.environment import redact_settings
+from results.measures.turns import read_turns
 from results.records.decisions import DecisionRecord
 from results.records.gpu import HEADER, REASON_MARK, GpuUse, cut_gpu_log
-from results.records.layout import TrialLayout, is_complete, publish, sha256, write_atomic, write_indented_json
+from results.records.layout import (
+    TrialLayout,
+    is_complete,
+    parquet_beside,
+    publish,
+    sha256,
+    write_atomic,
+    write_indented_json,
+)
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
+from runners.errors import CellFailed
 from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.kv_movements import count_movements, movement_headline
@@ -64,7 +74,7 @@ def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
     return context.layout.trial(context.launcher.date, slug(cell.label), cell.trial)
 
 
-def put_in_place(
+def publish_cell(
     cell: CellPlan,
     attempt: int,
     grid: Grid,
@@ -75,7 +85,6 @@ def put_in_place(
 ) -> dict[str, Any]:
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
-    turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
     gpu = _measure_gpu(cell, grid, replayed.replay, written.gpu_util, context)
@@ -85,6 +94,9 @@ def put_in_place(
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
+    turns, gaps = read_turns(written.metrics, record.t_start_ns)
+    if turns is None:
+        raise CellFailed(f"the turn records cannot be read: {gaps[-1].reason}")
     summary, breakdown = summarise_cell(turns, decisions, record, samples)
     summary["movements"] = count_movements(decisions)
     write_indented_json(written.summary, summary)
@@ -92,17 +104,18 @@ def put_in_place(
     write_indented_json(written.cell, record)
     _move_instances(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
-    publish({path: layout.root / path.name for path in files})
-    return headline_of(summary)
+    copy = parquet_beside(written.metrics)  # not checksummed: it can be made again
+    publish({path: layout.root / path.name for path in ((copy, *files) if copy.exists() else files)})
+    return headline_numbers(summary)
 
 
-def adopt_trial(context: RunContext, cell: CellPlan) -> CellOutcome | None:
+def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a replay whose record is in place with every artifact whole; else None."""
     layout = trial_layout(context, cell)
     if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
         return None
     summary = msgspec.json.decode(layout.summary.read_bytes())
-    return CellOutcome(headline_of(summary), summary["degraded"])
+    return CellOutcome(headline_numbers(summary), summary["degraded"])
 
 
 def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, context: RunContext) -> GpuUse:
@@ -113,7 +126,7 @@ def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, 
     return cut_gpu_log(context.layout.gpu_csv, cell.cell, replay.t_start_ns, replay.t_end_ns, path)
 
 
-def headline_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+def headline_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The few numbers a console shows of a cell, from its `metrics.summary.json`."""
     values = {name: (summary["values"].get(name) or {}).get("value") for name in HEADLINE}
     counts = {name: summary["counts"].get(name) for name in COUNTS}

@@ -16,8 +16,8 @@ from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engine_choice import common_block_tokens
-from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, describe_engine, put_in_place, why_degraded
+from runners.experiments.first_error import first_error
+from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell, why_degraded
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.kv_movements import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.plan import can_move, ports_per_instance
@@ -64,7 +64,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
             f"the first error was: {first_error(written.metrics)}"
         )
-    summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
+    summary = await asyncio.to_thread(publish_cell, cell, attempt, grid, trace, replayed, folder, context)
     return CellOutcome(summary, why_degraded(outcome))
 
 

@@ -18,18 +18,18 @@ from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
-from results.routing.write import analyse_routing
+from results.routing.write import write_results
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
-from runners.experiments.routing.artifacts import adopt_trial
+from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, list_traces, needs_patches
+from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
-from runners.experiments.routing.trace import prepare_trace, require_trace
+from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -51,7 +51,7 @@ class Routing(PatchedCells):
             "interference": self._run_interference,
             "analysis": self._run_analysis,
         }
-        super().__init__(context, analyse_routing, kinds)
+        super().__init__(context, write_results, kinds)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Nothing is measured with a config that failed its pre-flight, nor replayed without a trace."""
@@ -63,7 +63,7 @@ class Routing(PatchedCells):
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
         if cell.kind == "replay":
-            return adopt_trial(self._context, cell)
+            return adopt_cell(cell, self._context)
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
@@ -71,15 +71,9 @@ class Routing(PatchedCells):
         return None
 
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        context, choice = self._context, self._grid.trace
-        max_tokens = context.profile.engine.max_model_len
-        record = await asyncio.to_thread(prepare_trace, choice, max_tokens, context.layout.trace)
-        for name, number in list_traces(self._grid)[1:]:
-            source = self._grid.further_traces.get(name, choice)
-            drawn = msgspec.structs.replace(source, seed=source.seed + number)
-            await asyncio.to_thread(prepare_trace, drawn, max_tokens, context.layout.trace_of(name, number), name)
-        names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
-        return CellOutcome({name: getattr(record, name) for name in names})
+        context, max_tokens = self._context, self._context.profile.engine.max_model_len
+        record = await asyncio.to_thread(prepare_traces, self._grid, max_tokens, context.layout)
+        return CellOutcome(summarise_trace(record))
 
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine
@@ -136,7 +130,7 @@ class Routing(PatchedCells):
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
 
     async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(analyse_routing, self._context.layout.root)
+        analysis = await asyncio.to_thread(write_results, self._context.layout.root)
         return CellOutcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 

@@ -55,7 +55,7 @@ DECODE_RUNS_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace."""
-    settings = (*options.settings, *_as_settings(options))
+    settings = (*options.settings, *list_settings(options))
     grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),
         profile.name,
@@ -63,7 +63,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         policies=options.policies,
         settings=settings,
     )
-    grid = _with_options(grid, options)
+    grid = apply_options(grid, options)
     profile = counting_profile(profile, grid.engine)
     config = load_config(grid.config)
     seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
@@ -86,20 +86,20 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         needs_engine=grid.simulation is None,
         inputs={
             "grid": _describe_grid(grid),
-            **_describe_simulation(grid),
+            **describe_simulation(grid),
             "configs": {config.name: msgspec.to_builtins(config)},
             "config_names": [grid.config],
             "policy_names": list(options.policies),
             "settings": list(settings),
             "trace_path": options.trace,
-            "files": _digest_files(grid),
+            "files": digest_files(grid),
         },
         sums=estimate_stages(grid, profile.launch.release_wait_s),
         notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
     )
 
 
-def _as_settings(options: RunOptions) -> Iterator[str]:
+def list_settings(options: RunOptions) -> Iterator[str]:
     """The options of a simulation, as settings of the grid: a resumed run finds them among those."""
     if options.engine or options.simulated:
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
@@ -114,7 +114,7 @@ def _note_simulation(grid: Grid) -> Iterator[str]:
         yield f"{traces} traces, one for each trial" if traces > 1 else "one trace for all trials"
 
 
-def _describe_simulation(grid: Grid) -> dict[str, Any]:
+def describe_simulation(grid: Grid) -> dict[str, Any]:
     """What stands in for engines; empty where they are real."""
     if grid.simulation is None:
         return {}
@@ -249,14 +249,14 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=_cell_params(grid, policy, seed, trial, place, moves_kv),
+                params=cell_params(grid, policy, seed, trial, place, moves_kv),
                 estimated_s=around_s + expect_replay_s(grid, policy),
                 trial=trial,
             )
             place += 1
 
 
-def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
     `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell; `kv_cache_memory_bytes` and
@@ -309,7 +309,7 @@ def _repeat_s(grid: Grid) -> float:
     return 2 * grid.interference.settle_s + DECODE_RUNS_S
 
 
-def _with_options(grid: Grid, options: RunOptions) -> Grid:
+def apply_options(grid: Grid, options: RunOptions) -> Grid:
     if len(options.configs) > 1:
         raise RunnerError(
             f"{EXPERIMENT} runs all its engines with one config, not {', '.join(options.configs)}",
@@ -340,7 +340,7 @@ def _require_policies(grid: Grid) -> None:
         make_policy(policy.name, policy.parameters)
 
 
-def _digest_files(grid: Grid) -> dict[str, str]:
+def digest_files(grid: Grid) -> dict[str, str]:
     """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
     files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
     if grid.trace.source != SYNTH:

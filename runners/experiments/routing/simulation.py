@@ -1,19 +1,17 @@
 """The cells of a simulated run: the router and replay of a live cell before engines that are a model.
 
-A cell is a process of its own. As many run at once as there are cores, in the order of the plan and ahead of their turn
-in the journal: a cell that was finished ahead is adopted when its turn comes, also by a later run process.
+A cell is a process of its own; as many run at once as there are cores, ahead of their turn in the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from results.records.decisions import Role
-from results.records.events import CellProgressed, CellState, RoutedLine, RoutedLoad, RouterSampled
+from results.records.events import CellProgressed, RoutedLine, RoutedLoad, RouterSampled
 from results.records.layout import TrialLayout
 from results.records.live import LiveLatency
 from results.records.plan import CellPlan
@@ -22,8 +20,9 @@ from results.records.turns import RoutedEngine
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
-from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, adopt_trial, put_in_place, why_degraded
+from runners.experiments.cells_ahead import CellsAhead
+from runners.experiments.first_error import first_error
+from runners.experiments.routing.artifacts import Replayed, adopt_cell, publish_cell, why_degraded
 from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import count_cores
@@ -43,62 +42,12 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
-        self._cores = count_cores()
-        self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
-        """Those that run, or have ended and wait for their turn."""
-        self._ahead: Iterator[tuple[CellPlan, int]] = iter(())
-        self._turn = ""
-        """The cell that the journal has running."""
+        self._ahead = CellsAhead(context, "replay", self._simulate, self._adopt, count_cores)
+        self.run_cell = self._ahead.run_cell
+        self.stop = self._ahead.stop
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
-        finished = await asyncio.to_thread(adopt_trial, self._context, cell)
-        if cell.cell not in self._tasks:
-            if finished is not None:
-                return finished
-            self._ahead = iter(self._list_ahead(cell))
-            self._begin(cell, attempt)
-        self._fill_cores()
-        self._turn = cell.cell
-        task = self._tasks.pop(cell.cell)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait((task,))
-            raise
-        finally:
-            self._turn = ""
-
-    async def stop(self) -> None:
-        """End what runs ahead."""
-        tasks, self._tasks, self._ahead = tuple(self._tasks.values()), {}, iter(())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _list_ahead(self, first: CellPlan) -> list[tuple[CellPlan, int]]:
-        """Cells that are still to be simulated, in the order of the plan, with their next attempts."""
-        view = self._context.store.view()
-        pending = (cell for cell in view.plan.cells if view.cells[cell.cell].state is CellState.PENDING)
-        return [
-            (cell, view.cells[cell.cell].attempt + 1)
-            for cell in pending
-            if cell.kind == "replay" and cell.cell != first.cell
-        ]
-
-    def _fill_cores(self) -> None:
-        running = sum(not task.done() for task in self._tasks.values())
-        while running < self._cores and (pair := next(self._ahead, None)) is not None:
-            cell, attempt = pair
-            if cell.cell not in self._tasks and adopt_trial(self._context, cell) is None:
-                self._begin(cell, attempt)
-                running += 1
-
-    def _begin(self, cell: CellPlan, attempt: int) -> None:
-        task = asyncio.create_task(self._simulate(cell, attempt))
-        task.add_done_callback(lambda ended: None if ended.cancelled() else self._fill_cores())
-        self._tasks[cell.cell] = task
+    def _adopt(self, cell: CellPlan) -> CellOutcome | None:
+        return adopt_cell(cell, self._context)
 
     async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.params["parameters"].get("prewarm_tokens"):
@@ -117,12 +66,12 @@ class SimulatedCells:
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
-        summary = await asyncio.to_thread(put_in_place, cell, attempt, self._grid, trace, replayed, folder, context)
+        summary = await asyncio.to_thread(publish_cell, cell, attempt, self._grid, trace, replayed, folder, context)
         return CellOutcome(summary, why_degraded(ended.replay))
 
     def _emit_tick(self, cell: CellPlan, spec: SimulationSpec, tick: SimulationTick) -> None:
         """What runs ahead is not in the journal yet."""
-        if cell.cell != self._turn:
+        if cell.cell != self._ahead.turn:
             return
         replay, router = tick.replay, tick.router
         roles = {one.instance: one.role for one in spec.router.instances}

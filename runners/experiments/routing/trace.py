@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from results.records.layout import sha256, write_indented_json
+from results.records.layout import RunLayout, sha256, write_indented_json
 from results.records.turns import TraceRecord
 from runners.errors import CellFailed
-from runners.experiments.routing.grid import SYNTH, TraceChoice
-from runners.experiments.routing.plan import TRACE_CELL
+from runners.experiments.routing.grid import SYNTH, Grid, TraceChoice
+from runners.experiments.routing.plan import TRACE_CELL, list_traces
 from runners.trace.formats import read_trace
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Trace
@@ -59,6 +59,22 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path, name: str = 
     )
     write_indented_json(_record_beside(path), record)
     return record
+
+
+def prepare_traces(grid: Grid, max_tokens: int, layout: RunLayout) -> TraceRecord:
+    """Make every trace of a run; returns the first one's record. Raises as `prepare_trace`."""
+    record = prepare_trace(grid.trace, max_tokens, layout.trace)
+    for name, number in list_traces(grid)[1:]:
+        source = grid.further_traces.get(name, grid.trace)
+        drawn = msgspec.structs.replace(source, seed=source.seed + number)
+        prepare_trace(drawn, max_tokens, layout.trace_of(name, number), name)
+    return record
+
+
+def summarise_trace(record: TraceRecord) -> dict[str, object]:
+    """What the journal holds of a trace."""
+    names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
+    return {name: getattr(record, name) for name in names}
 
 
 def read_record(path: Path) -> TraceRecord | None:

@@ -219,9 +219,9 @@ class Link(asyncio.Protocol):
 
     def _gather_head(self, caller: Caller, data: bytes) -> None:
         """Bytes of the head; once it is whole, ask the caller whether the response is wanted."""
-        self._gathered += data
+        self._gathered = (self._gathered + data).lstrip(b"\r\n")  # the parser skips empty lines before a head
         while self._gathered.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in self._gathered:
-            self._gathered = self._gathered.partition(b"\r\n\r\n")[2]
+            self._gathered = self._gathered.partition(b"\r\n\r\n")[2].lstrip(b"\r\n")
         head, end, body = self._gathered.partition(b"\r\n\r\n")
         if not end:
             if len(head) > HEAD_LIMIT_BYTES:

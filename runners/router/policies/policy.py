@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol
@@ -121,7 +122,11 @@ def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[
     return Pickable(unpaused.loads, unpaused.ruled_out, (Gate("one_not_paused", 0, 1, False, text),))
 
 
-class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PolicyMeta(msgspec.StructMeta, ABCMeta):
+    """A struct that cannot be made where a method of its own is missing."""
+
+
+class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_PolicyMeta):
     """A policy that sends whole requests to the instances that may be picked."""
 
     name: ClassVar[str]
@@ -134,9 +139,9 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         may = find_pickable(request, cluster)
         return self._choose_instance(request, cluster, may) if may.loads else Draft(decide_nowhere(self.name, may))
 
+    @abstractmethod
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The decision among the instances of `may`, at least one."""
-        raise NotImplementedError
 
 
 def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:

@@ -194,9 +194,9 @@ class Bindings:
         """What a pick sees of the session now; None = no other router can change it meanwhile."""
         return None
 
-    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
-        """`count_arrival`, where other routers may know the session better; `then` gets its turn, once."""
-        raise NotImplementedError("these bindings are no other router's")
+    def ask_arrival(self, session: str, now: float, then: Callable[[int], None]) -> None:
+        """`count_arrival`; `then` gets the turn, once: at once here, later where other routers may know better."""
+        then(self.count_arrival(session, now))
 
     def claim_migration(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]

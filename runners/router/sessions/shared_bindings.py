@@ -106,11 +106,11 @@ class SharedBindings(Bindings):
         row = self._sessions.get(session)
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
-    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
+    def ask_arrival(self, session: str, now: float, then: Callable[[int], None]) -> None:
         """Count a request of the session and see where it lives; at once without Redis."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
-            then(self.count_arrival(session, self._clock()))
+            super().ask_arrival(session, now, then)
             return
         waiting = [then]
 

@@ -13,7 +13,7 @@ from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.tax import Metric, TaxRow
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.measures.saturation import ReferenceRates
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
@@ -54,7 +54,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse_run(original)
+    return write_results(original)
 
 
 def tax_of(analysis: Analysis, config: str, phase: str, shape: str, metric: Metric = Metric.TTFT_P90) -> TaxRow:
@@ -120,7 +120,7 @@ def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_pa
 def confirmed_only(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """The sweep has Phase A alone, and one shape has a rate of its own."""
     run = replace(RUN, sweeps_shapes=False, own_rates={(4096, 64): 0.5}, prime=(4.0, ((512, 256),)))
-    return analyse_run(write(tmp_path_factory.mktemp("confirmed-only") / "run", run))
+    return write_results(write(tmp_path_factory.mktemp("confirmed-only") / "run", run))
 
 
 def test_shapes_need_no_sweep(confirmed_only: Analysis) -> None:

@@ -13,7 +13,7 @@ import pytest
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
 from results.report.figure import CONFIGS, Figure
 from results.report.figure_files import draw, write_figures
@@ -126,7 +126,7 @@ def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path)
 def test_a_figure_that_lacks_its_config_says_so(tmp_path: Path, config: str, number: int) -> None:
     configs = {name: truth for name, truth in RUN.configs.items() if name != config}
     write_run(tmp_path, replace(RUN, configs=configs, skipped={config: "it did not load"}))
-    analyse_run(tmp_path)
+    write_results(tmp_path)
     figure = _figure(tmp_path, number)
     assert config in figure.missing
     for report in ("report.md", "report.html"):

@@ -15,7 +15,7 @@ from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
 from results.connector_tax.page import build_page
 from results.connector_tax.tax import Metric, TaxRow
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.measures.saturation import REF_SAFE
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
@@ -48,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def analysis(root: Path) -> Analysis:
     write_run(root, RUN)
-    return analyse_run(root)
+    return write_results(root)
 
 
 def rows(analysis: Analysis, config: str) -> TaxRow:
@@ -120,14 +120,14 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
 def test_a_launch_of_one_plain_that_is_missing_takes_no_launch_from_the_taxes(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=3))
     (tmp_path / "results" / f"{DATE}_{REPEAT}" / "cell_A_r2_t2.json").unlink()
-    row = rows(analyse_run(tmp_path), "mooncake_both")
+    row = rows(write_results(tmp_path), "mooncake_both")
     assert (row.estimate.launches, row.withheld) == (3, "")
     assert row.verdict is not None
 
 
 def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=2))
-    analysis = analyse_run(tmp_path)
+    analysis = write_results(tmp_path)
     assert noise(analysis).detectable is None
     assert "detect taxes" not in build_page(analysis).noise
     assert "100% takes" not in build_page(analysis).noise
@@ -136,7 +136,7 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
 
 def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=1))
-    analysis = analyse_run(tmp_path)
+    analysis = write_results(tmp_path)
     assert analysis.launch_noise == ()
     assert "is not known (one launch per config" in build_page(analysis).noise
     assert rows(analysis, "mooncake_both").p is None

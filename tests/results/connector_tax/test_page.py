@@ -11,7 +11,7 @@ import pytest
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.page import TAXES, build_page, format_fraction
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.records.baseline import BASELINE, REPEAT
 from results.report.page import Page, PageAnswer
 from results.statistics.estimates import Estimate
@@ -43,7 +43,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest.fixture(scope="module")
 def analyses(roots: dict[int, Path]) -> dict[int, Analysis]:
-    return {trials: analyse_run(root) for trials, root in roots.items()}
+    return {trials: write_results(root) for trials, root in roots.items()}
 
 
 def answer_of(page: Page, name: str) -> PageAnswer:
@@ -90,7 +90,7 @@ def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyses: dict[
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
-    page = build_page(analyse_run(tmp_path))
+    page = build_page(write_results(tmp_path))
     assert page.answers == ()
     assert "no cell was measured" in page.trouble
     assert "no tax" in page.setting[1]

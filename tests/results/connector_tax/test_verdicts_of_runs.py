@@ -13,7 +13,7 @@ import pytest
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.combined_taxes import Additive
 from results.connector_tax.tax import Metric, TaxRow
-from results.connector_tax.write import analyse_run, flat_taxes
+from results.connector_tax.write import flat_taxes, write_results
 from results.measures.drift import DriftVerdict
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_measured_run, write_run
@@ -58,7 +58,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse_run(original)
+    return write_results(original)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Analysis]:
     for trials in (1, 2):
         root = tmp_path_factory.mktemp(f"few{trials}") / NAME
         write_run(root, replace(RUN, trials=trials))
-        found[trials] = analyse_run(root)
+        found[trials] = write_results(root)
     return found
 
 
@@ -190,7 +190,7 @@ def test_a_lost_artifact_takes_its_verdicts_and_no_other(
 
 
 def test_an_empty_folder_has_every_verdict_open_with_a_reason(tmp_path: Path) -> None:
-    found = analyse_run(tmp_path)
+    found = write_results(tmp_path)
     assert {verdict.outcome for verdict in found.verdicts} == {Outcome.OPEN}
     assert all(verdict.reason and verdict.measured.value is None for verdict in found.verdicts)
     assert Outcome.HOLDS not in {criterion.outcome for criterion in found.criteria}
@@ -220,7 +220,7 @@ TRIALS = Run(
 
 def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
     write_run(tmp_path, TRIALS)
-    found = analyse_run(tmp_path)
+    found = write_results(tmp_path)
     mooncake = _tax(found, "mooncake_both")
     assert covers(mooncake.estimate, 0.45)
     assert mooncake.estimate.basis == "over 4 launches, all configs together"

@@ -10,7 +10,7 @@ import pytest
 
 from results.connector_tax.analyse import analyse
 from results.connector_tax.figures import build_figures
-from results.connector_tax.write import analyse_run
+from results.connector_tax.write import write_results
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 from tests.results.connector_tax.synthetic import (
@@ -59,7 +59,7 @@ def test_a_whole_run_has_no_gap(root: Path) -> None:
 
 
 def test_the_manifest_has_a_row_per_config_skips_included(root: Path) -> None:
-    analyse_run(root)
+    write_results(root)
     rows = pd.read_csv(root / "MANIFEST.tsv", sep="\t", dtype=str, keep_default_na=False).set_index("config")
     assert list(rows.index) == ["lmcache_only", "mooncake_both", "plain"]
     skipped, plain = rows.loc["lmcache_only"], rows.loc["plain"]
@@ -127,7 +127,7 @@ def test_nothing_lost_becomes_zero(root: Path) -> None:
     for name in ("requests_A_r2.jsonl", "metrics_A_r2.jsonl", "engine_step_A_r2.jsonl"):
         (folder / name).unlink()
         (folder / name).with_suffix(".parquet").unlink(missing_ok=True)
-    analysis = analyse_run(root)
+    analysis = write_results(root)
     cell = next(cell for cell in analysis.cells if cell.cell == "phase-a/mooncake_both/r2")
     measured = {name for name, estimate in cell.values.items() if estimate.value is not None}
     assert measured == {"requested_throughput_per_s"}
@@ -159,7 +159,7 @@ def test_lost_or_damaged_reference_rates_are_made_again_and_named(root: Path) ->
 
 
 def test_a_folder_with_nothing_in_it_is_a_report_of_gaps(tmp_path: Path) -> None:
-    analysis = analyse_run(tmp_path)
+    analysis = write_results(tmp_path)
     assert analysis.cells == ()
     assert {gap.artifact for gap in analysis.gaps} == {"plan.json", "preflight/preflight_status.json"}
     assert "plain was not measured" in (tmp_path / "report.md").read_text()
@@ -180,7 +180,7 @@ def test_a_run_without_a_plan_is_analysed_all_the_same(root: Path) -> None:
 def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
     write_cell(layout, Cell("plain", Behaviour(), Load(4.0), degraded="client used 0.97 of a core"))
-    analyse_run(root)
+    write_results(root)
     text = (root / "report.md").read_text()
     for part in (
         "no verdict",

@@ -17,7 +17,7 @@ from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.report import build_report, list_limits
 from results.pd_lifecycle.summary import COLUMNS, build_summary_rows, values_of
 from results.pd_lifecycle.tables import build_tables
-from results.pd_lifecycle.write import analyse_lifecycle
+from results.pd_lifecycle.write import write_results
 from results.records.layout import LifecycleLayout
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig, write_record
 from results.report.document import render_markdown
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-pd-lifecycle-cpu-tiny"
     root.mkdir()
     write_run(root, tuple(grid(Truth(), sizes=(512, 8192, 32768))), analysis={"link_gbps": 12.5})
-    analyse_lifecycle(root)
+    write_results(root)
     return root
 
 
@@ -145,7 +145,7 @@ def test_a_cell_that_failed_says_why_and_what_it_threw_away(tmp_path: Path, smal
     failed.parent.mkdir(parents=True)
     thrown = [{"repetition": 3, "reason": "the prefix was gone"}, {"repetition": 3, "reason": "the prefix was gone"}]
     failed.write_text(json.dumps({"cell": "x", "attempt": 1, "reason": "2 preemptions", "discarded": thrown}))
-    run_analysis = analyse_lifecycle(tmp_path)
+    run_analysis = write_results(tmp_path)
     rows = pd.read_csv(tmp_path / "MANIFEST.tsv", sep="\t", keep_default_na=False)
     (row,) = rows[rows["status"] == "FAILED"].to_dict("records")
     assert (row["prior_context"], row["skip_reason"], row["discarded"]) == (131_072, "2 preemptions", 2)
@@ -323,7 +323,7 @@ def test_a_run_without_a_baseline_or_a_probe_says_so(tmp_path: Path) -> None:
     blind = replace(one.prefill, events=())
     records = [replace(one.record(prefill=blind, colo=Colo(reason="not asked for")), repetition=n) for n in range(1, 6)]
     write_run(tmp_path, records)
-    run_analysis = analyse_lifecycle(tmp_path)
+    run_analysis = write_results(tmp_path)
     missing = {figure.number: figure.missing for figure in build_figures(run_analysis)}
     assert "not asked for" in missing[4]
     assert missing[2]
@@ -363,5 +363,5 @@ def test_two_hosts_are_set_against_each_other_by_all_exchanges(tmp_path: Path) -
 
 
 def test_an_empty_run_has_a_summary_without_rows(tmp_path: Path) -> None:
-    assert analyse_lifecycle(tmp_path).records == ()
+    assert write_results(tmp_path).records == ()
     assert LifecycleLayout(tmp_path).summary_csv.read_text().startswith(SPECIFIED)

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
-from results.measures.turns import turn_table, turns_of
+from results.measures.turns import Turns, turns_of
 from results.records.decisions import (
     ClusterView,
     Decision,
@@ -22,6 +23,7 @@ from results.records.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
+from results.records.frames import TURN_SCHEMA
 from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
@@ -280,7 +282,7 @@ def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> Loaded
     turns = records(world, truth, trial)
     record = cell_record(world, truth, trial, turns, place)
     picks = count_picks(decisions(turns, record.policy, truth.moves))
-    return LoadedCell(record, turns_of(turn_table(turns), T0_NS), picks, (), f"{record.cell}/cell.json")
+    return LoadedCell(record, turns_from(turns), picks, (), f"{record.cell}/cell.json")
 
 
 def measurements_of(cells: Sequence[LoadedCell]) -> Measurements:
@@ -356,8 +358,14 @@ def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 
     layout.config.write_text("{}")
     layout.apc.write_text("{}")
     layout.gpu_util.write_text("t_unix_s,gpu,utilisation\n# no GPU on this host\n")
-    summary, breakdown = summarise_cell(turns, picks, record)
+    summary, breakdown = summarise_cell(turns_from(turns), picks, record)
     layout.summary.write_bytes(msgspec.json.encode(summary))
     layout.breakdown.write_bytes(msgspec.json.encode(breakdown))
     checksums = {path.name: sha256(path) for path in (layout.metrics, layout.decisions, layout.engines)}
     layout.cell.write_bytes(msgspec.json.encode(replace(record, checksums=checksums)))
+
+
+def turns_from(rows: Sequence[TurnRecord]) -> Turns:
+    """The turns that reading these records back from `metrics.jsonl` gives."""
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=TURN_SCHEMA)
+    return turns_of(table, T0_NS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.measures.turns import SessionTimes, Turns, session_times, turn_table, turns_of
+from results.measures.turns import SessionTimes, Turns, session_times
 from results.routing.coupling import (
     Coupling,
     Curve,
@@ -24,7 +24,7 @@ from results.routing.coupling import (
 )
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
-from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+from tests.results.routing.synthetic import Truth, World, loaded, measured, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 
 WORLD = World(sessions=32, turns=5, gap_s=0.8, random_gaps=True, turn_sigma=0.05, session_sigma=0.05)
@@ -59,7 +59,7 @@ def test_a_slope_holds_what_varies_between_sessions_however_many_trials_there_ar
 
 def test_the_terms_are_those_of_the_world() -> None:
     world = replace(WORLD, think_s=1.5, session_sigma=0.0, turn_sigma=0.0, random_gaps=False)
-    loop = loop_of(turns_of(turn_table(records(world, Truth("a"))), T0_NS))
+    loop = loop_of(turns_from(records(world, Truth("a"))))
     assert not isinstance(loop, str)
     assert loop.arrivals_per_s == pytest.approx(1 / 0.8)
     assert loop.turns == pytest.approx(5)
@@ -110,7 +110,7 @@ def _held_back(turns: Turns, cap: int) -> Turns:
 
 
 def test_arrivals_are_the_traces_whatever_a_limit_held_back() -> None:
-    turns = turns_of(turn_table(records(WORLD, Truth("a"))), T0_NS)
+    turns = turns_from(records(WORLD, Truth("a")))
     capped = _held_back(turns, 4)
     assert session_times(capped).arrival_s == pytest.approx(session_times(turns).arrival_s)
     loop, free = loop_of(capped), loop_of(turns)
@@ -124,7 +124,7 @@ def test_arrivals_are_the_traces_whatever_a_limit_held_back() -> None:
 
 
 def test_a_steady_state_obeys_littles_law() -> None:
-    loop = loop_of(turns_of(turn_table(records(replace(WORLD, sessions=300), COUPLED)), T0_NS))
+    loop = loop_of(turns_from(records(replace(WORLD, sessions=300), COUPLED)))
     assert not isinstance(loop, str)
     assert loop.in_system == pytest.approx(loop.arrivals_per_s * loop.turns * (loop.service_s + loop.think_s), rel=0.05)
 

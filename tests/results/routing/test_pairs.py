@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from results.measures.turns import turn_table, turns_of
 from results.routing.loads import Load
 from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
@@ -28,7 +27,7 @@ from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
-from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, measurements_of, records
+from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
@@ -219,7 +218,7 @@ def test_records_that_lack_turns_are_paired_by_index() -> None:
     one = replace(WORLD, trials=1)
     cells = [loaded(one, FAST), loaded(one, SLOW)]
     turns = records(one, SLOW)[24:]
-    short = replace(cells[1], turns=turns_of(turn_table(turns), T0_NS))
+    short = replace(cells[1], turns=turns_from(turns))
     found = Measurements([cells[0], short], [summary_of(cell) for cell in (cells[0], short)])
     assert found.common_turns("unified", "round_robin", "ttft_s") == (72, 24)
 

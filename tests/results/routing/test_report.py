@@ -18,7 +18,7 @@ from results.routing.cautions import find_stalls
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.report import describe_opening, describe_verdict, list_limits
 from results.routing.summary import summary_of
-from results.routing.write import analyse_routing, build_pair_rows
+from results.routing.write import build_pair_rows, write_results
 from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
 
@@ -44,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root.mkdir()
     write_run(root, WORLD, POLICIES, planned=("lmetric <b>&",))
     write_interference(root, {256: 1.4, 1024: 3.0, 4096: 9.0})
-    analyse_routing(root)
+    write_results(root)
     return root
 
 
@@ -183,7 +183,7 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("moving") / "20260131-120000-routing-cpu-tiny"
     root.mkdir()
     write_run(root, WORLD, MOVING)
-    analyse_routing(root)
+    write_results(root)
     return root
 
 

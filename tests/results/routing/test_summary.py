@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.measures.turns import in_flight_over_time, session_times, turn_table, turns_of
+from results.measures.turns import in_flight_over_time, session_times
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.read import LoadedCell
@@ -22,7 +22,7 @@ from results.routing.summary import (
     summary_of,
 )
 from tests.examples import examples
-from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records
+from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records, turns_from
 
 WORLD = World(sessions=6, turns=4, turn_sigma=0.0, session_sigma=0.0, gap_s=10.0)
 TRUTH = Truth("unified", hot=3.0)
@@ -34,7 +34,7 @@ def _turns() -> list[TurnRecord]:
 
 def _summary(turns: list[TurnRecord], record: RoutingCell | None = None) -> RoutedSummary:
     cell = record or cell_record(WORLD, TRUTH, 0, turns)
-    return summary_of(LoadedCell(cell, turns_of(turn_table(turns), T0_NS), None, (), "cell.json"))
+    return summary_of(LoadedCell(cell, turns_from(turns), None, (), "cell.json"))
 
 
 def _instance(summary: RoutedSummary, name: str) -> InstanceNumbers:
@@ -78,7 +78,7 @@ def test_samples_tell_how_full_an_instance_was_and_how_long_its_queue() -> None:
     rows = [EngineSample(place, "e0", 1.0, float(place), place / 10, 0, 1) for place in range(5)]
     rows.append(EngineSample(9, "e0", None, None, None, None, None))  # a scrape that failed
     turns = _turns()
-    _, breakdown = summarise_cell(turns, (), cell_record(WORLD, TRUTH, 0, turns), rows)
+    _, breakdown = summarise_cell(turns_from(turns), (), cell_record(WORLD, TRUTH, 0, turns), rows)
     values = {one["instance"]: one["values"] for one in breakdown["instances"]}
     assert (values["e0"]["kv_usage_max"]["value"], values["e0"]["waiting_p90"]["value"]) == (0.4, pytest.approx(3.6))
     assert values["e1"]["kv_usage_max"]["value"] is None
@@ -130,7 +130,9 @@ def test_without_turns_nothing_is_zero() -> None:
 
 def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
     turns = _turns()
-    summary, breakdown = summarise_cell(turns, decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns))
+    summary, breakdown = summarise_cell(
+        turns_from(turns), decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns)
+    )
     assert summary["counts"]["picks"] == 24
     assert breakdown["picks"]["reasons"] == {"affinity": 18, "cold": 6}
     assert breakdown["picks"]["by_instance"]["e0"] == {"affinity": 9, "cold": 3}
@@ -139,7 +141,7 @@ def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
 
 def test_sessions_are_busy_while_a_turn_runs_and_idle_between() -> None:
     world = replace(WORLD, think_s=2.0)
-    times = session_times(turns_of(turn_table(records(world, Truth("a"))), T0_NS))
+    times = session_times(turns_from(records(world, Truth("a"))))
     assert times.busy_s == pytest.approx([4 * 0.36] * 6)
     assert times.idle_s == pytest.approx([3 * 2.0] * 6)
     assert times.arrival_s == pytest.approx(np.arange(6) * 10.0)
@@ -159,7 +161,7 @@ def test_turns_that_overlap_count_once(found: list[tuple[float, float]]) -> None
         )
         for place, (begin, length) in enumerate(found)
     ]  # fmt: skip
-    columns = turns_of(turn_table(turns), T0_NS)
+    columns = turns_from(turns)
     times = session_times(columns)
     counts, lengths = in_flight_over_time(columns.send_s, columns.end_s)
     assert times.busy_s[0] == pytest.approx(float(lengths[counts > 0].sum()), abs=1e-6)

@@ -13,7 +13,7 @@ from results.measures.latency import METRICS, RequestMetric, declare
 from results.measures.replay_numbers import replay_numbers
 from results.records.layout import trial_layouts
 from results.routing.read import load_cell
-from results.routing.write import analyse_routing
+from results.routing.write import write_results
 from tests.doc_code import code_blocks, load_module
 from tests.results.routing.synthetic import Truth, World, write_run
 
@@ -40,7 +40,7 @@ def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> Non
     median = float(np.median(turns.wait_s))
     assert summary["values"]["wait_p50_s"]["value"] == pytest.approx(median)  # written at the cell's end
     assert replay_numbers(layout.metrics)["wait_p50_s"].value == pytest.approx(median)  # a standalone replay
-    analysis = analyse_routing(root)
+    analysis = write_results(root)
     assert analysis.cells[0].values["wait_p90_s"].value is not None
     pairs = json.loads((root / "pairs.json").read_text())
     assert "wait_p50_s" in json.dumps(pairs)  # the comparison of policies

@@ -26,10 +26,10 @@ LONG = list(range(40))
 PROMPT = list(range(60))
 ROOT = Path(__file__).resolve().parents[3]
 CORE = (
-    "breaker", "dispatch", "driver", "facts", "failure", "health", "ledger", "lifecycle", "metrics", "migration_feed",
-    "policies", "prefix_index", "response_facts", "sessions.bindings", "spec", "traffic", "transfer.counters",
-    "transfer.move_rules", "transfer.movement", "transfer.quarantine", "transfer.request_bodies",
-    "transfer.transports", "view", "whatif", "why",
+    "breaker", "cluster", "counts", "dispatch", "driver", "facts", "failure", "health", "ledger", "migration_feed",
+    "policies", "prefix_index", "request_lifecycle", "response_facts", "sessions.bindings", "spec", "traffic",
+    "transfer.counters", "transfer.move_rules", "transfer.movement", "transfer.quarantine", "transfer.request_bodies",
+    "transfer.transports", "whatif", "why",
 )  # fmt: skip
 """Modules of runners.router that a simulator runs too; `policies` stands for all of its modules."""
 CLOCKS = {"asyncio", "time", "threading", "uvloop", "datetime"}
@@ -227,6 +227,22 @@ def test_the_same_scenario_gives_the_same_records_bit_by_bit() -> None:
     first, second = (simulate(holds, "static_pd", {"prefill_count": 1}, specs).records() for _ in range(2))
     assert first == second
     assert all(record.decide_us == 0.0 for record in first), "the only clock is the driver's"
+
+
+def test_a_request_that_is_offered_room_and_held_again_takes_no_number_of_the_log() -> None:
+    """It is offered some every 0.25 s: how many decisions there are would depend on time."""
+    specs = [InstanceSpec(name, f"http://h/{name}", kv_capacity_tokens=80, block_tokens=BLOCK) for name in "ab"]
+    world = SimulatedWorld("static_pd", {"prefill_count": 1}, specs, SHORT)
+    for session in ("s", "t"):
+        world.start(session, PROMPT)
+    for _ in range(3):
+        world.traffic.serve_held()
+    world.answer("s")
+    world.driver.advance(0.0)
+    world.answer("t")
+    records = world.records()
+    assert Counter(record.outcome.status for record in records if record.outcome) == {"ok": 2, "held": 1}
+    assert sorted(record.seq for record in records) == [0, 1, 2]
 
 
 def test_a_lost_instance_costs_its_requests_a_retry_and_its_sessions_an_owner() -> None:

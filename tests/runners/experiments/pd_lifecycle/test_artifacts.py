@@ -14,7 +14,7 @@ from results.records.layout import LifecycleLayout, RunLayout, publish
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
-from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, why_degraded
+from runners.experiments.pd_lifecycle.artifacts import adopt_cell, publish_cell, why_degraded
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import FakeBench
 from tests.runners.experiments.pd_lifecycle.test_cell import SHAPE, cell, grid
@@ -48,7 +48,7 @@ async def test_a_finished_cell_is_adopted_and_counted(run: Path) -> None:
     assert outcome.summary["counted"] == 3
     assert outcome.summary["bytes_transferred"] == 512 * SHAPE.current_new_tokens
     assert outcome.degraded == ""
-    assert adopt_outcome(cell(SHAPE), context(run)) == outcome
+    assert adopt_cell(cell(SHAPE), context(run)) == outcome
     assert files_of(run) == {
         *(f"{SHAPE.label}_rep{number}.json" for number in range(1, 6)),
         *(f"cells/{SHAPE.label}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl")),
@@ -71,13 +71,13 @@ async def test_a_death_between_two_renames_leaves_nothing_that_counts(
     with pytest.raises(KeyboardInterrupt):
         await finish(run)
     assert LifecycleLayout(run).record(SHAPE, 1).exists()
-    assert adopt_outcome(cell(SHAPE), context(run)) is None
+    assert adopt_cell(cell(SHAPE), context(run)) is None
     collected = read_records(run)
     assert not collected.records
     assert collected.gaps
     monkeypatch.undo()
     await finish(run, attempt=2)
-    assert adopt_outcome(cell(SHAPE), context(run)) is not None
+    assert adopt_cell(cell(SHAPE), context(run)) is not None
     assert len(read_records(run).records) == 5
 
 
@@ -86,7 +86,7 @@ async def test_a_cell_whose_files_were_changed_is_measured_again(run: Path, name
     await finish(run)
     path = LifecycleLayout(run).cell(SHAPE).parent / name
     path.write_bytes(path.read_bytes()[:-2])
-    assert adopt_outcome(cell(SHAPE), context(run)) is None
+    assert adopt_cell(cell(SHAPE), context(run)) is None
 
 
 async def test_a_new_attempt_replaces_all_of_the_old_one(run: Path) -> None:

@@ -18,8 +18,8 @@ from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.read import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
-from runners.experiments.requests import first_error
-from runners.experiments.routing.artifacts import Replayed, describe_engine, put_in_place, trial_layout, why_degraded
+from runners.experiments.first_error import first_error
+from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell, trial_layout, why_degraded
 from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
@@ -111,7 +111,7 @@ class Subject:
             engines=tuple(describe_engine(one, CacheShape(32, 8192), spans[one.name]) for one in members),
             spans=spans,
         )
-        return put_in_place(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
+        return publish_cell(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from runners.router.breaker import BreakerState
-from tests.runners.router.routers import FAST, SHORT, by, events, instances, router, tokens, until
+from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, router, tokens, until
 from tests.servers.backend import Backend
 
 SPREADING = ("lmetric", "unified_spread", "leastwork")
@@ -253,7 +253,7 @@ async def test_the_index_forgets_what_a_dead_instance_held(tmp_path: Path) -> No
 @pytest.mark.parametrize("policy", SPREADING)
 async def test_twenty_sessions_are_never_all_on_one_of_four(policy: str, at_once: bool, shared_prefix: bool) -> None:
     """Neither where nothing is in flight at a pick, nor where every prompt begins with the same system prompt."""
-    async with instances("a", "b", "c", "d") as four, router(four, policy) as routed:
+    async with instances("a", "b", "c", "d") as four, router(four, policy, health=STEADY) as routed:
         prefix = list(range(64)) if shared_prefix else []
         first: Counter[str] = Counter()
 

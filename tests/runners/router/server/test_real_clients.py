@@ -12,7 +12,7 @@ import pytest
 
 from runners.router.breaker import BreakerState
 from runners.router.server.paths import ROUTED
-from tests.runners.router.routers import FAST, by, events, instances, router, tokens, until
+from tests.runners.router.routers import FAST, STEADY, by, events, instances, router, tokens, until
 
 REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r\r\ncontent-length: 28\r\n\r\n"
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_before_the_last_event_is_counted_as_aborted(
 
 
 async def test_an_error_event_in_a_stream_is_the_instances_failure(tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
         a.error_event = DEAD_CORE
         answers = [await routed.post(str(number)) for number in range(10)]
         broken = [answer for answer in answers if by(answer) == "a"]
@@ -65,7 +65,7 @@ async def test_an_error_event_in_a_stream_is_the_instances_failure(tmp_path: Pat
 
 
 async def test_an_error_event_that_blames_the_request_is_no_failure_of_the_instance(tmp_path: Path) -> None:
-    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+    async with instances("a") as (a,), router([a], folder=tmp_path, health=STEADY) as routed:
         a.error_event = {"error": {"message": "too long", "code": 400}}
         for _ in range(4):
             await routed.post()

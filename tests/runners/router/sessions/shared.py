@@ -57,7 +57,7 @@ class Watched(SharedBindings):
     async def turn(self, session: str) -> int:
         """Ask for a session as a request does; returns its turn."""
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.ask_arrival(session, asked.set_result)
+        self.ask_arrival(session, self._clock(), asked.set_result)
         return await asked
 
     async def claimed(self, session: str, instance: str) -> tuple[MigrationClaim | None, bool]:

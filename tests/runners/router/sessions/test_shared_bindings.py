@@ -158,7 +158,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
 async def test_an_instance_that_came_back_gets_its_share_once_whoever_sees_it(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
         for number in range(1200):
-            a.ask_arrival(f"s{number}", lambda turn: None)
+            a.ask_arrival(f"s{number}", 0.0, lambda turn: None)
         await a.settled()
         for number in range(1200):
             a.serve(f"s{number}", "ab"[number % 2])

@@ -1,0 +1,1 @@
+"""The fewest instances that hold a latency objective, per policy, from simulated points."""

@@ -1,0 +1,97 @@
+"""What a search has shown, computed from the run's folder and written nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from results.capacity.read import read_points
+from results.capacity.search import Answer, Assessed, Search, Size, answer, assess
+from results.capacity.slo import Limit, parse_slo
+from results.records.errors import ResultsError
+from results.records.frames import Gap
+from results.records.layout import RunLayout
+from results.records.points import PointRecord
+from results.records.run_folder import RunFacts, run_facts
+
+
+class _Planned(msgspec.Struct):
+    slo: str
+    searches: dict[str, Search]
+
+
+class _Traces(msgspec.Struct):
+    trials: int
+
+
+class _Inputs(msgspec.Struct):
+    search: _Planned
+    grid: _Traces
+
+
+class _Plan(msgspec.Struct):
+    inputs: _Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCapacity:
+    """One policy's search."""
+
+    label: str
+    search: Search
+    answer: Answer
+    points: Mapping[Size, Assessed]
+    """By rising size; only those whose traces have all been simulated."""
+    records: Mapping[Size, tuple[PointRecord, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAnalysis:
+    facts: RunFacts
+    slo: str
+    limits: tuple[Limit, ...]
+    traces: int
+    """Of each point."""
+    distinct_traces: int
+    """Of those, with different sessions: the others differ by step noise alone."""
+    policies: tuple[PolicyCapacity, ...]
+    """In the order of the plan."""
+    gaps: tuple[Gap, ...]
+
+
+def analyse(root: Path) -> CapacityAnalysis:
+    """Raises ResultsError where `root` is no folder of such a run."""
+    facts, gaps = run_facts(root)
+    try:
+        plan = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).inputs
+        limits = parse_slo(plan.search.slo)
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise ResultsError(f"{root} holds no plan of a capacity search: {error}", remedy="name another run") from error
+    records: dict[str, Mapping[Size, list[PointRecord]]] = {}
+    for folder in sorted(RunLayout(root).points.glob("*")):
+        try:
+            own = read_points(folder)
+        except (OSError, msgspec.DecodeError) as error:
+            gaps += (Gap(folder.name, f"is damaged: {error}"),)
+            continue
+        records |= {rows[0].label: own for rows in own.values()}
+    policies = tuple(
+        _analyse_policy(label, search, limits, plan.grid.trials, records.get(label, {}))
+        for label, search in plan.search.searches.items()
+    )
+    sums = {one.trace_sha256 for own in records.values() for rows in own.values() for one in rows}
+    return CapacityAnalysis(facts, plan.search.slo, limits, plan.grid.trials, len(sums), policies, gaps)
+
+
+def _analyse_policy(
+    label: str, search: Search, limits: tuple[Limit, ...], traces: int, records: Mapping[Size, list[PointRecord]]
+) -> PolicyCapacity:
+    whole = {size: tuple(rows) for size, rows in sorted(records.items()) if len(rows) == traces}
+    points = {
+        size: assess(limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
+        for size, rows in whole.items()
+    }
+    return PolicyCapacity(label, search, answer(search, points), points, whole)

@@ -1,0 +1,27 @@
+"""The points of a search as they lie in the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from results.capacity.search import Size
+from results.records.points import PointRecord
+
+_POINT = msgspec.json.Decoder(PointRecord)
+
+
+def read_points(folder: Path) -> Mapping[Size, list[PointRecord]]:
+    """Of one policy, whose folder it is, by size, each in the order of its traces; none where there is no folder.
+
+    Raises msgspec.DecodeError for a damaged file.
+    """
+    points: dict[Size, list[PointRecord]] = {}
+    if not folder.is_dir():
+        return points
+    for path in sorted(path for path in folder.iterdir() if path.suffix == ".json"):
+        point = _POINT.decode(path.read_bytes())
+        points.setdefault(Size(point.instances, point.prefill_instances), []).append(point)
+    return {size: sorted(rows, key=lambda one: one.trial) for size, rows in points.items()}

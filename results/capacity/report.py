@@ -1,0 +1,168 @@
+"""What a search for the fewest instances says: its page, its tables, and what it does not say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
+from results.capacity.search import Assessed, Size, Standing
+from results.capacity.slo import Limit
+from results.report.content import ReportText
+from results.report.document import describe_engine
+from results.report.page import OpenQuestion, Page, PageAnswer
+from results.report.table import Column, Table, gap_table, make_table
+from results.statistics.estimates import LEVEL, figure
+from results.statistics.trials import MIN_PAIRED
+
+FIGURE = 1
+
+
+def build_page(analysis: CapacityAnalysis) -> Page:
+    answers, questions = list[PageAnswer](), list[OpenQuestion]()
+    for policy in sorted(analysis.policies, key=_order):
+        text = describe_answer(policy)
+        if policy.answer.unfinished is None and policy.answer.fewest is not None:
+            answers.append(PageAnswer(policy.label, f"{policy.answer.fewest.text} instances", text, FIGURE))
+        else:
+            questions.append(OpenQuestion(policy.label, text, _find_remedy(policy), FIGURE))
+    return Page(
+        question=f"SIMULATED: how few instances hold {analysis.slo}?",
+        setting=(
+            f"Profile {analysis.facts.label}{describe_engine(analysis.facts)}: {len(analysis.policies)} policies, "
+            f"{analysis.traces} {_name_traces(analysis)} at each point. {_describe_brackets(analysis)}",
+        ),
+        noise="Noise floor: none; nothing is measured, and equal points have equal numbers.",
+        answers=tuple(answers),
+        undecided=tuple(questions),
+        trouble=f"{len(analysis.gaps)} gaps: {analysis.gaps[0].reason}" if analysis.gaps else "",
+    )
+
+
+def _order(policy: PolicyCapacity) -> tuple[int, int]:
+    """By the number of instances, and as the plan has them."""
+    fewest = policy.answer.fewest
+    return (policy.search.most + 1 if fewest is None else fewest.instances), 0
+
+
+def describe_answer(policy: PolicyCapacity) -> str:
+    """One sentence or a few; every number with its interval."""
+    found = policy.answer
+    if found.unfinished is not None:
+        return f"the search is not over: a point of {found.unfinished.text} instances is missing."
+    if found.fewest is None:
+        largest = max(policy.points, default=None)
+        at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
+        return f"no size of up to {policy.search.most} instances holds it{at}."
+    parts = [f"{found.fewest.text} instances hold it ({_describe_values(policy.points[found.fewest])})"]
+    below = [size for size in policy.points if size.instances == found.fewest.instances - 1]
+    if below:
+        nearest = min(below, key=lambda size: policy.points[size].distance)
+        point = policy.points[nearest]
+        parts.append(f"{nearest.text} {_name_standing(point)} ({_describe_values(point)})")
+    if found.possible is not None and found.possible != found.fewest:
+        parts.append(f"undecided from {found.possible.text} on")
+    if found.not_monotone:
+        sizes = ", ".join(size.text for size in found.not_monotone)
+        parts.append(f"not monotone: of the larger sizes {sizes} do not hold it")
+    return f"{'; '.join(parts)}."
+
+
+def _name_standing(point: Assessed) -> str:
+    return {Standing.HOLDS: "hold it", Standing.MISSES: "miss it", Standing.UNDECIDED: "are undecided"}[point.standing]
+
+
+def _describe_values(point: Assessed) -> str:
+    texts = []
+    for name, estimate in point.estimates.items():
+        metric, _, percentile = name.partition("_")
+        why = "" if estimate.low is not None else f" (no interval: {estimate.reason})"
+        shown = "never reached" if estimate.value is None else f"{estimate.text(3)} s"
+        texts.append(f"{metric.upper()} {percentile} {shown}{why}")
+    return ", ".join(texts)
+
+
+def _find_remedy(policy: PolicyCapacity) -> str:
+    if policy.answer.unfinished is not None:
+        return "`tracon resume`, or `tracon retry` where a cell failed"
+    return f"a search beyond {policy.search.most} instances (`--max-instances N`)"
+
+
+def _name_traces(analysis: CapacityAnalysis) -> str:
+    if analysis.distinct_traces >= analysis.traces:
+        return "traces"
+    return "replays of one trace, which differ by the noise of single steps alone,"
+
+
+def _describe_brackets(analysis: CapacityAnalysis) -> str:
+    if analysis.traces < MIN_PAIRED:
+        return f"No brackets: an interval takes {MIN_PAIRED} traces (`--trials {MIN_PAIRED}`)."
+    return f"Brackets hold {LEVEL:.0%} intervals over the traces."
+
+
+_ANSWERS: tuple[Column[PolicyCapacity], ...] = (
+    Column("policy", lambda policy: policy.label),
+    Column("fewest that hold", lambda policy: _text(policy.answer.fewest)),
+    Column("undecided from", lambda policy: _text(policy.answer.possible)),
+    Column("points", lambda policy: str(len(policy.points))),
+    Column("what it rests on", describe_answer),
+)
+
+
+def _text(size: Size | None) -> str | None:
+    return None if size is None else size.text
+
+
+def build_report(analysis: CapacityAnalysis) -> ReportText:
+    seconds = [one.simulation_s for policy in analysis.policies for rows in policy.records.values() for one in rows]
+    took = f" A point took {figure(statistics.median(seconds), 2)} s of the host (median)." if seconds else ""
+    return ReportText(
+        f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
+        (
+            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order)),
+            _build_points(analysis),
+            *([gap_table(analysis.gaps)] if analysis.gaps else []),
+        ),
+        _list_limits(analysis),
+    )
+
+
+def _build_points(analysis: CapacityAnalysis) -> Table:
+    columns: tuple[Column[tuple[PolicyCapacity, Size]], ...] = (
+        Column("policy", lambda row: row[0].label),
+        Column("instances", lambda row: row[1].text),
+        Column("objective", lambda row: str(row[0].points[row[1]].standing)),
+        *(_limit_column(limit) for limit in analysis.limits),
+        Column("turns completed", lambda row: _share_completed(*row), "%", 4, 100),
+    )
+    rows = [(policy, size) for policy in analysis.policies for size in policy.points]
+    note = "A turn that was not completed counts as never served. `-`: so many were not that the percentile is one."
+    return make_table("Points", columns, rows, note)
+
+
+def _limit_column(limit: Limit) -> Column[tuple[PolicyCapacity, Size]]:
+    return Column(limit.title, lambda row: row[0].points[row[1]].estimates[limit.name], "s", 3)
+
+
+def _share_completed(policy: PolicyCapacity, size: Size) -> float:
+    rows = policy.records[size]
+    return sum(one.completed for one in rows) / sum(one.turns for one in rows)
+
+
+def _list_limits(analysis: CapacityAnalysis) -> tuple[str, ...]:
+    return tuple(_say_limits(analysis))
+
+
+def _say_limits(analysis: CapacityAnalysis) -> Iterator[str]:
+    model = analysis.facts.simulated
+    yield f"Nothing was measured: engines are the model {model}; docs/simulator.md says what it lacks."
+    yield (
+        "A size holds the objective where every trace and the upper end of each interval meet every limit. The "
+        "intervals are not corrected for the number of sizes that were tried."
+    )
+    yield (
+        "The search takes `holds` to be monotone in the number of instances. It checks the neighbours of its answer "
+        "and no other size. With pools it takes the distance from the objective to have one minimum over the splits."
+    )
+    if analysis.distinct_traces < analysis.traces:
+        yield "One trace is replayed in every point: intervals hold nothing of what varies between traces."

@@ -1,0 +1,204 @@
+"""Which size of a fleet to simulate next, and what the simulated ones say. Pure functions of points.
+
+The search doubles the number of instances until one holds the objective, then halves the distance to the largest that
+does not. It takes "holds" to be monotone in the number of instances, and checks that at the neighbours of its answer.
+With pools it looks, for each number of instances, for the split that comes nearest to the objective, by the sign of the
+difference of two neighbouring splits: there it takes the distance from the objective to have one minimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from results.capacity.slo import Limit
+from results.statistics.estimates import Estimate, unknown
+from results.statistics.launch_fit import mean_over_launches
+
+UNSERVED = 1e3
+"""Distance from the objective of a size that leaves the percentile itself unserved, before the share of such turns."""
+
+
+class Standing(StrEnum):
+    """Of a size against the objective."""
+
+    HOLDS = "holds"
+    """Every trace meets every limit, and so does the upper end of each interval."""
+    MISSES = "misses"
+    """Every trace misses one limit, or the lower end of its interval does."""
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    """Of a fleet."""
+
+    instances: int
+    prefill_instances: int = 0
+    """0 = every instance does both."""
+
+    @property
+    def text(self) -> str:
+        if not self.prefill_instances:
+            return str(self.instances)
+        return f"{self.prefill_instances}P+{self.instances - self.prefill_instances}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """What all traces of one size say together."""
+
+    standing: Standing
+    distance: float
+    """The largest logarithm of a value over its limit: below 0 all are met on average."""
+    estimates: Mapping[str, Estimate]
+    """By name of the limit, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where one policy's search begins and ends."""
+
+    start: int
+    most: int
+    pooled: bool = False
+
+    @property
+    def least(self) -> int:
+        return 2 if self.pooled else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search has shown so far."""
+
+    fewest: Size | None
+    """The fewest instances that hold the objective; None = none of the simulated sizes does."""
+    possible: Size | None
+    """The fewest that may: the sizes from here to `fewest` are undecided."""
+    not_monotone: tuple[Size, ...]
+    """Larger sizes that do not hold it although `fewest` does."""
+    unfinished: Size | None
+    """What is still to be simulated before the search is over."""
+
+
+def assess(limits: Sequence[Limit], rows: Sequence[Mapping[str, float | None]], served: Sequence[float]) -> Assessed:
+    """`rows`: values by limit, one row per trace. `served`: the share of its turns that was completed."""
+    estimates = {limit.name: _estimate([row[limit.name] for row in rows]) for limit in limits}
+    standings = {_judge(limit, [row[limit.name] for row in rows], estimates[limit.name]) for limit in limits}
+    standing = Standing.UNDECIDED
+    if Standing.MISSES in standings:
+        standing = Standing.MISSES
+    elif standings == {Standing.HOLDS}:
+        standing = Standing.HOLDS
+    ratios = []
+    for limit in limits:
+        value = estimates[limit.name].value
+        ratios.append(UNSERVED + 1 - min(served) if value is None else math.log(value / limit.limit_s))
+    return Assessed(standing, max(ratios), estimates)
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate:
+    """The geometric mean over the traces, with Student's t interval of the logarithms."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return unknown(f"in {len(values) - len(known)} of {len(values)} traces the turns at it were not completed")
+    logs = mean_over_launches([math.log(value) for value in known])
+    value, low, high = (None if part is None else math.exp(part) for part in (logs.value, logs.low, logs.high))
+    basis = f"over {len(known)} traces" if low is not None else None
+    return Estimate(value, low, high, len(known), logs.reason, basis, len(known))
+
+
+def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Standing:
+    met = [value is not None and value <= limit.limit_s for value in values]
+    if all(met) and (estimate.high is None or estimate.high <= limit.limit_s):
+        return Standing.HOLDS
+    if not any(met) or (estimate.low is not None and estimate.low > limit.limit_s):
+        return Standing.MISSES
+    return Standing.UNDECIDED
+
+
+def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[Size, ...], Size | None]:
+    """The sizes of `points` that the search has come by, in order, and the one it needs next; None = it is over."""
+    visited: dict[Size, None] = {}
+    known: dict[int, Standing] = {}
+    while (count := _choose_count(search, known)) is not None:
+        standing, wanted = _settle_count(search, points, count, visited)
+        if standing is None:
+            return tuple(visited), wanted
+        known[count] = standing
+    return tuple(visited), None
+
+
+def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
+    """What the points show, whether or not the search is over."""
+    _, unfinished = trace_path(search, points)
+    holding = sorted(size for size, point in points.items() if point.standing is Standing.HOLDS)
+    if not holding:
+        undecided = sorted(size for size, point in points.items() if point.standing is Standing.UNDECIDED)
+        return Answer(None, undecided[0] if undecided else None, (), unfinished)
+    fewest = holding[0]
+    best = {size.instances: _best_split(points, size.instances) for size in points}
+    larger = (size for count, size in sorted(best.items()) if count > fewest.instances)
+    failing = tuple(size for size in larger if points[size].standing is not Standing.HOLDS)
+    possible = fewest
+    while (below := best.get(possible.instances - 1)) and points[below].standing is Standing.UNDECIDED:
+        possible = below
+    return Answer(fewest, possible, failing, unfinished)
+
+
+def _best_split(points: Mapping[Size, Assessed], count: int) -> Size:
+    """Of the sizes with this many instances the one that holds, else the one nearest to the objective."""
+    own = [size for size in points if size.instances == count]
+    return min(own, key=lambda size: (points[size].standing is not Standing.HOLDS, points[size].distance))
+
+
+def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
+    """The number of instances to settle next; None = the answer is known, and its neighbours too."""
+    holding = [count for count, standing in known.items() if standing is Standing.HOLDS]
+    if not holding:
+        largest = max(known, default=0)
+        if not largest:
+            return max(search.least, min(search.start, search.most))
+        return None if largest >= search.most else min(search.most, 2 * largest)
+    fewest = min(holding)
+    below = max((count for count in known if count < fewest), default=search.least - 1)
+    if fewest - below > 1:
+        return (below + fewest) // 2
+    undecided = fewest - 1
+    while known.get(undecided) is Standing.UNDECIDED:
+        undecided -= 1
+    for count in (fewest + 1, fewest - 2, undecided):
+        if search.least <= count <= search.most and count not in known:
+            return count
+    return None
+
+
+def _settle_count(
+    search: Search, points: Mapping[Size, Assessed], count: int, visited: dict[Size, None]
+) -> tuple[Standing | None, Size | None]:
+    """The standing of this many instances, or the size that must be simulated to know it."""
+    if not search.pooled:
+        size = Size(count)
+        if size not in points:
+            return None, size
+        visited[size] = None
+        return points[size].standing, None
+    low, high = 1, count - 1
+    while True:
+        middle = (low + high) // 2
+        for prefill in dict.fromkeys((middle, min(middle + 1, high))):
+            size = Size(count, prefill)
+            if size not in points:
+                return None, size
+            visited[size] = None
+            if points[size].standing is Standing.HOLDS:
+                return Standing.HOLDS, None
+        if low == high:
+            return points[Size(count, low)].standing, None
+        if points[Size(count, middle)].distance <= points[Size(count, middle + 1)].distance:
+            high = middle
+        else:
+            low = middle + 1

@@ -1,0 +1,30 @@
+"""One simulated point of a search for the fewest instances: a policy, a size of the fleet, a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PointRecord:
+    """A file of `results/points/`: written whole, so that it is its own commit mark."""
+
+    label: str
+    """What tables call the policy."""
+    instances: int
+    prefill_instances: int
+    """That only prefill, the others only decode; 0 = every instance does both."""
+    trial: int
+    """From 0: its trace and its step noise."""
+    trace_sha256: str
+    turns: int
+    """Of the trace."""
+    completed: int
+    values: Mapping[str, float | None]
+    """`ttft_p90` and so on, in seconds, over all turns of the trace: one that was not completed counts as never served.
+    None = so many were not completed that the percentile is one of them."""
+    simulated: str
+    """The engine model: nothing was measured."""
+    simulation_s: float
+    """What it took of the host's time."""

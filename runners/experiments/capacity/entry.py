@@ -1,0 +1,33 @@
+"""`capacity` for the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runners.campaign.experiment import Experiment
+from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid, draft_plan
+
+if TYPE_CHECKING:
+    from runners.campaign.context import RunContext
+    from runners.experiments.capacity.experiment import Capacity
+
+
+def _cell_runner(grid: CapacityGrid, context: RunContext) -> Capacity:
+    from runners.experiments.capacity.experiment import Capacity  # it loads the analysis; a plan needs none
+
+    return Capacity(grid, context)
+
+
+ENTRY = Experiment(
+    name=EXPERIMENT,
+    draft_plan=draft_plan,
+    cell_runner=_cell_runner,
+    option_help={
+        "policies": "only these policies (repeatable), by name, label or Python file",
+        "settings": "e.g. `search.slo=ttft_p90=2s,tpot_p90=50ms` or `search.max_instances=16`",
+        "trials": "traces of each point",
+        "engine": "default: the preset's",
+        "instances": "at which the search begins",
+        "trace": "replay this trace file at its own pace instead of the preset's",
+    },
+)

@@ -1,0 +1,178 @@
+"""`capacity`: the fewest instances that hold a latency objective, per policy, before engines that are a model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from results.capacity.read import read_points
+from results.capacity.search import Assessed, Size, assess, trace_path
+from results.capacity.write import write_results
+from results.measures.turns import Turns, read_turns
+from results.records.events import CellProgressed, CellState
+from results.records.layout import TrialLayout, write_indented_json
+from results.records.plan import CellPlan
+from results.records.points import PointRecord
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import NOT_NEEDED, CellOutcome
+from runners.errors import CellSkipped
+from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid
+from runners.experiments.cells_ahead import CellsAhead
+from runners.experiments.routing.engine_model import describe_model, read_model
+from runners.experiments.routing.grid import slug
+from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params, count_cores
+from runners.experiments.routing.simulation import make_simulation_spec
+from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
+from runners.simulator.process import run_simulation
+from runners.simulator.spec import SimulationTick
+from state.model import RunView
+
+OVER = f"{NOT_NEEDED}the search is over"
+_POINT = msgspec.json.Decoder(PointRecord)
+
+
+class Capacity:
+    """Runs the cells of one run."""
+
+    name = EXPERIMENT
+
+    def __init__(self, grid: CapacityGrid, context: RunContext) -> None:
+        self._grid = grid
+        self._context = context
+        self._policies = {grid.routing.label(policy): policy for policy in grid.routing.policies}
+        config = context.configs[grid.routing.config]
+        self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
+        self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
+        """By label, as `trace_path`, as long as no further point is there."""
+        self._ahead = CellsAhead(context, "point", self._simulate, self.adopt, count_cores, self._is_ready)
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """No point is simulated without its trace, nor one that the search does not need."""
+        trace = view.cells.get(TRACE_CELL)
+        if cell.kind != "point":
+            return ""
+        if trace is not None and trace.state in (CellState.FAILED, CellState.SKIPPED):
+            return f"there is no trace to replay: {trace.reason}"
+        if self._is_ready(cell):
+            return ""
+        _, wanted = self._trace_path(cell.params["label"])
+        return OVER if wanted is None else f"a point of {wanted.text} instances failed: the search cannot go on"
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        context = self._context
+        if cell.kind == "trace":
+            max_tokens = context.profile.engine.max_model_len
+            record = await asyncio.to_thread(prepare_traces, self._grid.routing, max_tokens, context.layout)
+            return CellOutcome(summarise_trace(record))
+        if cell.kind == "analysis":
+            await self.finish()
+            return CellOutcome()
+        return await self._ahead.run_cell(cell, attempt)
+
+    def adopt(self, cell: CellPlan) -> CellOutcome | None:
+        """The outcome of a point that is whole on disk; else None."""
+        size = self._find_size(cell) if cell.kind == "point" else None
+        if size is None:
+            return None
+        path = self._path_of(cell, size)
+        return _describe_point(_POINT.decode(path.read_bytes())) if path.is_file() else None
+
+    async def finish(self) -> None:
+        await asyncio.to_thread(write_results, self._context.layout.root)
+
+    async def release(self, reason: str) -> None:
+        await self._ahead.stop()
+
+    def _is_ready(self, cell: CellPlan) -> bool:
+        return self._find_size(cell) is not None
+
+    def _find_size(self, cell: CellPlan) -> Size | None:
+        """Which size the cell simulates; None = the points before it are not all there, or the search is over."""
+        visited, wanted = self._trace_path(cell.params["label"])
+        sizes = visited if wanted is None else (*visited, wanted)
+        step = cell.params["step"]
+        return sizes[step] if step < len(sizes) else None
+
+    def _trace_path(self, label: str) -> tuple[tuple[Size, ...], Size | None]:
+        if label not in self._paths:
+            self._paths[label] = trace_path(self._grid.search(self._policies[label]), self._assess_points(label))
+        return self._paths[label]
+
+    def _assess_points(self, label: str) -> Mapping[Size, Assessed]:
+        """Of the sizes whose traces have all been simulated."""
+        points = read_points(self._context.layout.points / slug(label))
+        return {
+            size: assess(self._grid.limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
+            for size, rows in points.items()
+            if len(rows) == self._grid.routing.trials
+        }
+
+    def _path_of(self, cell: CellPlan, size: Size) -> Path:
+        return self._context.layout.point(slug(cell.params["label"]), size.text, cell.trial)
+
+    async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        size, context = self._find_size(cell), self._context
+        if size is None:
+            raise CellSkipped(OVER)
+        grid = msgspec.structs.replace(self._grid.routing, instances=size.instances)
+        policy = msgspec.structs.replace(self._policies[cell.params["label"]], prefill_instances=size.prefill_instances)
+        seed = context.store.plan.seed
+        sized = replace(cell, params=cell_params(grid, policy, seed, cell.trial, 0, self._moves_kv))
+        folder = context.attempt_folder(cell, attempt)
+        path = context.layout.trace_of(sized.params.get("trace", ""), sized.params["trace_number"])
+        trace = await asyncio.to_thread(require_trace, path)
+        spec = make_simulation_spec(sized, grid, path, trace.block_tokens, folder, context)
+
+        def show(tick: SimulationTick) -> None:
+            if cell.cell == self._ahead.turn:
+                note = f"{size.text} instances, {tick.replay.completed} turns"
+                context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
+
+        begin_s = perf_counter()
+        await run_simulation(spec, TrialLayout(folder).router_spec, show)
+        turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
+        assert turns is not None
+        point = PointRecord(
+            label=cell.params["label"],
+            instances=size.instances,
+            prefill_instances=size.prefill_instances,
+            trial=cell.trial,
+            trace_sha256=trace.sha256,
+            turns=trace.requests,
+            completed=int(turns.completed.sum()),
+            values={
+                limit.name: find_percentile(turns, limit.metric, limit.percent, trace.requests)
+                for limit in self._grid.limits
+            },
+            simulated=describe_model(grid),
+            simulation_s=perf_counter() - begin_s,
+        )
+        write_indented_json(self._path_of(cell, size), point)
+        self._paths.pop(point.label, None)
+        shutil.rmtree(folder)  # a search has many points, and its answer needs these numbers alone
+        return _describe_point(point)
+
+
+def find_percentile(turns: Turns, metric: str, percent: int, planned: int) -> float | None:
+    """Over all turns of the trace, in seconds: one that was not completed counts as never served; None = it is one."""
+    values = turns.series(f"{metric}_s")[turns.completed]
+    unserved = np.full(planned - int(turns.completed.sum()), np.inf)
+    values = np.concatenate((values[np.isfinite(values)], unserved))
+    if not values.size:
+        return None
+    with np.errstate(invalid="ignore"):
+        value = float(np.quantile(values, percent / 100))
+    return value if np.isfinite(value) else None
+
+
+def _describe_point(point: PointRecord) -> CellOutcome:
+    counts = {"instances": point.instances, "turns": point.turns, "completed": point.completed}
+    pools = {"prefill_instances": point.prefill_instances} if point.prefill_instances else {}
+    return CellOutcome({**counts, **pools, **{f"{name}_s": value for name, value in point.values.items()}})

@@ -1,0 +1,192 @@
+"""The plan of `capacity`: per policy and step of its search one cell for each trace.
+
+Which size a step simulates follows from the points before it; steps that a search does not need are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from launch.profile import Profile, load_config
+from results.capacity.search import Search
+from results.capacity.slo import Limit, parse_slo
+from results.records.plan import CellPlan, StagePlan
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import Sum
+from runners.errors import RunnerError
+from runners.experiments.routing.engine_model import describe_model
+from runners.experiments.routing.grid import EXPERIMENT as ROUTING
+from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice, read_grid, slug
+from runners.experiments.routing.plan import (
+    TRACE_CELL,
+    apply_options,
+    count_cores,
+    describe_simulation,
+    digest_files,
+    list_settings,
+)
+from runners.experiments.settings import convert_grid, find_preset, parse_setting, set_key
+
+EXPERIMENT = "capacity"
+PREPARE, SEARCH, ANALYSIS = "prepare", "search", "analysis"
+STAGES = (
+    StagePlan(PREPARE, "Traces"),
+    StagePlan(SEARCH, "Search for the fewest instances"),
+    StagePlan(ANALYSIS, "Analysis"),
+)
+OWN = "search."
+"""Begins the settings of the search; all others are those of routing."""
+AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
+"""Of a trace file: all of it, at its own pace."""
+EXAMPLE = "search.max_instances=16"
+REMEDY = "correct that key in the profile or in --set; docs/simulator.md lists them"
+CHECKS = 4
+"""Steps beyond doubling and halving: neighbours of the answer, and undecided sizes below it."""
+SPLITS = 4
+"""Splits that a search with pools simulates for each number of instances, for the number of steps."""
+COMPUTE_S = 5.0
+
+
+class SearchChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is searched for."""
+
+    slo: str = "ttft_p90=2s,tpot_p90=50ms"
+    """The most that percentiles over all turns may be: of ttft, tpot or e2e, in ms or s."""
+    max_instances: int = 32
+    """The search ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityGrid:
+    """One preset of the experiment."""
+
+    routing: Grid
+    """Its `instances` are where the search begins."""
+    limits: tuple[Limit, ...]
+    most: int
+
+    def search(self, policy: PolicyChoice) -> Search:
+        return Search(self.routing.instances, self.most, policy.name == POOLED)
+
+
+def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
+    """Raises RunnerError or LaunchError naming the wrong key, policy, parameter or trace."""
+    settings = (*options.settings, *list_settings(options))
+    if options.trace:
+        keys = {text.partition("=")[0].strip() for text in settings}
+        settings += tuple(text for text in AS_RECORDED if text.partition("=")[0] not in keys)
+    grid, choice = _read_grid(options, settings, profile)
+    config, seed = load_config(grid.routing.config), grid.routing.seed if options.seed is None else options.seed
+    return DraftPlan(
+        grid=grid,
+        profile=profile,
+        seed=seed,
+        configs=(config,),
+        stages=STAGES,
+        cells=list(_list_cells(grid)),
+        ports=0,
+        needs_engine=False,
+        inputs={
+            "grid": msgspec.to_builtins(grid.routing),
+            **describe_simulation(grid.routing),
+            "search": msgspec.to_builtins(choice) | {"searches": _describe_searches(grid)},
+            "configs": {config.name: msgspec.to_builtins(config)},
+            "config_names": [grid.routing.config],
+            "policy_names": list(options.policies),
+            "settings": list(settings),
+            "trace_path": options.trace,
+            "files": digest_files(grid.routing),
+        },
+        sums=(_estimate_search(grid),),
+        notes=(f"SIMULATED, nothing is measured: engines are the model {describe_model(grid.routing)}",),
+    )
+
+
+def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile) -> tuple[CapacityGrid, SearchChoice]:
+    """A preset of capacity is one of routing, with a table `search`; it may be `like` one of routing."""
+    tables = {**profile.experiments.get(ROUTING, {}), **profile.experiments.get(EXPERIMENT, {})}
+    own = profile.experiments.get(EXPERIMENT, {})
+    preset = options.preset if options.preset in own else ""
+    raw, where = find_preset(tables if preset else own, EXPERIMENT, profile.name, options.preset)
+    tuning: dict[str, Any] = {"search": raw.pop("search", {})}
+    for text in settings:
+        if text.startswith(OWN):
+            set_key(tuning, *parse_setting(text, EXAMPLE))
+    choice = convert_grid(tuning["search"], SearchChoice, where, REMEDY)
+    others = [text for text in settings if not text.startswith(OWN)]
+    others += [f"trace.source={options.trace}"] if options.trace else []
+    routing = read_grid({preset: raw}, profile.name, preset, policies=options.policies, settings=others)
+    routing = apply_options(routing, options)
+    if routing.simulation is None:
+        raise RunnerError(f"{where} has no engine model", remedy="name one with --engine")
+    if choice.max_instances < 1:
+        raise RunnerError(f"{where}: search.max_instances must be at least 1", remedy=REMEDY)
+    try:
+        limits = parse_slo(choice.slo)
+    except ValueError as error:
+        raise RunnerError(f"{where}: search.slo: {error}", remedy="write it as ttft_p90=2s,tpot_p90=50ms") from error
+    return CapacityGrid(routing, limits, choice.max_instances), choice
+
+
+def _describe_searches(grid: CapacityGrid) -> Mapping[str, Any]:
+    """By label, in the order of tables."""
+    return {
+        grid.routing.label(policy): {
+            "start": grid.routing.instances,
+            "most": grid.most,
+            "pooled": grid.search(policy).pooled,
+        }
+        for policy in grid.routing.policies
+    }
+
+
+def _list_cells(grid: CapacityGrid) -> Iterator[CellPlan]:
+    """Step by step: in each of them every policy, and of each policy every trace."""
+    yield CellPlan(TRACE_CELL, PREPARE, "trace", None, "the traces as they are replayed", {}, COMPUTE_S)
+    policies = {grid.routing.label(policy): policy for policy in grid.routing.policies}
+    steps = {label: count_steps(grid.search(policy)) for label, policy in policies.items()}
+    for step in range(max(steps.values())):
+        for label, policy in policies.items():
+            if step >= steps[label]:
+                continue
+            expected_s = _expect_cell_s(grid) if step < expect_steps(grid.search(policy)) else 0.0
+            for trial in range(grid.routing.trials):
+                yield CellPlan(
+                    cell=f"{SEARCH}/{slug(label)}/s{step:02}/t{trial}",
+                    stage=SEARCH,
+                    kind="point",
+                    config=grid.routing.config,
+                    label=label,
+                    params={"label": label, "step": step},
+                    estimated_s=expected_s,
+                    trial=trial,
+                )
+    yield CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, table, figure, report", {}, COMPUTE_S)
+
+
+def count_steps(search: Search) -> int:
+    """As many as a search can need that halves down to one size, and CHECKS around it."""
+    doubling = max(0, math.ceil(math.log2(search.most / search.start)))
+    halving = math.ceil(math.log2(max(search.start, search.most / 2, 2)))
+    return (1 + doubling + halving + CHECKS) * (SPLITS if search.pooled else 1)
+
+
+def expect_steps(search: Search) -> int:
+    """As many as a search takes that ends near where it begins."""
+    return (2 + math.ceil(math.log2(max(search.start, 2)))) * (2 if search.pooled else 1)
+
+
+def _expect_cell_s(grid: CapacityGrid) -> float:
+    assert grid.routing.simulation is not None
+    return grid.routing.simulation.expected_cell_s / count_cores()
+
+
+def _estimate_search(grid: CapacityGrid) -> Sum:
+    steps = sum(expect_steps(grid.search(policy)) for policy in grid.routing.policies)
+    text = f"about {steps} points x {grid.routing.trials} traces x {_expect_cell_s(grid):g} s on {count_cores()} cores"
+    return Sum(SEARCH, text, steps * grid.routing.trials * _expect_cell_s(grid))

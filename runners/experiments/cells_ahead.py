@@ -1,0 +1,105 @@
+"""Simulated cells: as many run at once as there is room for, in the order of the plan and ahead of their turn.
+
+A cell that was finished ahead is adopted when its turn in the journal comes, also by a later run process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from results.records.events import CellState
+from results.records.plan import CellPlan
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import CellOutcome
+
+Simulate = Callable[[CellPlan, int], Awaitable[CellOutcome]]
+"""One attempt at a cell, to its published artifacts."""
+Adopt = Callable[[CellPlan], CellOutcome | None]
+
+
+def _is_always_ready(cell: CellPlan) -> bool:
+    return True
+
+
+class CellsAhead:
+    """Runs the cells of one kind, each once."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        kind: str,
+        simulate: Simulate,
+        adopt: Adopt,
+        count_room: Callable[[], int],
+        is_ready: Callable[[CellPlan], bool] = _is_always_ready,
+    ) -> None:
+        """`count_room`: how many may run at once. `is_ready`: whether what the cell depends on is known."""
+        self._context = context
+        self._kind = kind
+        self._simulate = simulate
+        self._adopt = adopt
+        self._count_room = count_room
+        self._is_ready = is_ready
+        self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
+        """Those that run, or have ended and wait for their turn."""
+        self._ahead: list[tuple[CellPlan, int]] = []
+        """Not begun yet, with their next attempts."""
+        self.turn = ""
+        """The cell that the journal has running."""
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
+        finished = await asyncio.to_thread(self._adopt, cell)
+        if cell.cell not in self._tasks:
+            if finished is not None:
+                return finished
+            self._ahead = self._list_ahead(cell)
+            self._begin(cell, attempt)
+        self._fill_room()
+        self.turn = cell.cell
+        task = self._tasks.pop(cell.cell)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        finally:
+            self.turn = ""
+
+    async def stop(self) -> None:
+        """End what runs ahead."""
+        tasks, self._tasks, self._ahead = tuple(self._tasks.values()), {}, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _list_ahead(self, first: CellPlan) -> list[tuple[CellPlan, int]]:
+        """Cells that are still to be simulated, in the order of the plan, with their next attempts."""
+        view = self._context.store.view()
+        pending = (cell for cell in view.plan.cells if view.cells[cell.cell].state is CellState.PENDING)
+        return [
+            (cell, view.cells[cell.cell].attempt + 1)
+            for cell in pending
+            if cell.kind == self._kind and cell.cell != first.cell
+        ]
+
+    def _fill_room(self) -> None:
+        running = sum(not task.done() for task in self._tasks.values())
+        room = self._count_room()
+        for pair in tuple(self._ahead):
+            if running >= room:
+                return
+            cell, attempt = pair
+            if not self._is_ready(cell):
+                continue
+            self._ahead.remove(pair)
+            if cell.cell not in self._tasks and self._adopt(cell) is None:
+                self._begin(cell, attempt)
+                running += 1
+
+    def _begin(self, cell: CellPlan, attempt: int) -> None:
+        task = asyncio.ensure_future(self._simulate(cell, attempt))
+        task.add_done_callback(lambda ended: None if ended.cancelled() else self._fill_room())
+        self._tasks[cell.cell] = task

@@ -1,0 +1,102 @@
+"""The search for the fewest instances, against fleets whose answer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from results.capacity.search import Answer, Assessed, Search, Size, Standing, answer, assess, trace_path
+from results.capacity.slo import Limit, parse_slo
+
+LIMITS = (Limit("ttft", 90, 2.0),)
+
+
+def run_search(search: Search, assess_size: Callable[[Size], Assessed]) -> tuple[Answer, list[Size]]:
+    points: dict[Size, Assessed] = {}
+    while (wanted := trace_path(search, points)[1]) is not None:
+        assert wanted not in points
+        points[wanted] = assess_size(wanted)
+    return answer(search, points), list(points)
+
+
+def assess_value(value: float, spread: float = 1.01) -> Assessed:
+    rows = [{"ttft_p90": value / spread}, {"ttft_p90": value}, {"ttft_p90": value * spread}]
+    return assess(LIMITS, rows, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("fewest", range(1, 33))
+def test_it_finds_the_fewest_instances_in_few_points(fewest: int) -> None:
+    found, sizes = run_search(Search(8, 32), lambda size: assess_value(1.0 if size.instances >= fewest else 4.0))
+    assert found == Answer(Size(fewest), Size(fewest), (), None)
+    assert len(sizes) <= 9
+    assert {fewest - 1, fewest, min(fewest + 1, 32)} <= {0, *(size.instances for size in sizes)}
+
+
+def test_none_holds() -> None:
+    found, sizes = run_search(Search(8, 20), lambda _: assess_value(4.0))
+    assert found.fewest is None
+    assert [size.instances for size in sizes] == [8, 16, 20]
+
+
+def test_what_is_undecided_below_the_answer_is_followed_to_its_end() -> None:
+    def judge(size: Size) -> Assessed:
+        if size.instances >= 6:
+            return assess_value(1.0)
+        return assess_value(2.0, spread=1.5) if size.instances >= 3 else assess_value(9.0)
+
+    found, _ = run_search(Search(8, 32), judge)
+    assert (found.fewest, found.possible) == (Size(6), Size(3))
+
+
+def test_a_larger_size_that_misses_is_named() -> None:
+    found, _ = run_search(Search(8, 32), lambda size: assess_value(1.0 if size.instances in (6, 8) else 4.0))
+    assert found.fewest == Size(6)
+    assert Size(7) in found.not_monotone
+
+
+@pytest.mark.parametrize(("fewest", "share"), [(2, 0.5), (3, 0.7), (6, 0.75), (9, 0.3), (16, 0.6)])
+def test_the_split_of_a_pooled_fleet_is_found(fewest: int, share: float) -> None:
+    """The distance grows from the best split to both sides; only the best one holds, from `fewest` instances on."""
+
+    def best(count: int) -> int:
+        return min(count - 1, max(1, round(share * count)))
+
+    def judge(size: Size) -> Assessed:
+        off = abs(size.prefill_instances - best(size.instances))
+        return assess_value((1.0 if size.instances >= fewest else 4.0) * (1 + off) ** 2)
+
+    found, sizes = run_search(Search(8, 32, pooled=True), judge)
+    assert found.fewest == Size(fewest, best(fewest))
+    assert len(sizes) <= 60
+
+
+def test_a_size_that_was_not_simulated_in_every_trace_is_asked_for_again() -> None:
+    """Points are keyed by size: the same points give the same path, in whatever order they came."""
+    judged = {Size(count): assess_value(1.0 if count >= 5 else 4.0) for count in (8, 4, 6, 5, 3)}
+    for missing in judged:
+        left = {size: point for size, point in judged.items() if size != missing}
+        visited, wanted = trace_path(Search(8, 32), left)
+        assert wanted == missing
+        assert missing not in visited
+
+
+def test_standings() -> None:
+    assert assess_value(1.0).standing is Standing.HOLDS
+    assert assess_value(4.0).standing is Standing.MISSES
+    assert assess_value(1.95, spread=1.2).standing is Standing.UNDECIDED
+    unserved = assess(LIMITS, [{"ttft_p90": 1.0}, {"ttft_p90": None}], (1.0, 0.7))
+    assert unserved.standing is Standing.UNDECIDED
+    assert unserved.estimates["ttft_p90"].value is None
+    assert "1 of 2 traces" in (unserved.estimates["ttft_p90"].reason or "")
+    assert assess(LIMITS, [{"ttft_p90": None}], (0.7,)).standing is Standing.MISSES
+
+
+def test_an_objective_is_read_with_its_units() -> None:
+    assert parse_slo("ttft_p90=2s, tpot_p99=50ms") == (Limit("ttft", 90, 2.0), Limit("tpot", 99, 0.05))
+
+
+@pytest.mark.parametrize("text", ["", "ttft=2s", "ttft_p90=2", "ttft_p90=0s", "itl_p90=2s", "ttft_p90=2s,ttft_p90=3s"])
+def test_a_wrong_objective_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        parse_slo(text)

@@ -1,0 +1,171 @@
+"""A search for the fewest instances as a run: killed, it goes on, repeats no point and ends with the same answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from results.records.events import CellState
+from results.records.layout import RunLayout
+from results.registry import results_named
+from runners.campaign.exit_code import list_shortfalls
+from runners.campaign.experiment import NOT_NEEDED, RunOptions
+from runners.campaign.run_process import work
+from runners.campaign.start import Prepared, create_run, options_of, prepare_run, spawn_run_process
+from runners.errors import ExitCode, RunnerError
+from runners.experiments.registry import experiment_named
+from state.store import RunStore
+from state.workspace import Workspace
+
+MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16 (UNCALIBRATED)"
+SLO = "ttft_p90=1.1s,tpot_p90=20ms"
+KILL_WITHIN_S = 120.0
+
+
+def plan_search(*settings: str, **options: object) -> Prepared:
+    asked = RunOptions(
+        experiment="capacity",
+        profile="h20-qwen3-coder-30b",
+        preset="fleet-size",
+        policies=("unified", "static PD-disagg"),
+        settings=(
+            "trace.sessions=12",
+            "trace.turns=2",
+            "trace.output_tokens=0.1",
+            "replay.time_scale=0.5",
+            f"search.slo={SLO}",
+            "search.max_instances=6",
+            *settings,
+        ),
+        trials=3,
+        instances=2,
+        **options,  # type: ignore[arg-type]
+    )
+    return prepare_run(experiment_named("capacity"), asked, need_engine=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No engine environment is in there."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(home))
+        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), plan_search())
+        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def read_aggregate(folder: Path) -> dict[str, object]:
+    """Without the run's own name."""
+    aggregate: dict[str, object] = json.loads(RunLayout(folder).aggregate_json.read_bytes())
+    del aggregate["run"]
+    return aggregate
+
+
+def test_every_policy_has_an_answer_and_every_file_says_that_it_is_simulated(folder: Path) -> None:
+    layout = RunLayout(folder)
+    aggregate = read_aggregate(folder)
+    assert aggregate["simulated"] == MODEL
+    assert [row["label"] for row in aggregate["policies"]] == ["unified", "static PD-disagg"]  # type: ignore[attr-defined]
+    for row in aggregate["policies"]:  # type: ignore[attr-defined]
+        assert row["unfinished"] is None
+        assert row["points"]
+    figure = layout.figures / "figure_1.csv"
+    for path in (layout.manifest, layout.aggregate_csv, layout.report_md, layout.report_html, figure):
+        assert MODEL in path.read_text()
+    assert layout.report_md.read_text().startswith("# SIMULATED: capacity ")
+    assert (layout.figures / "figure_1.svg").is_file()
+
+
+def test_points_that_the_search_did_not_need_are_no_shortfall(folder: Path) -> None:
+    with RunStore.open(folder, read_only=True) as store:
+        view = store.view()
+    assert list_shortfalls(view) == ()
+    skipped = [cell for cell in view.cells.values() if cell.state is CellState.SKIPPED]
+    assert skipped
+    assert all(cell.reason.startswith(NOT_NEEDED) for cell in skipped)
+
+
+def test_the_report_is_made_again_from_the_folder(folder: Path) -> None:
+    before = RunLayout(folder).report_md.read_bytes()
+    results_named("capacity").write(folder)
+    assert RunLayout(folder).report_md.read_bytes() == before
+
+
+def test_killed_in_the_middle_it_repeats_no_point_and_ends_with_the_same_answer(
+    folder: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    again = create_run(Workspace(tmp_path), plan_search())
+    process = spawn_run_process(again)
+    deadline = time.monotonic() + KILL_WITHIN_S
+    while len(list(again.glob("results/points/*/*.json"))) < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = [child.pid for child in psutil.Process(process.pid).children()]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for child in children:
+        while psutil.pid_exists(child):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finished = {path: path.stat().st_ino for path in again.glob("results/points/*/*.json")}
+    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    assert {path: path.stat().st_ino for path in finished} == finished
+    assert read_aggregate(again) == read_aggregate(folder)
+
+
+def test_the_plan_can_be_made_again_from_what_it_holds() -> None:
+    plan = plan_search().plan
+    again = prepare_run(experiment_named("capacity"), options_of(plan), need_engine=False).plan
+    assert again.fingerprint == plan.fingerprint
+
+
+def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
+    trace = str(RunLayout(folder).trace)
+    asked = RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size", trace=trace)
+    plan = prepare_run(experiment_named("capacity"), asked, need_engine=False).plan
+    assert plan.inputs["grid"]["trace"]["sessions"] == 0
+    assert plan.inputs["grid"]["replay"]["time_scale"] == 1.0
+    again = prepare_run(experiment_named("capacity"), options_of(plan), need_engine=False).plan
+    assert again.fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("search.slo=ttft_p90=2", "is no limit"),
+        ("search.max_instances=0", "must be at least 1"),
+        ("search.most=3", "most"),
+    ],
+)
+def test_a_wrong_search_is_refused_before_anything_runs(setting: str, message: str) -> None:
+    with pytest.raises(RunnerError, match=message):
+        plan_search(setting)
+
+
+def test_turns_that_were_not_completed_count_as_never_served() -> None:
+    from runners.experiments.capacity.experiment import find_percentile
+
+    class Turns:
+        completed = np.array([True] * 9 + [False])
+
+        @staticmethod
+        def series(name: str) -> np.ndarray:
+            return np.array([1.0] * 9 + [np.nan])
+
+    assert find_percentile(Turns(), "ttft", 50, 10) == 1.0  # type: ignore[arg-type]
+    assert find_percentile(Turns(), "ttft", 95, 10) is None  # type: ignore[arg-type]
+    assert find_percentile(Turns(), "ttft", 50, 30) is None  # type: ignore[arg-type]
