@@ -36,19 +36,21 @@ class CellParity:
 
 
 def compare_run(run: Path) -> tuple[CellParity, ...]:
-    """Every cell of a `routing` run, in the order of their folders."""
+    """Every live cell of a `routing` run, in the order of their folders."""
     plan = _read_object(RunLayout(run).plan)
     settings = {cell["cell"]: cell.get("params", {}) for cell in plan.get("cells", ())}
-    return tuple(_compare_cell(run, layout, settings) for layout in trial_layouts(run))
+    cells = (_compare_cell(run, layout, settings) for layout in trial_layouts(run))
+    return tuple(cell for cell in cells if cell is not None)
 
 
-def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping[str, Any]]) -> CellParity:
+def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping[str, Any]]) -> CellParity | None:
+    """None = it was simulated itself."""
     name = str(layout.root.relative_to(run))
     cell = read_record(layout.cell, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
     if isinstance(cell, Gap):
         return CellParity(name, "", None, cell.reason)
     if cell.simulated:
-        return CellParity(cell.cell, cell.label, None, "it was simulated itself")
+        return None
     records, gaps = read_rows(layout.decisions, DecisionRecord, cell)
     if gaps or not records:
         return CellParity(cell.cell, cell.label, None, gaps[0].reason if gaps else "its log holds no decision")

@@ -152,7 +152,7 @@ def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, t
     assert gates["APC"].passed is True
     assert "over 6 cells" in gates["APC"].text
     assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].text
-    assert {cell.reason for cell in checked.parity if cell.parity is None} == {"it was simulated itself"}
+    assert len(checked.parity) == 18, "a simulated cell has no live log"
     assert checked.ranks[0].tau == 1.0
 
 
