@@ -10,7 +10,7 @@ from the recorded views: what a probe or a failed transfer said is not in the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -200,7 +200,7 @@ class _ReplayedLog:
         if made is None:  # the policy was not asked: the request had to go where its stored response is
             made = Pick(reservation.record.request, reservation.record.cluster, reservation.record.decision)
         self._compare(record, made)
-        self._dispatcher.note_sent(request, reservation)
+        self._dispatcher.count_pick(request, reservation)
         if record.outcome is not None:
             self._follow_outcome(record, record.outcome, reservation)
 
@@ -319,7 +319,7 @@ def list_differences(logged: Pick, simulated: Pick) -> tuple[str, ...]:
     """What differs between two picks; times within TOLERANCE_S are equal. Empty = nothing does."""
     names = [
         f"request.{name}"
-        for name in _differing(asdict(logged.request), asdict(simulated.request))
+        for name in _differing(_fields_of(logged.request), _fields_of(simulated.request))
         if name != "reserved_tokens" or logged.request.reserved_tokens
     ]
     loads = {load.instance: load for load in simulated.cluster.instances}
@@ -334,8 +334,8 @@ def list_differences(logged: Pick, simulated: Pick) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _fields_of(load: InstanceLoad) -> dict[str, Any]:
-    return {name: getattr(load, name) for name in load.__struct_fields__}
+def _fields_of(seen: InstanceLoad | RoutedRequest) -> dict[str, Any]:
+    return {name: getattr(seen, name) for name in seen.__struct_fields__}
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

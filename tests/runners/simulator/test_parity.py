@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from results.records.decisions import DecisionRecord
 from runners.router.policies import make_policy
@@ -80,9 +79,7 @@ def test_requests_that_wait_for_room_are_picked_when_the_live_router_picked_them
 def test_a_pick_that_comes_out_otherwise_is_named_with_both_views_and_brings_about_no_other(ear: LiveLog) -> None:
     at = 5
     record = ear.records[at]
-    loads = tuple(
-        msgspec.structs.replace(load, num_requests=load.num_requests + 7) for load in record.cluster.instances
-    )
+    loads = tuple(replace(load, num_requests=load.num_requests + 7) for load in record.cluster.instances)
     wrong = replace(record, cluster=replace(record.cluster, instances=loads))
     parity = ear.compare([*ear.records[:at], wrong, *ear.records[at + 1 :]])
     assert (parity.equal, parity.different) == (len(ear.records) - 1, 1)
