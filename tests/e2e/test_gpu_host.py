@@ -108,16 +108,31 @@ def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
         assert any(isinstance(recorded.event, GpusSampled) for recorded in store.events())
 
 
+def assert_two_share_a_gpu(run: Path) -> None:
+    pair = [launch for launch in launches(run) if launch.instance.startswith("e")]
+    assert {launch.instance.partition("-")[0] for launch in pair} == {"e0", "e1"}
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in pair} == {"0"}
+    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in pair} == {"0.45"}
+
+
 @pytest.mark.long
 def test_engines_share_a_gpu_and_sessions_migrate_between_them(host: Path, tmp_path: Path) -> None:
     config = write_config(host.parent, "mooncake_both")
     done = tracon(*arguments("routing", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
     assert done.returncode == 0, done.stderr[-4000:]
     run = Path(data(done)["folder"])
-    pair = [launch for launch in launches(run) if launch.instance.startswith("e")]
-    assert {launch.instance.partition("-")[0] for launch in pair} == {"e0", "e1"}
-    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in pair} == {"0"}
-    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in pair} == {"0.45"}
+    assert_two_share_a_gpu(run)
     assert [move for move in transfers(run, "EAR") if move.status == "transferred"]
     assert came_from_elsewhere(run, "EAR") > 0
     assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
+
+
+@pytest.mark.long
+def test_two_engines_on_one_gpu_have_every_phase_of_a_transfer(host: Path, tmp_path: Path) -> None:
+    config = write_config(host.parent, "mooncake_both")
+    done = tracon(*arguments("pd-lifecycle", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Path(data(done)["folder"])
+    assert_two_share_a_gpu(run)
+    assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
+    assert "Breakdown is complete" in tracon("report", run.name, workspace=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""Prompts go from one real engine to another behind a real router, and what clients see when one of them dies.
+"""A real router before two real engines: sessions of every API, prompts that go from one engine to the other, deaths.
 
 `h` only prefills and `t` only decodes. Whatever happens a request is served or ends in a clear error, the router's
 counters return to zero (`routed` looks), and no block stays pinned.
@@ -8,21 +8,89 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.spec import TransferRules
-from tests.e2e.engine_pair import KEPT_S, Pair, Routed, cached, draw, ids, routed
+from tests.e2e.engine_pair import BLOCK, KEPT_S, PROFILE, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [
     pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
 ]  # fmt: skip
 
 PROMPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API beside completions and chat: its body, and where its answers have their usage."""
+
+    prompt: str
+    limit: str
+    last_event: str
+    """Of a stream."""
+
+
+APIS = {
+    "/v1/messages": Api("messages", "max_tokens", "message_stop"),
+    "/v1/responses": Api("input", "max_output_tokens", "response.completed"),
+}
+QUESTION = "What does an approach controller do with two aircraft that want the same runway? " * 8
+
+
+def usage_in(data: Any) -> dict[str, int]:  # noqa: ANN401 - JSON
+    """The counts of an answer, or of one of its events."""
+    usage = data.get("usage") or data.get("message", {}).get("usage") or data.get("response", {}).get("usage") or {}
+    return {name: count for name, count in usage.items() if isinstance(count, int)}
+
+
+def counts_in(answer: httpx.Response, api: Api, *, stream: bool) -> tuple[int, int]:
+    """Tokens of the prompt and of the output. `/v1/messages` counts the prompt tokens of the cache apart."""
+    assert answer.status_code == 200, answer.text
+    lines = [f"data: {answer.text}"]
+    if stream:
+        lines = answer.text.splitlines()
+        assert [line for line in lines if line.startswith("event: ")][-1] == f"event: {api.last_event}"
+    counts: dict[str, int] = {}
+    for line in lines:
+        if line.startswith("data: {"):
+            counts |= usage_in(json.loads(line.removeprefix("data: ")))
+    cached_tokens = sum(count for name, count in counts.items() if name.startswith("cache_"))
+    return counts["input_tokens"] + cached_tokens, counts["output_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+async def test_sessions_of_other_apis_stay_at_their_engine_and_their_tokens_are_counted(
+    engines: Pair, tmp_path: Path, path: str, stream: bool
+) -> None:
+    await engines.ready("mooncake")
+    members, api = (engines.member("h"), engines.member("t")), APIS[path]
+    homes: list[str] = []
+    counted: list[tuple[int, int]] = []
+    async with routed(engines, tmp_path, members, "unified_spread", TransferRules()) as made:
+        for session in ("s", "x", "s", "x"):
+            text = f"{session} {tmp_path.name} {QUESTION}" + "And then? " * (len(homes) > 1)
+            body = {
+                "model": PROFILE.model.served_name, api.prompt: [{"role": "user", "content": text}], api.limit: 6,
+                "stream": stream,
+            }  # fmt: skip
+            answer = await made.http.post(path, json=body, headers={"x-session-id": session})
+            counted.append(counts_in(answer, api, stream=stream))
+            homes.append(answer.headers["x-tracon-instance"])
+    assert homes in (["h", "t"] * 2, ["t", "h"] * 2), homes
+    outcomes = [record.outcome for record in made.records if record.outcome]
+    assert [outcome.status for outcome in outcomes] == ["ok"] * 4
+    assert counted == [(outcome.prompt_tokens, outcome.completion_tokens) for outcome in outcomes]
+    cached_tokens = [outcome.cached_tokens for outcome in outcomes]
+    assert cached_tokens[2:] == [pytest.approx(len(QUESTION), abs=4 * BLOCK)] * 2, "the tiny model's tokens are bytes"
 
 
 @pytest.mark.parametrize("transport", ["nixl", "mooncake"])
