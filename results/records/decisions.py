@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-DECISION_VERSION = 2
+DECISION_VERSION = 3
 """Of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
 Role = Literal["both", "prefill", "decode"]
 
@@ -249,6 +249,8 @@ class RoutedOutcome(msgspec.Struct, frozen=True):
     the session stays bound as it was). Empty: none was asked for."""
     transfer: KvTransfer | None = None
     """The KV movement this pick asked for; None = it asked for none, or the router has no transport."""
+    kv_wait_s: float | None = None
+    """Pick to the end of the wait for KV from another instance, whether it came or not; None = it waited for none."""
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
@@ -268,5 +270,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """What the policy decided."""
     outcome: RoutedOutcome | None = None
     """None: the router ended first."""
+    t_dispatch_ns: int = 0
+    """When the pick was made: what the seconds of the outcome count from; 0 = the record does not say."""
     version: int = DECISION_VERSION
     """Of this record; a row that states none is of version 1."""

@@ -56,6 +56,11 @@ def upgrade_decision_from_1(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def upgrade_decision_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """When the pick was made and how long it waited for KV were not recorded."""
+    return row | {"version": 3}
+
+
 def upgrade_interference_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """What was called TPOT is the gap between two tokens, ITL."""
     names = {f"tpot_{part}_s": f"itl_{part}_s" for part in ("before", "during", "after")}
@@ -67,7 +72,7 @@ def _rename_fields(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
 
 
 _VERSIONS: Mapping[type, tuple[int, Mapping[int, Upgrade]]] = {
-    DecisionRecord: (DECISION_VERSION, {1: upgrade_decision_from_1}),
+    DecisionRecord: (DECISION_VERSION, {1: upgrade_decision_from_1, 2: upgrade_decision_from_2}),
     InterferenceRecord: (INTERFERENCE_VERSION, {1: upgrade_interference_from_1}),
 }
 """Version and upgrades of every record that has had another one."""

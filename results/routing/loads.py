@@ -34,15 +34,15 @@ def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[L
     first = {cell.record.label: cell for cell in reversed(cells)}
     grouped: dict[tuple[object, ...], list[str]] = {}
     for label in labels:
-        grouped.setdefault(_load_of(first[label].record), []).append(label)
+        grouped.setdefault(load_of(first[label].record), []).append(label)
     varied = [len({key[place] for key in grouped}) > 1 for place in range(len(_AXES))]
     return tuple(
         Load(tuple(own), _describe_load(key, varied), _top_share(first[own[0]])) for key, own in grouped.items()
     )
 
 
-def _load_of(record: RoutingCell) -> tuple[object, ...]:
-    """In the order of _AXES."""
+def load_of(record: RoutingCell) -> tuple[object, ...]:
+    """Its time scale, the bytes of its KV cache and the name of its trace, in the order of _AXES."""
     return record.replay.get("time_scale"), record.kv_cache_memory_bytes, record.trace.get("name") or ""
 
 

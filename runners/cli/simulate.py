@@ -1,7 +1,8 @@
-"""`tracon simulate`: how few engines hold an objective, and models of engines, fitted to real runs."""
+"""`tracon simulate`: how few engines hold an objective, and models of engines, fitted to real runs and checked."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
 
     from runners.campaign.experiment import RunOptions
     from runners.simulator.calibrate import Calibration, CellComparison
+    from runners.simulator.check import Check
 
-simulate_app = typer.Typer(no_args_is_help=True, help="Size a simulated fleet, and fit models of engines to real runs.")
+simulate_app = typer.Typer(
+    no_args_is_help=True, help="Size a simulated fleet, fit models of engines to real runs, and check them."
+)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     simulate_app.command()(capacity)
     simulate_app.command()(calibrate)
+    simulate_app.command()(check)
     app.add_typer(simulate_app, name="simulate")
 
 
@@ -130,6 +135,69 @@ def calibrate(
         terminal.print_json(calibration)
     else:
         terminal.out().print(calibration_tables(calibration))
+
+
+def check(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run ids, unique beginnings of them, or folders.")
+    ],
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Hold the simulator against real runs: parity, calibration, APC and rank. Exits with 4 where a gate fails.
+
+    Live runs of routing judge whether the simulator's router picks as the live one did, decision by decision. Runs of
+    connector-tax judge the calibration. Live and simulated runs of routing together judge APC and the order of the
+    policies. A gate for which the runs hold too little is not judged, and says what is missing.
+
+    Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
+    """
+    from runners.cli.folders import artifacts_of
+    from runners.errors import ExitCode
+    from runners.simulator.check import check_runs
+
+    checked = check_runs([artifacts_of(run, workspace) for run in runs])
+    if json:
+        output.print_json({"passed": checked.passed, **asdict(checked)})
+    else:
+        output.out().print(check_tables(checked))
+    if not checked.passed:
+        raise typer.Exit(ExitCode.GATE_FAILED)
+
+
+def check_tables(checked: Check) -> RenderableType:
+    """The gates, each live cell's decisions, and what differs first."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from runners.cli.tables import begin_table
+
+    gates = begin_table("gate", "result", "numbers")
+    for gate in checked.gates:
+        result = "not judged" if gate.passed is None else "passes" if gate.passed else "FAILS"
+        gates.add_row(gate.name, result, gate.text)
+    cells = begin_table(
+        "cell", ">decisions", ">equal", ">not compared", ">different", "first difference, or why none is compared"
+    )
+    lines: list[str] = []
+    for cell in checked.parity:
+        parity = cell.parity
+        if parity is None:
+            cells.add_row(cell.cell, "-", "-", "-", "-", cell.reason)
+            continue
+        unsure, first = sum(parity.unsure.values()), parity.first
+        where = "" if first is None else f"decision {first.seq}: {', '.join(first.fields)}"
+        cells.add_row(cell.cell, *map(str, (parity.decisions, parity.equal, unsure, parity.different)), where)
+        lines += [f"{cell.cell}: {count} are not compared: {why}" for why, count in parity.unsure.items()]
+        lines += [f"{cell.cell}: cached tokens are the log's own: {parity.index_reason}"] * bool(parity.index_reason)
+    for rank in checked.ranks:
+        lines += [
+            f"{rank.metric}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
+            f"(p = {flip.p_value:.2g}), and not here"
+            for flip in rank.flips
+        ]
+    shown = (gates, Text(), cells) if checked.parity else (gates,)
+    return Group(*shown, *map(Text, lines))
 
 
 def calibration_tables(calibration: Calibration) -> RenderableType:

@@ -57,6 +57,8 @@ class Reservation:
     movement: Movement | None = None
     """The transfer of its KV; None = none is needed, or none is possible."""
     claim: MigrationClaim | None = None
+    _t_transfer_ns: int = 0
+    """When it waited no longer for KV; 0 = it never did, or still does."""
     _t_first_ns: int = 0
     _ended: bool = False
 
@@ -76,6 +78,7 @@ class Reservation:
 
     def end_transfer(self, *, arrived: bool) -> None:
         """The transfer has ended, or is not waited for; `arrived`: the KV is where the request goes."""
+        self._t_transfer_ns = self._t_transfer_ns or self._dispatcher.driver.now_ns()
         if self.counters is not None:
             self.counters.end_transfer(arrived=arrived)
 
@@ -113,6 +116,7 @@ class Reservation:
                 error,
                 self.movement,
                 self._draft,
+                self._t_transfer_ns,
             )
         )
 

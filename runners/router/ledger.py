@@ -59,6 +59,8 @@ class PendingOutcome(msgspec.Struct, frozen=True):
     """The transfer that the decision asked for; None = none, or the router has no transport."""
     draft: Draft | None = None
     """Lists the decision's candidates; None = the record has them."""
+    t_transfer_ns: int = 0
+    """When the request waited no longer for KV; 0 = it never did."""
 
 
 class Ledger:
@@ -185,6 +187,7 @@ class Ledger:
         routed = RoutedOutcome(
             status=outcome.status,
             http_status=outcome.http_status,
+            kv_wait_s=_since_pick_s(outcome, outcome.t_transfer_ns),
             first_byte_s=_first_byte_s(outcome),
             last_byte_s=_last_byte_s(outcome),
             prompt_tokens=usage.prompt_tokens,
@@ -204,12 +207,17 @@ class Ledger:
             cluster=record.cluster,
             decision=decision,
             outcome=routed,
+            t_dispatch_ns=outcome.t_dispatch_ns,
         )
         self._log.append_record(finished)
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:
-    return (outcome.t_first_ns - outcome.t_dispatch_ns) / 1e9 if outcome.t_first_ns else None
+    return _since_pick_s(outcome, outcome.t_first_ns)
+
+
+def _since_pick_s(outcome: PendingOutcome, t_ns: int) -> float | None:
+    return (t_ns - outcome.t_dispatch_ns) / 1e9 if t_ns else None
 
 
 def _last_byte_s(outcome: PendingOutcome) -> float:

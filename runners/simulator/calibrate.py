@@ -47,10 +47,10 @@ class Cell:
     steps: pd.DataFrame
 
     @property
-    def load_order(self) -> tuple[float, int, int, str]:
+    def load(self) -> tuple[float, int, int]:
+        """Requests per second, tokens of a prompt and of an answer."""
         load = self.record.load
-        rate = float(load["rate_per_s"])
-        return rate, int(load["input_tokens"]), int(load["output_tokens"]), self.record.cell
+        return float(load["rate_per_s"]), int(load["input_tokens"]), int(load["output_tokens"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class CellComparison:
     cell: str
     fitted: bool
     """It gave the fit; the others say what the model is worth."""
+    load: tuple[float, int, int]
+    """Requests per second, tokens of a prompt and of an answer."""
     measured: Mapping[str, float | None]
     simulated: Mapping[str, float | None]
 
@@ -79,9 +81,23 @@ class Calibration:
     """Mean absolute relative error of a step, over the steps that gave the fit."""
     cells: tuple[CellComparison, ...]
 
+    def list_errors(self, metric: str) -> list[float]:
+        """Of the cells that did not give the fit."""
+        return [error for cell in self.cells if not cell.fitted and (error := cell.error(metric)) is not None]
+
+    def list_repeats(self, metric: str) -> list[float]:
+        """The same for the other real cells of each one's load in the simulation's place."""
+        return [
+            again / first - 1
+            for cell in self.cells
+            for other in self.cells
+            if not cell.fitted and other is not cell and other.load == cell.load
+            if (first := cell.measured[metric]) and (again := other.measured[metric]) is not None
+        ]
+
     def held_out(self, metric: str) -> tuple[float, float] | None:
         """Bias and mean absolute relative error over the cells that did not give the fit; None = there is none."""
-        errors = [error for cell in self.cells if not cell.fitted and (error := cell.error(metric)) is not None]
+        errors = self.list_errors(metric)
         if not errors:
             return None
         return statistics.fmean(errors), statistics.fmean(map(abs, errors))
@@ -89,7 +105,7 @@ class Calibration:
 
 def calibrate(run: Path, config: str = "plain") -> Calibration:
     """Fit and compare. Raises RunnerError where the run has too little of this config."""
-    cells = sorted(read_cells(run, config), key=lambda cell: cell.load_order)
+    cells = sorted(read_cells(run, config), key=lambda cell: (*cell.load, cell.record.cell))
     if len(cells) < 2:
         raise RunnerError(
             f"{run.name} has {len(cells)} cells of {config} with steps and requests; two are the least",
@@ -163,7 +179,7 @@ def _compare(cell: Cell, model: EngineModel, *, fitted: bool) -> CellComparison:
         {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED}
         for frame in (cell.requests, simulate_cell(cell.requests, model))
     )
-    return CellComparison(cell.record.cell, fitted, measured, simulated)
+    return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated)
 
 
 def _percentile(samples: np.ndarray) -> float | None:

@@ -170,6 +170,8 @@ class Engine:
         if self._stride:
             return
         preempted, delayed = self._schedule_running(), False
+        while preempted and self._running and not self._batch:  # the one that gave way was to be the first of the step
+            self._schedule_running()
         if not (preempted and self._batch):
             if seen_ns is None or not self._running:
                 seen_ns = self._clock.now_ns()

@@ -46,10 +46,21 @@ def test_a_pick_without_an_outcome_is_read_as_well() -> None:
     assert decode_row(ENCODE(row), DECISIONS).outcome is None
 
 
+def test_a_pick_of_version_2_does_not_say_when_it_was_made_and_how_long_it_waited() -> None:
+    log = Log()
+    log.pick(0, "s0", "b")
+    row: dict[str, Any] = msgspec.to_builtins(log.records[0]) | {"version": 2}
+    del row["t_dispatch_ns"], row["outcome"]["kv_wait_s"]
+    record = decode_row(ENCODE(row), DECISIONS)
+    assert (record.version, record.t_dispatch_ns) == (3, 0)
+    assert record.outcome is not None
+    assert record.outcome.kv_wait_s is None
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"version": 3}', "has version 3; this Tracon reads versions 1 and 2"),
+        (b'{"version": 4}', "has version 4; this Tracon reads versions 1 and 2 and 3"),
         (b'{"seq": 0}', "version 1 without or with another 'cluster'"),
         (b'{"seq": 0', "truncated"),
     ],

@@ -204,8 +204,9 @@ def test_by_priority_the_sooner_is_admitted_first_and_the_later_preempted() -> N
         _, seen = serve(model, requests, priorities=[0, 0, -1])
         assert sorted(range(3), key=lambda index: seen[index].first_s) == order
     model = a_model(kv_capacity_tokens=8 * BLOCK, scheduling="priority")
-    _, (late, soon) = serve(model, [(0.0, (), 3 * BLOCK, 3 * BLOCK)] * 2, priorities=[1, 0])
-    assert (late.job.preemptions, soon.job.preemptions) == (1, 0)
+    twice = [(0.0, (), 3 * BLOCK, 3 * BLOCK), (0.02, (), 3 * BLOCK, 3 * BLOCK)]
+    _, (late, soon) = serve(model, twice, priorities=[1, 0])
+    assert (late.job.preemptions, soon.job.preemptions) == (1, 0), "though it was admitted first"
     assert soon.end_s < late.end_s
 
 

@@ -17,7 +17,11 @@ from runners.campaign.experiment import RunOptions
 from runners.campaign.run_process import work
 from runners.campaign.start import Prepared, create_run, prepare_run, spawn_run_process
 from runners.errors import ExitCode, RunnerError
+from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.registry import experiment_named
+from runners.experiments.routing.engine_model import shape_model
+from runners.experiments.routing.grid import Grid
+from runners.simulator.engine_file import read_engine
 from state.model import RunView
 from state.store import RunStore
 from state.workspace import Workspace
@@ -160,6 +164,13 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
     assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b"
     assert plan.inputs["engine_model"]["calibrated"] is False
     assert {"simulation.engine=h20-qwen3-coder-30b-a3b", "instances=6"} <= set(plan.inputs["settings"])
+
+
+def test_engines_of_a_grid_that_schedules_by_priority_are_simulated_so() -> None:
+    engine = read_engine("h20-qwen3-coder-30b-a3b")
+    for scheduling in ("fcfs", "priority"):
+        grid = Grid((), 1, 1.0, 1.0, engine=EngineChoice(scheduling=scheduling))
+        assert shape_model(grid, engine, "both", None).scheduling == scheduling
 
 
 def test_a_plan_of_real_engines_says_nothing_of_simulations() -> None:

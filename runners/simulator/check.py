@@ -1,0 +1,143 @@
+"""`tracon simulate check`: every gate of a simulation that these runs can judge.
+
+Runs of connector-tax judge the calibration, live runs of routing the parity, and live and simulated runs of routing
+together APC and rank: of policies under one load, each on its own traces or on the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.measures.summary import percentile_name
+from results.records.run_folder import run_facts
+from results.records.turns import RoutingCell
+from results.routing.loads import load_of, strip_load
+from results.routing.read import LoadedCell, load_cells
+from results.routing.summary import summary_of
+from runners.errors import RunnerError
+from runners.simulator.calibrate import COMPARED, Calibration, calibrate
+from runners.simulator.gates import Gate, LoadValues, Rank, judge_apc, judge_errors, judge_rank
+from runners.simulator.logged_run import CellParity, compare_run
+
+RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
+CONFIG = "plain"
+"""Of connector-tax: one engine without a connector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the runs say of the simulator."""
+
+    gates: tuple[Gate, ...]
+    parity: tuple[CellParity, ...]
+    ranks: tuple[Rank, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No gate fails; those that are not judged do not."""
+        return all(gate.passed is not False for gate in self.gates)
+
+
+def check_runs(runs: Sequence[Path]) -> Check:
+    """Judge what these runs can judge. Raises RunnerError for a run of another experiment."""
+    kinds = {run: run_facts(run)[0].experiment for run in runs}
+    for run, kind in kinds.items():
+        if kind not in ("connector-tax", "routing"):
+            raise RunnerError(
+                f"{run.name} is a run of {kind or 'no experiment'}", remedy="name runs of routing and connector-tax"
+            )
+    calibrations = [calibrate(run, CONFIG) for run in runs if kinds[run] == "connector-tax"]
+    routing = [run for run in runs if kinds[run] == "routing"]
+    parity = tuple(cell for run in routing for cell in compare_run(run))
+    loads = read_values(routing, (*RANKED, "apc"))
+    ranks = tuple(judge_rank(name, [one.take_logarithms() for one in loads[name]]) for name in RANKED)
+    gates = (
+        judge_parity(parity),
+        *judge_calibrations(calibrations),
+        judge_apc(loads["apc"]),
+        *(rank.gate for rank in ranks),
+    )
+    return Check(gates, parity, ranks)
+
+
+def judge_parity(cells: Sequence[CellParity]) -> Gate:
+    """Every decision that can be compared is the same, on the same view."""
+    compared = [cell.parity for cell in cells if cell.parity is not None]
+    decisions = sum(parity.compared for parity in compared)
+    if not decisions:
+        return Gate("parity", None, "no decision of a live run was compared")
+    different = sum(parity.different for parity in compared)
+    unsure = sum(sum(parity.unsure.values()) for parity in compared)
+    from_log = sum(parity.without_index for parity in compared)
+    text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
+    text += f"; {unsure} cannot be compared" if unsure else ""
+    text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
+    return Gate("parity", different == 0, text)
+
+
+def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Gate, ...]:
+    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit."""
+    gates = []
+    for series in COMPARED:
+        errors = [error for one in calibrations for error in one.list_errors(series)]
+        repeats = [error for one in calibrations for error in one.list_repeats(series)]
+        gates.append(judge_errors(f"calibration, {percentile_name(series, 'p90')}", errors, repeats))
+    return tuple(gates)
+
+
+def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[LoadValues]]:
+    """Each metric of every routing run, under the loads that were both measured and simulated.
+
+    Trials of several runs are trials one after another.
+    """
+    measured = _Measured()
+    for run in runs:
+        cells, _ = load_cells(run)
+        measured.add_run([cell for cell in cells if not cell.degraded], metrics)
+    return {name: measured.list_loads(name) for name in metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    simulated: bool
+    load: str
+    policy: str
+    trial: int
+    metric: str
+    value: float
+
+
+class _Measured:
+    """Values of cells of any number of runs."""
+
+    def __init__(self) -> None:
+        self._values: list[_Value] = []
+
+    def add_run(self, cells: Sequence[LoadedCell], metrics: Sequence[str]) -> None:
+        first = 1 + max((one.trial for one in self._values), default=-1)
+        for cell in cells:
+            record, numbers = cell.record, summary_of(cell).values
+            for name in metrics:
+                value = numbers[name].value if name in numbers else None
+                if value is not None:
+                    policy, trial = strip_load(record.label), first + record.trial
+                    self._values.append(_Value(bool(record.simulated), _name_load(record), policy, trial, name, value))
+
+    def list_loads(self, metric: str) -> list[LoadValues]:
+        real, simulated = self._by_load(metric, simulated=False), self._by_load(metric, simulated=True)
+        return [LoadValues(load, real[load], simulated[load]) for load in real if load in simulated]
+
+    def _by_load(self, metric: str, *, simulated: bool) -> dict[str, dict[str, dict[int, float]]]:
+        loads: dict[str, dict[str, dict[int, float]]] = {}
+        for one in self._values:
+            if one.metric == metric and one.simulated == simulated:
+                loads.setdefault(one.load, {}).setdefault(one.policy, {})[one.trial] = one.value
+        return loads
+
+
+def _name_load(record: RoutingCell) -> str:
+    time_scale, kv_bytes, trace = load_of(record)
+    size = f", KV cache {kv_bytes} B" if kv_bytes else ""
+    return f"time_scale {time_scale}, trace {trace or record.trace.get('file')}, {len(record.engines)} instances{size}"

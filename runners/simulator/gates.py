@@ -1,0 +1,242 @@
+"""What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
+
+Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is not judged, and says what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from results.statistics.estimates import DRAWS, LEVEL, holm
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, p_value
+
+BIAS_LIMIT = 0.05
+MAPE_ABOVE_REPETITION = 0.05
+APC_LIMIT = 0.02
+"""Shares: two points."""
+FEWEST_POLICIES = 6
+FEWEST_LOADS = 3
+_SEED = 20260101
+
+Values = Mapping[str, Mapping[int, float]]
+"""One metric under one load: by policy and trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One judgement."""
+
+    name: str
+    passed: bool | None
+    """None = not judged."""
+    text: str
+    """The numbers, or why it is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadValues:
+    """One metric under one load, real and simulated."""
+
+    load: str
+    real: Values
+    simulated: Values
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Both have them."""
+        return tuple(policy for policy in self.real if self.real[policy] and self.simulated.get(policy))
+
+    def take_logarithms(self) -> LoadValues:
+        """Of times; what is not above 0 is left out."""
+        real, simulated = (
+            {
+                policy: {trial: math.log(value) for trial, value in trials.items() if value > 0}
+                for policy, trials in values.items()
+            }
+            for values in (self.real, self.simulated)
+        )
+        return LoadValues(self.load, real, simulated)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Two policies that real runs tell apart, and whose order the simulation turns round."""
+
+    load: str
+    lower: str
+    """By the real runs."""
+    higher: str
+    p_value: float
+    """Of the real runs, after Holm's correction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The order of the policies in one metric, over all loads."""
+
+    metric: str
+    loads: int
+    policies: int
+    """The fewest of any load."""
+    pairs: int
+    """Of two policies under one load."""
+    told_apart: int
+    """By the real runs."""
+    flips: tuple[Flip, ...]
+    tau: float | None
+    """Kendall's, over the pairs within a load."""
+    tau_low: float | None
+    tau_high: float | None
+    reason: str = ""
+    """Why it is not judged; empty = it is."""
+
+    @property
+    def gate(self) -> Gate:
+        name = f"rank, {self.metric}"
+        if self.reason:
+            return Gate(name, None, self.reason)
+        kept = self.told_apart - len(self.flips)
+        interval = f"{self.tau:.2f} [{self.tau_low:.2f}, {self.tau_high:.2f}]"
+        text = f"{kept} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
+        return Gate(name, not self.flips, text)
+
+
+def judge_errors(name: str, errors: Sequence[float], repeats: Sequence[float]) -> Gate:
+    """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
+    repetitions."""
+    if not errors or not repeats:
+        lacking = "no cell was held out of the fit" if not errors else "no load was measured twice"
+        return Gate(name, None, f"{lacking}: there is nothing to hold the error against")
+    bias = statistics.fmean(errors)
+    mape, repeated = (statistics.fmean(map(abs, some)) for some in (errors, repeats))
+    limit = repeated + MAPE_ABOVE_REPETITION
+    text = (
+        f"bias {bias:+.1%} (limit {BIAS_LIMIT:.0%}), mean error {mape:.1%} (limit {limit:.1%}: a real cell against its "
+        f"own repetition {repeated:.1%}, and {MAPE_ABOVE_REPETITION * 100:g} points), over {len(errors)} cells"
+    )
+    return Gate(name, abs(bias) <= BIAS_LIMIT and mape <= limit, text)
+
+
+def judge_apc(loads: Sequence[LoadValues]) -> Gate:
+    """The share of prompt tokens that came from caches, of every policy under every load."""
+    off = {
+        f"{policy} ({load.load})": _mean(load.simulated[policy]) - _mean(load.real[policy])
+        for load in loads
+        for policy in load.policies
+    }
+    if not off:
+        return Gate("APC", None, "no policy was both measured and simulated under one load")
+    worst = max(off, key=lambda name: abs(off[name]))
+    text = f"the most {off[worst] * 100:+.1f} points, of {worst} (limit {APC_LIMIT * 100:g}), over {len(off)} cells"
+    return Gate("APC", abs(off[worst]) <= APC_LIMIT, text)
+
+
+def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:
+    """Whether the simulation orders the policies as real runs do. Of times, `loads` has the logarithms."""
+    pairs = list(_list_pairs(loads))
+    tested = {pair: p for pair in pairs if (p := _test_pair(loads[pair[0]].real, *pair[1:])) is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    apart = [pair for pair in pairs if corrected.get(pair, 1.0) <= 1 - LEVEL]
+    flips = tuple(
+        _describe_flip(loads[pair[0]], *pair[1:], corrected[pair])
+        for pair in apart
+        if _sign(loads[pair[0]].real, *pair[1:]) * _sign(loads[pair[0]].simulated, *pair[1:]) <= 0
+    )
+    policies = min((len(load.policies) for load in loads), default=0)
+    reason = _why_not_judged(len(loads), policies, len(tested), len(apart))
+    tau = _measure_tau(loads, pairs)
+    low, high = _draw_tau(loads, pairs) if tau is not None else (None, None)
+    return Rank(metric, len(loads), policies, len(pairs), len(apart), flips, tau, low, high, reason)
+
+
+def _why_not_judged(loads: int, policies: int, tested: int, apart: int) -> str:
+    if policies < FEWEST_POLICIES or loads < FEWEST_LOADS:
+        return (
+            f"{policies} policies under {loads} loads were both measured and simulated; {FEWEST_POLICIES} policies and "
+            f"{FEWEST_LOADS} loads are the least"
+        )
+    if not tested:
+        return f"no pair of policies has {MIN_PAIRED} trials in common"
+    return "" if apart else f"real runs tell none of the {tested} pairs apart"
+
+
+PairOf = tuple[int, str, str]
+"""Index of the load, and two policies."""
+
+
+def _list_pairs(loads: Sequence[LoadValues]) -> Iterator[PairOf]:
+    for index, load in enumerate(loads):
+        for first, second in combinations(load.policies, 2):
+            yield index, first, second
+
+
+def _test_pair(values: Values, first: str, second: str) -> float | None:
+    """The p-value of no difference, paired by trial; None with fewer than MIN_PAIRED of them."""
+    common = values[first].keys() & values[second].keys()
+    if len(common) < MIN_PAIRED:
+        return None
+    differences = {trial: Trial(values[first][trial] - values[second][trial], 1, _no_draws) for trial in sorted(common)}
+    return p_value(Measured(differences))
+
+
+def _no_draws() -> str:
+    return "the spread over trials is what tells"
+
+
+def _sign(values: Values, first: str, second: str) -> int:
+    difference = _mean(values[first]) - _mean(values[second])
+    return (difference > 0) - (difference < 0)
+
+
+def _mean(trials: Mapping[int, float]) -> float:
+    return statistics.fmean(trials.values())
+
+
+def _describe_flip(load: LoadValues, first: str, second: str, p: float) -> Flip:
+    lower, higher = (first, second) if _sign(load.real, first, second) < 0 else (second, first)
+    return Flip(load.load, lower, higher, p)
+
+
+def _measure_tau(loads: Sequence[LoadValues], pairs: Sequence[PairOf]) -> float | None:
+    if not pairs:
+        return None
+    agreeing = sum(
+        _sign(loads[index].real, first, second) * _sign(loads[index].simulated, first, second)
+        for index, first, second in pairs
+    )
+    return agreeing / len(pairs)
+
+
+def _draw_tau(loads: Sequence[LoadValues], pairs: Sequence[PairOf]) -> tuple[float, float]:
+    """The middle 95 % of tau with the trials of both sides drawn again, the same ones for all policies of a load."""
+    rng = np.random.default_rng(_SEED)
+    agreeing = np.zeros(DRAWS)
+    for index, load in enumerate(loads):
+        own = [(first, second) for place, first, second in pairs if place == index]
+        if own:
+            real, simulated = (_draw_means(values, load.policies, rng) for values in (load.real, load.simulated))
+            for first, second in own:
+                agreeing += np.sign(real[first] - real[second]) * np.sign(simulated[first] - simulated[second])
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(agreeing / len(pairs), (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def _draw_means(values: Values, policies: Sequence[str], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """DRAWS means of each policy over trials that are drawn with replacement."""
+    trials = sorted(set().union(*(values[policy].keys() for policy in policies)))
+    weights = rng.multinomial(len(trials), [1 / len(trials)] * len(trials), size=DRAWS).astype(np.float64)
+    means = {}
+    for policy in policies:
+        known = np.array([trial in values[policy] for trial in trials])
+        numbers = np.array([values[policy].get(trial, 0.0) for trial in trials])
+        total = weights[:, known].sum(axis=1)
+        drawn = weights @ numbers / np.where(total > 0, total, 1.0)
+        means[policy] = np.where(total > 0, drawn, _mean(values[policy]))
+    return means

@@ -1,0 +1,100 @@
+"""The cells of a live `routing` run as parity needs them: decisions, settings of the routers, and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.records.decisions import DecisionRecord
+from results.records.frames import Gap, read_record
+from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from results.records.turns import CELL_VERSION, RoutingCell, upgrade_cell_from_1
+from results.routing.read import read_rows
+from runners.errors import RunnerError
+from runners.load.block_prompts import BlockShape, prompt_ids
+from runners.router.policies import make_policy
+from runners.router.prefix_index import block_keys
+from runners.simulator.parity import KeysOf, LoggedRouter, Parity, compare_log
+from runners.trace.formats import read_trace
+from runners.trace.session import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CellParity:
+    """One cell of a live run."""
+
+    cell: str
+    policy: str
+    parity: Parity | None
+    """None = it cannot be compared."""
+    reason: str = ""
+    """Why not."""
+
+
+def compare_run(run: Path) -> tuple[CellParity, ...]:
+    """Every live cell of a `routing` run, in the order of their folders."""
+    plan = _read_object(RunLayout(run).plan)
+    settings = {cell["cell"]: cell.get("params", {}) for cell in plan.get("cells", ())}
+    cells = (_compare_cell(run, layout, settings) for layout in trial_layouts(run))
+    return tuple(cell for cell in cells if cell is not None)
+
+
+def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping[str, Any]]) -> CellParity | None:
+    """None = it was simulated itself."""
+    name = str(layout.root.relative_to(run))
+    cell = read_record(layout.cell, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
+    if isinstance(cell, Gap):
+        return CellParity(name, "", None, cell.reason)
+    if cell.simulated:
+        return None
+    records, gaps = read_rows(layout.decisions, DecisionRecord, cell)
+    if gaps or not records:
+        return CellParity(cell.cell, cell.label, None, gaps[0].reason if gaps else "its log holds no decision")
+    try:
+        router = _describe_router(run, layout, cell, records, settings.get(cell.cell, {}))
+    except (RunnerError, OSError, msgspec.DecodeError, KeyError) as error:
+        return CellParity(cell.cell, cell.label, None, f"{type(error).__name__}: {error}")
+    return CellParity(cell.cell, cell.label, compare_log(records, router))
+
+
+def _describe_router(
+    run: Path, layout: TrialLayout, cell: RoutingCell, records: tuple[DecisionRecord, ...], params: Mapping[str, Any]
+) -> LoggedRouter:
+    first = records[0].request
+    keys_of, why = None, ""
+    if cell.router.get("index", "approximate") == "events":
+        why = "the index followed the engines' KV events, which are not in the log"
+    elif cell.parameters.get("prewarm_tokens"):
+        why = "the engines were pre-warmed"
+    else:
+        trace = read_trace(RunLayout(run).trace_of(cell.trace.get("name", "")))
+        vocabulary = _read_object(layout.config)["model"]
+        shape = BlockShape(
+            cell.seed, trace.facts.block_tokens, trace.facts.hash_scope,
+            vocabulary["vocab_low"], vocabulary["vocab_high"],
+        )  # fmt: skip
+        keys_of = _find_keys(trace, shape, first.block_tokens)
+    return LoggedRouter(
+        make_policy(cell.policy, cell.parameters), first.block_tokens, first.min_move_tokens,
+        params.get("reserved_output", "max_tokens"), keys_of, why,
+    )  # fmt: skip
+
+
+def _find_keys(trace: Trace, shape: BlockShape, block_tokens: int) -> KeysOf:
+    """The keys of each turn as the load generator sent it, by the id of its request."""
+    turns = [(session.session, place, turn) for session in trace.sessions for place, turn in enumerate(session.turns)]
+    prefix = f"tracon-{shape.seed:x}-"
+
+    def keys_of(request: str) -> tuple[int, ...]:
+        session, place, turn = turns[int(request.removeprefix(prefix))]
+        return block_keys(prompt_ids(shape, session, place, turn).tolist(), block_tokens)
+
+    return keys_of
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -1,0 +1,362 @@
+"""Whether the router's core under the simulator's clock picks as a live router did, decision by decision.
+
+The log of a live cell drives it: arrivals, ends of waits for KV, first bytes and ends come at their recorded times.
+The core rebuilds from them what the live router knew at each pick (counters, bindings, what the prefix indexes hold)
+and its policy decides. View and pick are compared with the recorded ones; then the recorded pick is followed, so that
+one difference brings about no other. Availability, back-pressure and the pairs that KV does not move between are taken
+from the recorded views: what a probe or a failed transfer said is not in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from runners.router.cluster import Cluster, Member
+from runners.router.counts import Counts
+from runners.router.dispatch import Dispatcher, Request, Reservation
+from runners.router.failure import REFUSALS
+from runners.router.ledger import Ledger
+from runners.router.policies import may_migrate
+from runners.router.policies.policy import Policy
+from runners.router.prefix_index import PrefixIndex
+from runners.router.sessions.bindings import Bindings
+from runners.simulator.clock import START_NS, SimulatedClock
+
+UNSURE_NS = 1_000_000
+"""A record without the moment of its pick gives the times of its first byte and end this much too early at most."""
+TOLERANCE_S = 0.05
+"""Between two times since something: a busy host may hold a live router up between two looks at its clock."""
+PICKED = ("instance", "reason", "prefill", "binds", "migrate_from", "advances")
+OLD_LOG = "an event within 1 ms, and the log does not say which came first (made before version 3 of its records)"
+
+KeysOf = Callable[[str], tuple[int, ...]]
+"""The keys of a request's full blocks, by its id. Raises KeyError for an unknown one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What a router saw of a request and of its instances, and where it sent it."""
+
+    request: RoutedRequest
+    cluster: ClusterView
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A decision that came out otherwise."""
+
+    seq: int
+    fields: tuple[str, ...]
+    """What differs, e.g. `e0.num_requests` or `decision.instance`."""
+    logged: Pick
+    simulated: Pick
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """One log, decision by decision."""
+
+    decisions: int
+    equal: int
+    unsure: Mapping[str, int]
+    """Decisions that cannot be compared, by the reason."""
+    without_index: int
+    """Decisions among those compared whose cached tokens were taken from the log."""
+    index_reason: str
+    different: int
+    first: Difference | None
+
+    @property
+    def compared(self) -> int:
+        return self.equal + self.different
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRouter:
+    """How the live router was set up."""
+
+    policy: Policy
+    block_tokens: int
+    min_move_tokens: int
+    reserved_output: int | Literal["max_tokens"]
+    keys_of: KeysOf | None
+    """None = what the indexes hold is taken from the log."""
+    why_no_keys: str = ""
+
+
+def compare_log(records: Sequence[DecisionRecord], router: LoggedRouter) -> Parity:
+    """Drive the core by the log of one router. Raises ValueError for an empty one."""
+    if not records:
+        raise ValueError("the log holds no decision")
+    replayed = _ReplayedLog(sorted(records, key=lambda record: (record.t_ns, record.seq)), router)
+    return replayed.run()
+
+
+class _FollowedPolicy:
+    """Decides as the policy does, and has the core do what the log says."""
+
+    name: ClassVar[str] = "followed"
+    source: ClassVar[str] = ""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.logged: Decision | None = None
+        self.made: Pick | None = None
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        self.made = Pick(request, cluster, self._policy.decide(request, cluster))
+        assert self.logged is not None
+        return self.logged
+
+
+class _Index:
+    """One instance's index: rebuilt, or what the log says it held."""
+
+    def __init__(self, block_tokens: int, capacity_tokens: int | None) -> None:
+        self.block_tokens = block_tokens
+        capacity = None if capacity_tokens is None else max(1, capacity_tokens // block_tokens)
+        self._rebuilt = PrefixIndex(block_tokens, capacity)
+        self.logged_tokens: int | None = None
+        """Not None = what is answered."""
+
+    def count_matching(self, keys: Sequence[int]) -> int:
+        return self._rebuilt.count_matching(keys) if self.logged_tokens is None else self.logged_tokens
+
+    def insert_keys(self, keys: Sequence[int]) -> None:
+        self._rebuilt.insert_keys(keys)
+
+    def clear(self) -> None:
+        self._rebuilt.clear()
+
+
+class _NoLog:
+    """Nothing is recorded."""
+
+    is_open = False
+
+    def append_record(self, record: DecisionRecord) -> None:
+        raise AssertionError("nothing is recorded")
+
+
+class _ReplayedLog:
+    """One core that follows one log."""
+
+    def __init__(self, records: Sequence[DecisionRecord], router: LoggedRouter) -> None:
+        self._records = records
+        self._router = router
+        self._clock = SimulatedClock()
+        self._zero_ns = records[0].t_ns - START_NS
+        self._policy = _FollowedPolicy(router.policy)
+        self._bindings = Bindings()
+        self._cluster = Cluster((), self._clock.now_s, self._bindings)
+        self._indexes: dict[str, _Index] = {}
+        self._lost: set[str] = set()
+        """Instances that have been away: what they hold since then is not known."""
+        counts = Counts()
+        self._dispatcher = Dispatcher(
+            self._policy, self._cluster, self._bindings, self._indexes, Ledger(_NoLog(), counts, self._clock), counts,
+            router.block_tokens, self._clock, self._list_cut_off if may_migrate(router.policy) else None,
+            router.min_move_tokens, router.reserved_output,
+        )  # fmt: skip
+        self._record = records[0]
+        self._turns: dict[str, int] = {}
+        """Of the requests that are not over."""
+        self._unsure_until_ns = 0
+        self._unsure = 0
+        self._without_index = 0
+        self._equal = 0
+        self._differences: list[Difference] = []
+
+    def run(self) -> Parity:
+        for record in self._records:
+            self._clock.call_at(record.t_ns - self._zero_ns, partial(self._pick, record))
+        self._clock.run()
+        first = self._differences[0] if self._differences else None
+        return Parity(
+            len(self._records), self._equal, {OLD_LOG: self._unsure} if self._unsure else {}, self._without_index,
+            self._router.why_no_keys, len(self._differences), first,
+        )  # fmt: skip
+
+    # a pick
+    def _pick(self, record: DecisionRecord) -> None:
+        self._record, self._policy.logged = record, record.decision
+        self._policy.made = None
+        asked, decision = record.request, record.decision
+        self._follow_members(record.cluster)
+        keys = self._find_keys(asked)
+        if asked.request not in self._turns:
+            self._turns[asked.request] = self._dispatcher.count_arrival(asked.session)
+        wanted = decision.instance if decision.reason == "stored_response" else ""
+        request = Request(
+            asked.request, asked.session, self._turns[asked.request], keys, asked.input_tokens, asked.max_tokens, wanted
+        )
+        reservation = self._dispatcher.pick_instance(request, asked.tried)
+        made = self._policy.made
+        if made is None:  # the policy was not asked: the request had to go where its stored response is
+            made = Pick(reservation.record.request, reservation.record.cluster, reservation.record.decision)
+        self._compare(record, made)
+        self._dispatcher.count_pick(request, reservation)
+        if record.outcome is not None:
+            self._follow_outcome(record, record.outcome, reservation)
+
+    def _compare(self, record: DecisionRecord, made: Pick) -> None:
+        logged = Pick(record.request, record.cluster, record.decision)
+        fields = list_differences(logged, made)
+        if not fields:
+            self._equal += 1
+        elif self._clock.now_ns() <= self._unsure_until_ns:
+            self._unsure += 1
+        else:
+            self._differences.append(Difference(record.seq, fields, logged, made))
+
+    def _find_keys(self, asked: RoutedRequest) -> tuple[int, ...]:
+        """The prompt's keys; where they are not known, the indexes answer what the log says."""
+        keys: tuple[int, ...] = ()
+        if self._router.keys_of is not None:
+            keys = self._router.keys_of(asked.request)
+        for name, index in self._indexes.items():
+            from_log = self._router.keys_of is None or name in self._lost
+            index.logged_tokens = asked.cached_tokens.get(name, 0) if from_log else None
+        self._without_index += self._router.keys_of is None or bool(self._lost)
+        return keys or ((0,) if asked.cached_tokens else ())
+
+    def _follow_members(self, view: ClusterView) -> None:
+        """Instances, their availability and their pauses, as this pick saw them."""
+        known = {member.instance: member for member in self._cluster.members}
+        for name in known.keys() - {load.instance for load in view.instances}:
+            self._cluster.remove_instance(name)
+            del self._indexes[name]
+        for load in view.instances:
+            name, capacity = load.instance, load.kv_capacity_tokens
+            if name not in known:
+                block = self._router.block_tokens
+                self._cluster.add_member(Member(name, "", load.role, capacity, block))
+                self._indexes[name] = _Index(block, capacity)
+                self._set_available(load)
+            elif known[name].kv_capacity_tokens != capacity:
+                self._cluster.set_capacity(name, capacity)
+            if load.paused_for_s:
+                self._cluster.pause_instance(name, load.paused_for_s)
+        before = {load.instance: load for load in self._cluster.take_view().instances}
+        for load in view.instances:
+            now = before[load.instance]
+            if (now.available, now.why_unavailable) != (load.available, load.why_unavailable):
+                self._set_available(load)
+
+    def _set_available(self, load: InstanceLoad) -> None:
+        if not load.available:
+            self._lost.add(load.instance)
+        self._cluster.set_available(load.instance, load.available, load.why_unavailable)
+
+    def _list_cut_off(self, owner: str, targets: object) -> Mapping[str, str]:
+        return self._record.request.cut_off
+
+    # what followed
+    def _follow_outcome(self, record: DecisionRecord, outcome: RoutedOutcome, reservation: Reservation) -> None:
+        if outcome.status == "held" or not record.decision.instance:
+            reservation.end(outcome.status)
+            if outcome.status != "held":
+                self._turns.pop(record.request.request, None)
+            return
+        dispatch_ns = record.t_dispatch_ns or record.t_ns + round(record.decide_us * 1e3)
+        moved_ns = self._find_move_end(record, outcome, dispatch_ns)
+        self._at(record, moved_ns, partial(reservation.end_transfer, arrived=_has_arrived(outcome)))
+        if outcome.transfer is not None and outcome.transfer.status == "failed" and _has_arrived(outcome):
+            late = partial(reservation.end_transfer, arrived=False)
+            self._at(record, outcome.transfer.t_done_ns or None, late)
+        first_ns = _add_seconds(dispatch_ns, outcome.first_byte_s)
+        self._at(record, first_ns, partial(self._begin_response, record, outcome, reservation))
+        end_ns = _add_seconds(dispatch_ns, outcome.last_byte_s)
+        self._at(record, end_ns, partial(self._end, record, outcome, reservation))
+
+    def _find_move_end(self, record: DecisionRecord, outcome: RoutedOutcome, dispatch_ns: int) -> int | None:
+        """When the request waited no longer for KV; None = it waited for none."""
+        if not (record.decision.prefill or record.decision.migrate_from):
+            return None
+        if record.t_dispatch_ns:
+            return _add_seconds(dispatch_ns, outcome.kv_wait_s)
+        transfer = outcome.transfer
+        if transfer is None:
+            return dispatch_ns
+        if transfer.purpose == "handover":
+            return transfer.t_target_sent_ns or transfer.t_done_ns or None
+        return transfer.t_done_ns or None
+
+    def _at(self, record: DecisionRecord, t_ns: int | None, event: Callable[[], None]) -> None:
+        """Let it happen then, by the log's clock; None = it did not happen."""
+        if t_ns is None:
+            return
+
+        def happen() -> None:
+            event()
+            if not record.t_dispatch_ns:
+                self._unsure_until_ns = self._clock.now_ns() + UNSURE_NS
+
+        self._clock.call_at(max(t_ns - self._zero_ns, self._clock.now_ns()), happen)
+
+    def _begin_response(self, record: DecisionRecord, outcome: RoutedOutcome, reservation: Reservation) -> None:
+        self._count_refusal(record, outcome)
+        reservation.start_response(served=outcome.http_status is not None and outcome.http_status < 300)
+
+    def _end(self, record: DecisionRecord, outcome: RoutedOutcome, reservation: Reservation) -> None:
+        if outcome.first_byte_s is None:
+            self._count_refusal(record, outcome)
+        if outcome.status != "retried":
+            self._turns.pop(record.request.request, None)
+        reservation.end(outcome.status)
+
+    def _count_refusal(self, record: DecisionRecord, outcome: RoutedOutcome) -> None:
+        if outcome.http_status in REFUSALS:
+            self._bindings.count_refusal(record.request.session, record.decision.instance)
+
+
+def list_differences(logged: Pick, simulated: Pick) -> tuple[str, ...]:
+    """What differs between two picks; times within TOLERANCE_S are equal. Empty = nothing does."""
+    names = [
+        f"request.{name}"
+        for name in _differing(_fields_of(logged.request), _fields_of(simulated.request))
+        if name != "reserved_tokens" or logged.request.reserved_tokens
+    ]
+    loads = {load.instance: load for load in simulated.cluster.instances}
+    for load in logged.cluster.instances:
+        names += [f"{load.instance}.{name}" for name in _differing(_fields_of(load), _fields_of(loads[load.instance]))]
+    for name in ("picks", "fallbacks"):
+        if getattr(logged.cluster, name) != getattr(simulated.cluster, name):
+            names.append(f"cluster.{name}")
+    for name in PICKED:
+        if getattr(logged.decision, name) != getattr(simulated.decision, name):
+            names.append(f"decision.{name}")
+    return tuple(names)
+
+
+def _fields_of(seen: InstanceLoad | RoutedRequest) -> dict[str, Any]:
+    return {name: getattr(seen, name) for name in seen.__struct_fields__}
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in one.items() if not _is_same(value, other[name])]
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= TOLERANCE_S
+    return one == other
+
+
+def _has_arrived(outcome: RoutedOutcome) -> bool:
+    """The KV came, or its source had it ready and the request was sent to pull it."""
+    transfer = outcome.transfer
+    if transfer is None:
+        return False
+    if transfer.purpose == "handover":
+        return transfer.status == "transferred" or transfer.t_target_sent_ns > 0
+    return transfer.status == "transferred"
+
+
+def _add_seconds(t_ns: int, seconds: float | None) -> int | None:
+    return None if seconds is None else t_ns + round(seconds * 1e9)

@@ -1,0 +1,161 @@
+"""The gates of a simulation on numbers whose answer is known, and the command that judges runs by them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from runners.cli import app
+from runners.errors import RunnerError
+from runners.simulator.check import check_runs
+from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank
+
+GOLDENS = Path(__file__).parents[2] / "goldens"
+POLICIES = tuple("abcdef")
+
+
+def a_load(name: str, real: dict[str, float], simulated: dict[str, float], *, trials: int = 4) -> LoadValues:
+    """Values around a level per policy; what varies between trials is far less than 1, and the same for all."""
+    draw = random.Random(name)
+    shared = [draw.uniform(-1, 1) for _ in range(trials)]
+
+    def spread(levels: dict[str, float]) -> dict[str, dict[int, float]]:
+        return {
+            policy: {trial: level + shared[trial] + draw.uniform(-0.05, 0.05) for trial in range(trials)}
+            for policy, level in levels.items()
+        }
+
+    return LoadValues(name, spread(real), spread(simulated))
+
+
+LEVELS = {policy: float(place) for place, policy in enumerate(POLICIES)}
+LOADS = ("low", "middle", "high")
+
+
+def test_the_same_order_everywhere_passes_with_a_tau_of_one() -> None:
+    rank = judge_rank("ttft_p90_s", [a_load(name, LEVELS, LEVELS) for name in LOADS])
+    assert (rank.loads, rank.policies, rank.pairs, rank.told_apart, rank.flips) == (3, 6, 45, 45, ())
+    assert (rank.tau, rank.tau_low, rank.tau_high) == (1.0, 1.0, 1.0)
+    assert rank.gate.passed is True
+
+
+def test_a_pair_that_real_runs_tell_apart_and_the_simulation_turns_round_fails_and_is_named() -> None:
+    turned = LEVELS | {"a": 1.0, "b": 0.0}
+    loads = [a_load("low", LEVELS, turned), *(a_load(name, LEVELS, LEVELS) for name in LOADS[1:])]
+    rank = judge_rank("ttft_p90_s", loads)
+    assert rank.gate.passed is False
+    assert [(flip.load, flip.lower, flip.higher) for flip in rank.flips] == [("low", "a", "b")]
+    assert rank.flips[0].p_value < 0.05
+    assert rank.tau == pytest.approx(43 / 45)
+
+
+def test_a_pair_that_real_runs_do_not_tell_apart_may_turn_round() -> None:
+    close, turned = LEVELS | {"a": 1.0 - 1e-4}, LEVELS | {"a": 1.5}
+    rank = judge_rank("ttft_p90_s", [a_load(name, close, turned) for name in LOADS])
+    assert rank.gate.passed is True
+    assert rank.told_apart == 42
+    assert rank.tau is not None
+    assert rank.tau < 1.0
+
+
+def test_taus_interval_widens_with_the_spread_of_the_trials() -> None:
+    draw = random.Random(1)
+    noisy = {policy: {trial: draw.gauss(place, 3.0) for trial in range(5)} for place, policy in enumerate(POLICIES)}
+    rank = judge_rank("ttft_p90_s", [LoadValues(name, noisy, noisy) for name in LOADS])
+    assert rank.tau == 1.0
+    assert rank.tau_low is not None
+    assert rank.tau_low < 0.9
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        ([], "0 policies under 0 loads"),
+        ([a_load(name, LEVELS, LEVELS) for name in LOADS[:2]], "6 policies under 2 loads"),
+        ([a_load(name, dict(list(LEVELS.items())[:5]), LEVELS) for name in LOADS], "5 policies under 3 loads"),
+        ([a_load(name, LEVELS, LEVELS, trials=2) for name in LOADS], "no pair of policies has 3 trials in common"),
+        ([a_load(name, dict.fromkeys(POLICIES, 1.0), LEVELS) for name in LOADS], "tell none of the 45 pairs apart"),
+    ],
+)
+def test_too_few_policies_loads_or_trials_are_not_judged(loads: list[LoadValues], why: str) -> None:
+    gate = judge_rank("ttft_p90_s", loads).gate
+    assert gate.passed is None
+    assert why in gate.text
+
+
+@pytest.mark.parametrize(
+    ("errors", "repeats", "passed"),
+    [
+        ([0.04, -0.04], [0.01, -0.01], True),
+        ([0.06, 0.06], [0.10], False),
+        ([0.08, -0.08], [0.02], False),
+        ([0.08, -0.08], [0.04], True),
+        ([], [0.1], None),
+        ([0.01], [], None),
+    ],
+    ids=["within", "biased", "spread", "as far as a repetition", "nothing held out", "nothing repeated"],
+)
+def test_errors_are_held_against_real_repetitions(errors: list[float], repeats: list[float], passed: bool) -> None:
+    assert judge_errors("TTFT", errors, repeats).passed is passed
+
+
+@pytest.mark.parametrize(("off", "passed"), [(0.019, True), (-0.019, True), (0.021, False)])
+def test_apc_is_within_two_points_of_every_policy(off: float, passed: bool) -> None:
+    real = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.7}}
+    simulated = {"a": {0: 0.55, 1: 0.55}, "b": {0: 0.7 + off, 1: 0.7 + off}}
+    gate = judge_apc([LoadValues("one", real, simulated)])
+    assert gate.passed is passed
+    assert "b (one)" in gate.text
+
+
+def unpack(experiment: str, folder: Path) -> Path:
+    folder.mkdir()
+    with tarfile.open(GOLDENS / experiment / "run.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small live run, whose EAR counts blocks less than this router does."""
+    return unpack("routing", tmp_path_factory.mktemp("runs") / "live")
+
+
+def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Path, tmp_path: Path) -> None:
+    fitted = unpack("connector-tax", tmp_path / "fitted")
+    done = CliRunner().invoke(app, ["simulate", "check", str(live), str(fitted)], env={"COLUMNS": "200"})
+    assert done.exit_code == 4, done.output
+    for name in ("parity", "calibration, ttft_p90_s", "calibration, e2e_p90_s", "APC", "rank, tpot_p90_s"):
+        assert name in done.stdout
+    assert "retained_tokens" in done.stdout
+    shown = json.loads(CliRunner().invoke(app, ["simulate", "check", str(live), str(fitted), "--json"]).stdout)
+    assert shown["passed"] is False
+    assert {gate["name"]: gate["passed"] for gate in shown["gates"]}["parity"] is False
+    assert len(shown["parity"]) == 18
+
+
+def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(live, tmp_path / "simulated")
+    for path in copy.glob("results/*/trial_*/cell.json"):
+        cell = msgspec.json.decode(path.read_bytes())
+        path.write_bytes(msgspec.json.encode(cell | {"simulated": "a model"}))
+    checked = check_runs([live, copy])
+    gates = {gate.name: gate for gate in checked.gates}
+    assert gates["APC"].passed is True
+    assert "over 6 cells" in gates["APC"].text
+    assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].text
+    assert len(checked.parity) == 18, "a simulated cell has no live log"
+    assert checked.ranks[0].tau == 1.0
+
+
+def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match="pd-lifecycle"):
+        check_runs([unpack("pd-lifecycle", tmp_path / "other")])
