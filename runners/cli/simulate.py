@@ -158,9 +158,9 @@ def check(
 
     checked = check_runs([artifacts_of(run, workspace) for run in runs])
     if json:
-        output.print_json({"passed": checked.passed, **asdict(checked)})
+        terminal.print_json({"passed": checked.passed, **asdict(checked)})
     else:
-        output.out().print(check_tables(checked))
+        terminal.out().print(check_tables(checked))
     if not checked.passed:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
