@@ -118,6 +118,7 @@ def _replacements(run: Path) -> Mapping[str, str]:
     return {
         str(run.resolve().parent): "/runs",
         str(Path(home).resolve()): "/home/tracon",
+        str(HERE.resolve() / "golden.toml"): "tests/goldens/golden.toml",  # from where a test resumes the run
         str(root.resolve()): "/src/tracon",
         boot: BOOT_ID,
     }
