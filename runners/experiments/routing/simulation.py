@@ -28,6 +28,7 @@ from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import count_cores
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
+from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import migration_changed
 from runners.router.spec import InstanceSpec, KvEndpoint
 from runners.simulator.process import run_simulation
@@ -100,7 +101,7 @@ def make_simulation_spec(
 ) -> SimulationSpec:
     """`folder`: of the attempt."""
     assert grid.simulation is not None
-    engine, roles = read_model(grid), cell.params["roles"]
+    engine, roles = vary_engine(read_model(grid), cell.params.get("variation", "")), cell.params["roles"]
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")
