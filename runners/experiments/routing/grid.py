@@ -28,6 +28,7 @@ from runners.experiments.settings import (
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
 from runners.router.spec import TransferRules
+from runners.simulator.places import LOCAL, is_place
 
 EXPERIMENT = "routing"
 SYNTH = "synth"
@@ -145,6 +146,12 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Standard deviation of the logarithm of a step's time; 0 = as the model has it."""
     expected_cell_s: float = 10.0
     """What one cell takes of a core, for the time estimate."""
+    on: str | UnsetType = UNSET
+    """`ray` or `ray://HEAD:PORT`; UNSET = processes of this host."""
+
+    @property
+    def place(self) -> str:
+        return LOCAL if self.on is UNSET else self.on
 
 
 class SensitivityChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -369,6 +376,10 @@ def _check_grid(grid: Grid, where: str) -> None:
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
         *_load_problems(grid),
+        (
+            grid.simulation is not None and not is_place(grid.simulation.place),
+            "simulation.on must be local, ray or ray://HEAD:PORT",
+        ),
         (not _has_sound_range(grid.sensitivity), "sensitivity.by must be between 0 and 1"),
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),

@@ -104,6 +104,8 @@ def list_settings(options: RunOptions) -> Iterator[str]:
     """The options of a simulation, as settings of the grid: a resumed run finds them among those."""
     if options.engine or options.simulated:
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
+    if options.on:
+        yield f"simulation.on={options.on}"
     if options.instances is not None:
         yield f"instances={options.instances}"
 
