@@ -42,12 +42,11 @@ def test_the_default_is_this_host() -> None:
 @pytest.mark.long
 def test_a_lost_nodes_tasks_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
+    cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
     alone = create_run(Workspace(tmp_path / "alone"), plan_run())
     assert work(alone, experiment_named, accept_changes=False) == ExitCode.DONE
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         worker = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
