@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_memory import DRIVER
+from launch.gpu_devices import DRIVER
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 """There where RDMA adapters may reach a GPU's memory directly."""

@@ -279,11 +279,8 @@ def _hold_for_writing(packages: Path) -> Iterator[None]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise PatchFailed(
-            f"cannot change {packages}: {error.strerror or error}",
-            remedy="free space on that disk" if full else _OWN_ENVIRONMENT,
-        ) from error
+        remedy = _REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT)
+        raise PatchFailed(f"cannot change {packages}: {error.strerror or error}", remedy=remedy) from error
 
 
 def _open_shared_lock(folder: Path) -> int:
@@ -322,6 +319,10 @@ _OWN_ENVIRONMENT = (
     "run as the user who owns that environment, or build one of your own with `tracon engine install` "
     "and leave --engine-python away"
 )
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
+}
 
 
 def _add_reason(patches: PatchStatus, done: str) -> PatchStatus:

@@ -231,7 +231,7 @@ def _decode_file(path: Path, into: type[_Decoded]) -> _Decoded:
         return msgspec.toml.decode(text, type=into)
     except msgspec.ValidationError as error:
         raise _explain_error(path, str(error), into) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path} is not valid TOML: {error}", remedy="correct that place in the file") from error
 
 

@@ -100,8 +100,6 @@ class RoutingAnalysis:
     settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
     claims: tuple[Judgement, ...]
-    conditional: tuple[ConditionalClaim, ...]
-    """The claims over the coefficients of the engine model; empty where none was varied."""
     loads: tuple[Load, ...]
     """Arrival rate, trace or KV cache: only policies under one of them are compared."""
     planned: Mapping[str, int]
@@ -114,6 +112,8 @@ class RoutingAnalysis:
     trace_sums: Mapping[str, tuple[str, ...]]
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
+    conditional: tuple[ConditionalClaim, ...] = ()
+    """The claims over the coefficients of the engine model; empty where none was varied."""
 
     @property
     def trials_differ(self) -> bool:
@@ -178,15 +178,15 @@ def analyse(root: Path) -> RoutingAnalysis:
 
     Raises ResultsError where `root` is no folder.
     """
+    if not root.is_dir():
+        raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     analysis = analyse_variation(root, "")
     conditional = judge_variations(root, analysis.claims, lambda name: analyse_variation(root, name).claims)
     return replace(analysis, conditional=conditional)
 
 
 def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Of the cells of one variation; empty = those that vary nothing. Raises as `analyse`."""
-    if not root.is_dir():
-        raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
+    """Of the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)
@@ -238,7 +238,6 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         ablation=table_rows.ablation(labels),
         settings=max(map(table_rows.thresholds, loads), key=len, default=()),
         claims=claims,
-        conditional=(),
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),

@@ -16,6 +16,7 @@ import msgspec
 
 from launch.environment import Engine, find_engine, redact_settings
 from launch.errors import LaunchError
+from launch.gpu_devices import require_gpu
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
 from results.records.events import Noted
@@ -50,13 +51,15 @@ def tracon_version() -> str:
 def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
 
-    Raises RunnerError or LaunchError naming the wrong key, config or missing engine.
+    Raises RunnerError or LaunchError naming the wrong key, config, missing GPU or missing engine.
     """
     profile = load_profile(options.profile)
     if options.port is not None:
         launch = msgspec.structs.replace(profile.launch, port_base=options.port)
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment.draft_plan(options, profile)
+    if need_engine and draft.needs_engine:
+        require_gpu(profile)
     engine = _find_engine(profile, options.engine_python, need_engine) if draft.needs_engine else None
     plan = freeze_plan(
         experiment=experiment.name,

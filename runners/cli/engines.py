@@ -65,7 +65,9 @@ def doctor(
         output.print_json(to_json(report))
     else:
         output.out().print(doctor_tables(report))
-    if strict and any(row.state == MISSING for row in report.rows):
+    missing = [row.what for row in report.rows if row.state == MISSING]
+    if strict and missing:
+        output.err().print(f"missing on this host: {', '.join(missing)}. The table has the remedy of each.")
         raise typer.Exit(ExitCode.GATE_FAILED)
 
 

@@ -77,7 +77,7 @@ class MetricsText:
         """The key of a sample in the record; None = it is not stored."""
         try:
             families = list(text_string_to_metric_families(f"{sample} 0\n"))
-        except ValueError:  # some without a message
+        except (ValueError, IndexError):  # some without a message
             families = []
         samples = [row for family in families for row in family.samples]
         if len(samples) != 1:

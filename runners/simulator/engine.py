@@ -176,13 +176,12 @@ class Engine:
             delayed = self._admit_waiting(seen_ns)
         if not self._batch:
             return
-        decoding = [job for job, _ in self._batch if job.is_decoding]
+        self._work = self._measure_work()
         self._stride = 1
-        if self._jumps and not (preempted or delayed) and len(decoding) == len(self._batch):
-            self._stride = self._find_stride(decoding)
+        if self._jumps and not (preempted or delayed or self._work.prefill_tokens):
+            self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
         self._pace = self._noise.draw_factor(self._stride)
-        self._work = self._measure_work()
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
@@ -190,7 +189,7 @@ class Engine:
         decode_sequences = decode_context = prefill_tokens = 0
         attended = 0.0
         for job, new in self._batch:
-            if job.is_decoding:
+            if new == 1 and job.is_decoding:
                 decode_sequences += 1
                 decode_context += job.computed
             else:
@@ -314,21 +313,21 @@ class Engine:
 
     def _extend(self, job: Job, new: int) -> bool:
         """Blocks for `new` more tokens; False = there are not enough."""
-        lacking = self._count_blocks(job.computed + new) - len(job.named) - job.anonymous
+        lacking = -(-(job.computed + new) // self.blocks.block_tokens) - len(job.named) - job.anonymous
         if lacking > 0:
             if not self.blocks.take(lacking):
                 return False
             job.anonymous += lacking
-        self._name_blocks(job, job.computed + new)
+        if job.computed < len(job.keys) * self.blocks.block_tokens:
+            self._name_blocks(job, job.computed + new)
         return True
 
     def _name_blocks(self, job: Job, computed: int) -> None:
         """Prompt blocks that are full at the end of this step can be found from now on."""
         size = self.blocks.block_tokens
-        for place in range(job.computed // size, min(computed // size, len(job.keys))):
-            if self.blocks.name(job.keys[place]):
-                job.named.append(job.keys[place])
-                job.anonymous -= 1
+        named = self.blocks.name(job.keys[job.computed // size : computed // size])
+        job.named += named
+        job.anonymous -= len(named)
 
     def _preempt(self, job: Job) -> None:
         full = job.computed // self.blocks.block_tokens - len(job.keys)
@@ -356,6 +355,8 @@ class Engine:
         """How many steps in a row differ in nothing but their context: until one ends, or a block cannot be had."""
         low, high = 1, min(job.output_tokens - job.generated for job in decoding)
         free = self.blocks.free
+        if len(decoding) * self._count_blocks(high) <= free:  # none takes more: there is no need to count
+            return high
         while low < high:
             middle = (low + high + 1) // 2
             if self._blocks_for(decoding, middle) <= free:
@@ -404,7 +405,7 @@ class Engine:
         begun: list[Job] = []
         ended: list[Job] = []
         for job, new in batch:
-            if job.is_decoding:
+            if new == 1 and job.is_decoding:
                 if stride > 1:
                     self._extend(job, stride)
                 job.computed += stride

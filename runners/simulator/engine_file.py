@@ -67,5 +67,5 @@ def read_engine(name_or_path: str) -> EngineFile:
             f"there is no engine model {name_or_path!r}",
             remedy=f"there are {', '.join(engine_names())}; or give the path of a file (docs/simulator.md)",
         ) from error
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunnerError(f"{path}: {error}", remedy="docs/simulator.md lists the keys of an engine model") from error

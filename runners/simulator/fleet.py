@@ -238,13 +238,16 @@ def _name_counters(prompts: PromptTally) -> PromptCounters:
 
 
 class DecisionFile:
-    """A decision log: its records in the order in which their outcomes are known, as live."""
+    """A decision log: its records in the order in which their outcomes are known, as live. None = none is stored."""
 
-    is_open = True
-
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
         self._encode = msgspec.json.Encoder().encode
 
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     def append_record(self, record: DecisionRecord) -> None:
-        self._file.write(self._encode(record) + b"\n")
+        if self._file is not None:
+            self._file.write(self._encode(record) + b"\n")

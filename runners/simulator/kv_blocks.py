@@ -64,11 +64,13 @@ class KvBlocks:
 
     def use(self, keys: Sequence[int]) -> None:
         """One more request uses these blocks, all of them cached."""
+        users = self._users
         for key in keys:
-            if not self._users[key]:
+            count = users[key]
+            if not count:
                 del self._idle[key]
                 self._named_used += 1
-            self._users[key] += 1
+            users[key] = count + 1
 
     def take(self, count: int) -> bool:
         """Give a request `count` blocks without a key; False = there are not as many free, and nothing changes."""
@@ -78,14 +80,15 @@ class KvBlocks:
         self._evict()
         return True
 
-    def name(self, key: int) -> bool:
-        """A block in use without a key has been filled with this prefix; False = another one holds it already."""
-        if key in self._users:
-            return False
-        self._anonymous -= 1
-        self._users[key] = 1
-        self._named_used += 1
-        return True
+    def name(self, keys: Sequence[int]) -> list[int]:
+        """Blocks in use without keys have been filled with these prefixes; returns those that no other block holds."""
+        users = self._users
+        new = [key for key in keys if key not in users]
+        for key in new:
+            users[key] = 1
+        self._anonymous -= len(new)
+        self._named_used += len(new)
+        return new
 
     def release(self, keys: Sequence[int], anonymous: int) -> int:
         """A request ends: its blocks are idle, tails for longer than heads, and those with keys stay cached.
@@ -99,10 +102,12 @@ class KvBlocks:
             number = -self._left
             self._idle[number] = anonymous
             self._unnamed_idle += anonymous
+        users, idle = self._users, self._idle
         for key in reversed(keys):
-            self._users[key] -= 1
-            if not self._users[key]:
-                self._idle[key] = 1
+            count = users[key] - 1
+            users[key] = count
+            if not count:
+                idle[key] = 1
                 self._named_used -= 1
         return number
 
@@ -117,15 +122,17 @@ class KvBlocks:
 
     def _evict(self) -> None:
         excess = self._anonymous + self._unnamed_idle + len(self._users) - self.capacity
+        self.evicted += max(0, excess)
+        idle, users = self._idle, self._users
         while excess > 0:
-            key, count = next(iter(self._idle.items()))
-            gone = min(count, excess)
+            key = next(iter(idle))
             if key > 0:
-                del self._idle[key], self._users[key]
+                del idle[key], users[key]
+                excess -= 1
             else:
+                gone = min(idle[key], excess)
                 self._drop_idle(key, gone)
-            self.evicted += gone
-            excess -= gone
+                excess -= gone
 
     def _drop_idle(self, number: int, count: int) -> None:
         if not count:

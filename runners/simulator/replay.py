@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ from runners.load.sessions import Sessions
 from runners.load.stream import unsent_fields
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.fleet import Fleet, SimulatedRequest
-from runners.trace.session import Trace
+from runners.simulator.workload import BlockKeys
 
 SECOND_NS = 1_000_000_000
 
@@ -71,8 +71,7 @@ class SimulatedReplay:
     fleet: Fleet
     spec: ReplaySpec
     plan: ReplayPlan
-    keys: Sequence[tuple[int, ...]]
-    """Of each turn's full blocks."""
+    keys: BlockKeys
     file: BinaryIO
     """For the turns' records, in the order of their ends."""
     counts: _Counts = field(default_factory=_Counts)
@@ -299,19 +298,3 @@ class SimulatedReplay:
             **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
             fidelity=judge_fidelity(np.zeros(counts.sent, dtype=np.int64), window, self.spec.limits),
         )
-
-
-def list_keys(trace: Trace) -> tuple[tuple[int, ...], ...]:
-    """Per turn, in the order of sessions and their turns, a key for each full block; equal keys are equal prefixes."""
-    facts = trace.facts
-    known: dict[tuple[int, int, int], int] = {}
-    per_turn = []
-    for place, session in enumerate(trace.sessions):
-        scope = place + 1 if facts.hash_scope == "session" else 0
-        for turn in session.turns:
-            keys, above = [], 0
-            for block in turn.hashes[: turn.input_tokens // facts.block_tokens]:
-                above = known.setdefault((scope, above, block), len(known) + 1)
-                keys.append(above)
-            per_turn.append(tuple(keys))
-    return tuple(per_turn)

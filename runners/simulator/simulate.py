@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -10,15 +12,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from runners.load.replay_plan import plan_replay
 from runners.router.policies import make_policy
 from runners.router.tick import make_tick
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.fleet import DecisionFile, Fleet
-from runners.simulator.replay import SimulatedReplay, list_keys
+from runners.simulator.replay import SimulatedReplay
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
-from runners.trace.formats import read_trace
-from runners.trace.reusable_tokens import count_reusable_tokens
+from runners.simulator.workload import read_workload
 
 TICK_S = 1.0
 """Of the host's time."""
@@ -31,22 +31,29 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None]) ->
     its blocks are not those of the spec or it holds no turn.
     """
     policy = make_policy(spec.router.policy, spec.router.parameters)
-    trace = read_trace(Path(spec.replay.trace_path))
-    block = trace.facts.block_tokens
-    if not trace.requests:
+    workload = read_workload(Path(spec.replay.trace_path), spec.replay.pace)
+    block = workload.facts.block_tokens
+    if not workload.plan.turns:
         raise SimulationError(f"{spec.replay.trace_path} holds no turn", remedy="give a trace with a request")
     if block != spec.replay.block_tokens:
         raise SimulationError(
             f"the trace has blocks of {block} tokens, the spec of {spec.replay.block_tokens}",
             remedy="give the spec the trace's block_tokens: simulated engines have the trace's blocks",
         )
-    plan = plan_replay(trace, count_reusable_tokens(trace, block), spec.replay.pace)
-    paths = (spec.router.decisions_path, spec.replay.requests_path, spec.samples_path)
-    with _open(paths[0]) as decisions, _open(paths[1]) as turns, _open(paths[2]) as samples:
+    log = spec.router.decisions_path
+    with (
+        _open(log) if log else nullcontext() as decisions,
+        _open(spec.replay.requests_path) as turns,
+        _open(spec.samples_path) as samples,
+    ):
         fleet = Fleet(spec, policy, SimulatedClock(), DecisionFile(decisions))
-        replay = SimulatedReplay(fleet, spec.replay, plan, list_keys(trace), turns)
+        replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns)
         begin_ns = fleet.clock.now_ns()
-        replay.run(_Watch(fleet, replay, samples, on_tick).look)
+        gc.freeze()  # or each full collection looks through every turn of the plan
+        try:
+            replay.run(_Watch(fleet, replay, samples, on_tick).look)
+        finally:
+            gc.unfreeze()
         return SimulationOutcome(replay.make_outcome(), fleet.make_outcome(begin_ns), fleet.read_counters())
 
 

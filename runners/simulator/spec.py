@@ -26,7 +26,8 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     """One replay before one router, whose instances are a model."""
 
     router: RouterSpec
-    """Its instances' URLs are names; `decisions_path` and the replay's `requests_path` are written as live."""
+    """Its instances' URLs are names; `decisions_path` and the replay's `requests_path` are written as live. A
+    fleet of hundreds takes hundreds of kB per decision: an empty `decisions_path` = no log."""
     replay: ReplaySpec
     models: Mapping[str, EngineModel]
     """By instance."""

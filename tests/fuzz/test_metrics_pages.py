@@ -28,6 +28,7 @@ vllm:request_success_total{finished_reason="st\\"o}p",engine="0"} 3.0 1700000000
 @example(b'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} nan\n')
 @example(b'vllm:cache_config_info{block_size="' + b"9" * 5000 + b'"} 1\n')
 @example(b'{engine="0"} 1.0\n')
+@example(b'vllm:kv_cache_usage_perc{engine="0",\r="tiny"} 0.5\n')
 def test_a_page(page: bytes) -> None:
     counters, facts = read_counters(page), cache_facts(page)
     for count in (counters.external_tokens, counters.nixl_bytes):

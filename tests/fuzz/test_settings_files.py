@@ -15,6 +15,7 @@ from launch.profile import load_config, load_profile
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 from runners.experiments.registry import experiments
+from runners.experiments.settings import parse_setting
 from runners.router.spec import InstanceSpec, RouterSpec, router_spec
 from runners.simulator.engine_file import FOLDER as ENGINES
 from runners.simulator.engine_file import read_engine
@@ -26,6 +27,9 @@ PROFILE = (ROOT / "launch" / "profiles" / "cpu-tiny.toml").read_bytes()
 CONFIGS = [path.read_bytes() for path in sorted((ROOT / "launch" / "configs").glob("*.toml"))]
 SPEC = msgspec.json.encode(RouterSpec((InstanceSpec("a", "http://127.0.0.1:8000"),)))
 
+LONG_NUMBER = b"title = " + b"9" * 5000
+"""Python converts no text of more than 4300 digits."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(mutated([PROFILE]), st.integers(0, 2))
 @settings(max_examples=examples(60))
 @example(b"a = " + b"[" * 3000, 0)
+@example(LONG_NUMBER, 0)
 def test_a_profile_and_its_presets(folder: Path, text: bytes, number: int) -> None:
     path = folder / "mine.toml"
     path.write_bytes(text)
@@ -56,6 +61,7 @@ def test_a_profile_and_its_presets(folder: Path, text: bytes, number: int) -> No
 
 @given(mutated(CONFIGS))
 @settings(max_examples=examples(100))
+@example(LONG_NUMBER)
 def test_a_config(folder: Path, text: bytes) -> None:
     path = folder / "mine.toml"
     path.write_bytes(text)
@@ -64,6 +70,18 @@ def test_a_config(folder: Path, text: bytes) -> None:
     except LaunchError as error:
         assert path.name in str(error)
         assert error.remedy
+
+
+@given(mutated([b"trace.sessions=50", b"new_tokens=[512,2048]", b"a.b = {c = 1979-05-27, d = 'e'}"]))
+@settings(max_examples=examples(100))
+@example(LONG_NUMBER)
+def test_a_setting_of_the_command_line(text: bytes) -> None:
+    try:
+        key, _ = parse_setting(text.decode("utf-8", "replace"), "a=1")
+    except RunnerError as error:
+        assert error.remedy
+    else:
+        assert key
 
 
 @given(mutated([SPEC, b'{"instances":[{"instance":"a","url":"http://[::1]:8000"}],"transfer":{"timeout_s":1}}']))
@@ -81,6 +99,7 @@ def test_a_router_spec(folder: Path, text: bytes) -> None:
 
 @given(mutated([path.read_bytes() for path in sorted(ENGINES.glob("*.toml"))]), st.sampled_from(["toml", "json"]))
 @settings(max_examples=examples(100))
+@example(LONG_NUMBER, "toml")
 def test_an_engine_model(folder: Path, text: bytes, suffix: str) -> None:
     path = folder / f"engine.{suffix}"
     path.write_bytes(text)

@@ -156,6 +156,16 @@ def test_launch_sh_runs_exactly_the_recorded_command(tmp_path: Path) -> None:
     assert json.loads(ran.stdout) == [["-c", *argv[3:]], "it's $odd \"`\\", str(folder)]
 
 
+@pytest.mark.parametrize("name", ["WITH SPACE", "A.B", "X$(touch ran)", "Y;touch ran;Z"])
+def test_launch_sh_sets_a_variable_of_any_name_and_runs_no_name(tmp_path: Path, name: str) -> None:
+    show = f"import os; print(os.environ[{name!r}])"
+    spec = replace(spec_of(tmp_path), argv=(sys.executable, "-c", show), env={name: "value $HOME"})
+    write_launch(spec, ConfigLayout(tmp_path))
+    ran = subprocess.run([str(tmp_path / "launch.sh")], capture_output=True, text=True, check=True)
+    assert ran.stdout == "value $HOME\n"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_secret_of_the_profile_reaches_no_artifact_and_the_script_still_runs(tmp_path: Path) -> None:
     show = "import os; print(os.environ['HF_TOKEN'])"
     spec = replace(spec_of(tmp_path), argv=(sys.executable, "-c", show), env={"HF_TOKEN": SECRET})

@@ -75,6 +75,7 @@ def test_a_package_that_is_not_there_is_named(python: Path) -> None:
     shutil.rmtree(next(packages.glob("nixl-*.dist-info")))
     report = examine("cpu", REQUIRES, engine_python=python)
     assert rows(report)["nixl"].state == MISSING
+    assert rows(report)["nixl"].remedy == f"`{python} -m pip install nixl`"
     assert not can_run(report)["nixl_both"]
     assert can_run(report)["plain"]
 
@@ -101,7 +102,7 @@ def test_patches_are_told_apart_absent_there_and_changed(python: Path) -> None:
     row = rows(examine("cpu", {}, engine_python=python))["patches"]
     assert row.state == WARN
     assert "plugin.py" in row.detail
-    assert f"tracon patch apply --engine-python {python}" in row.remedy
+    assert f"tracon patch apply --kind cpu --engine-python {python}" in row.remedy
 
 
 def test_patches_that_cannot_be_applied_stop_what_needs_them(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_list_gpus", lambda: "no nvidia-smi")
+    monkeypatch.setattr(doctor, "list_gpus", lambda: "no nvidia-smi")
     monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
     assert rows(examine("cpu", {}))["GPU"].state == OK
     assert rows(examine("cuda", {}))["GPU"].state == MISSING

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -151,6 +154,26 @@ def test_files_of_others_in_the_package_folder_are_not_deleted(python: Path) -> 
     assert not status(python).applied
     foreign.unlink()
     assert apply(python).intact
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "run as the user who owns that environment"),
+        (errno.ENOSPC, "free space on that disk"),
+        (errno.EMFILE, "`ulimit -n`"),
+    ],
+)
+def test_what_cannot_be_written_gets_the_remedy_of_its_cause(
+    python: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(PatchFailed, match=os.strerror(number)) as caught:
+        apply(python)
+    assert remedy in caught.value.remedy
 
 
 def test_an_environment_that_cannot_be_written_is_named(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

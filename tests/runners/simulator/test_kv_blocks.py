@@ -31,7 +31,7 @@ class Blocks(RuleBasedStateMachine):
         assert self.blocks.take(lacking)
         named, anonymous = list(cached), lacking
         for key in keys[len(cached) :]:
-            if self.blocks.name(key):
+            if self.blocks.name([key]):
                 named.append(key)
                 anonymous -= 1
         self.open.append((named, anonymous))
@@ -73,7 +73,7 @@ def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head(
     blocks = KvBlocks(4, 16)
     for keys in ((1, 2), (5, 6)):
         assert blocks.take(2)
-        assert all(blocks.name(key) for key in keys)
+        assert blocks.name(keys) == list(keys)
         blocks.release(keys, 0)
     blocks.use((1, 2))
     blocks.release((1, 2), 0)

@@ -20,7 +20,6 @@ from runners.router.policies import POLICIES, make_policy
 from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link, engine_names, read_engine
-from runners.simulator.replay import list_keys
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
 from runners.simulator.step_time import StepTime
@@ -117,6 +116,15 @@ def test_the_same_trace_and_policy_give_the_same_bytes(trace: Path, tmp_path: Pa
         run(trace, "ear", tmp_path / name)
     for name in ("metrics.jsonl", "decisions.jsonl", "engines.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_without_a_decision_log_the_turns_are_the_same(trace: Path, tmp_path: Path) -> None:
+    run(trace, "unified", tmp_path / "logged")
+    spec = make_spec(trace, "unified", tmp_path / "bare")
+    simulate(msgspec.structs.replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
+    for name in ("metrics.jsonl", "engines.jsonl"):
+        assert (tmp_path / "logged" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
+    assert not (tmp_path / "bare" / "decisions.jsonl").exists()
 
 
 def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(trace: Path, tmp_path: Path) -> None:
@@ -265,15 +273,6 @@ def test_noise_of_steps_depends_on_the_replays_seed_alone(trace: Path, tmp_path:
     assert served(1, 0.2, "again") == one
     assert served(2, 0.2, "other seed") != one
     assert served(1, 0.0, "no noise") == served(2, 0.0, "no noise, other seed") != one
-
-
-def test_keys_are_equal_exactly_where_prefixes_are() -> None:
-    one = trace_of(chain("a", 3), chain("b", 2))
-    local, shared = list_keys(one), list_keys(trace_of(chain("a", 3), chain("b", 2), hash_scope="global"))
-    assert [len(keys) for keys in local] == [1, 2, 3, 1, 2]
-    assert local[2][:2] == local[1]
-    assert set(local[2]).isdisjoint(local[4]), "hashes are of one session"
-    assert shared[4] == shared[1], "hashes are of the whole trace"
 
 
 def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:

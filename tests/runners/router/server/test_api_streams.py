@@ -10,7 +10,7 @@ import pytest
 
 from results.records.decisions import RoutedOutcome
 from runners.router.breaker import BreakerState
-from tests.runners.router.routers import Router, by, instances, router, until
+from tests.runners.router.routers import STEADY, Router, by, instances, router, until
 from tests.servers.api_streams import (
     MESSAGE_START,
     MESSAGES,
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_after_the_last_event_got_it_all(path: str, t
     ],
 )
 async def test_an_error_event_is_the_instances_failure(path: str, script: tuple[bytes, ...], tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
         a.script, b.script = script, STREAMS[path]
         answers = [await routed.post(path=path) for _ in range(10)]
         assert sum(by(answer) == "a" for answer in answers) == 3  # then its breaker is open
@@ -127,7 +127,7 @@ async def test_a_stream_that_breaks_ends_with_an_event_that_its_clients_read(pat
 
 
 async def test_a_response_without_output_yet_is_retried_unseen(tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
         a.script, a.die_after, b.script = RESPONSES, len(RESPONSE_PREAMBLE), RESPONSES
         answers = [await routed.post(path="/v1/responses") for _ in range(2)]
         assert [answer.content for answer in answers] == [b"".join(RESPONSES)] * 2
@@ -159,7 +159,7 @@ async def test_a_response_that_ends_before_any_output_is_passed_on(tmp_path: Pat
 
 
 async def test_an_api_that_the_model_lacks_is_no_failure_of_the_instance(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, folder=tmp_path) as routed:
+    async with instances("a", "b") as both, router(both, folder=tmp_path, health=STEADY) as routed:
         for one in both:
             one.status = 501
         answers = [await routed.post(path="/v1/responses") for _ in range(8)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
-from runners.router.facts import HASHED_TOKENS, read_facts
+from runners.router.facts import HASHED_TOKENS, LONG_BYTES, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
+from runners.router.server import proxy
 from runners.router.server.front import AHEAD_LIMIT_BYTES, ClientConnection
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
@@ -313,6 +315,20 @@ def test_hashing_a_prompt_takes_a_bounded_time(chat: bool) -> None:
     ids = b"[" + b",".join([b"1"] * (HASHED_TOKENS + 160)) + b"]"
     facts = read_facts(b'{"prompt":%b}' % ids, 16, chat=False)
     assert (len(facts.keys), facts.input_tokens) == (HASHED_TOKENS // 16, HASHED_TOKENS + 160)
+
+
+async def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+
+    def note_reader(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
+        readers.append(threading.current_thread())
+        return read_facts(body, block_tokens, chat=chat)
+
+    monkeypatch.setattr(proxy, "read_facts", note_reader)
+    async with instances("a") as (a,), router([a]) as routed:
+        for prompt in ("short", "long" * (LONG_BYTES // 4)):
+            assert (await routed.post(prompt=prompt)).status_code == 200
+    assert [reader is threading.main_thread() for reader in readers] == [True, False]
 
 
 def test_an_instances_url_carries_no_credentials() -> None:

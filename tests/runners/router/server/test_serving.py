@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,27 @@ import httpx
 import pytest
 
 from runners.router.spec import InstanceSpec, Limits
-from tests.runners.router.routers import SHORT, by, events, instances, router, tokens, until
+from tests.runners.router.routers import SHORT, STEADY, by, events, instances, router, tokens, until
+
+
+async def test_requests_leave_no_objects_behind(tmp_path: Path) -> None:
+    """Once what the router bounds is full: the prefix index, its latest picks, its connections."""
+    async with instances("a", "b") as both:
+        small = tuple(InstanceSpec(one.name, one.url, kv_capacity_tokens=64, block_tokens=4) for one in both)
+        async with router(both, "unified", folder=tmp_path, health=STEADY, instances=small) as routed:
+
+            async def count_objects_after(requests: range) -> int:
+                for number in requests:
+                    await routed.post(prompt=[number, *range(15)])
+                await routed.records(requests.stop)
+                for one in both:
+                    one.seen.clear()
+                routed.ticks.clear()
+                gc.collect()
+                return len(gc.get_objects())
+
+            before = await count_objects_after(range(100))
+            assert await count_objects_after(range(100, 400)) - before < 100
 
 
 @pytest.mark.parametrize("stream", [True, False])

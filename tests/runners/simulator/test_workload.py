@@ -1,0 +1,42 @@
+"""A trace as a simulation holds it: keys that are equal where prefixes are, and the bounds of an unlimited cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+
+from runners.load.replay_plan import Pace, plan_replay
+from runners.simulator.workload import Workload, make_workload
+from runners.trace.reusable_tokens import count_reusable_tokens
+from runners.trace.session import Trace
+from tests.runners.load.traces import chain, trace_of
+from tests.runners.trace.made import traces
+
+
+def make(trace: Trace) -> Workload:
+    return make_workload(trace.facts, trace.sessions, Pace())
+
+
+def test_keys_are_equal_exactly_where_prefixes_are() -> None:
+    local = make(trace_of(chain("a", 3), chain("b", 2))).keys
+    shared = make(trace_of(chain("a", 3), chain("b", 2), hash_scope="global")).keys
+    assert [len(local[turn]) for turn in range(5)] == [1, 2, 3, 1, 2]
+    assert local[2][:2] == local[1]
+    assert set(local[2]).isdisjoint(local[4]), "hashes are of one session"
+    assert shared[4] == shared[1], "hashes are of the whole trace"
+
+
+@given(traces())
+def test_it_is_the_plan_of_the_whole_trace_without_its_hashes(trace: Trace) -> None:
+    plan = make(trace).plan
+    whole = plan_replay(trace, count_reusable_tokens(trace, trace.facts.block_tokens), Pace())
+    bare = tuple(replace(turn, recorded=replace(turn.recorded, hashes=())) for turn in whole.turns)
+    assert plan == replace(whole, turns=bare)
+
+
+def test_a_block_takes_four_bytes() -> None:
+    keys = make(trace_of(*(chain(f"s{number}", 20) for number in range(50)))).keys
+    assert keys.keys.dtype == np.uint32
+    assert keys.keys.size == 50 * 20 * 21 // 2
