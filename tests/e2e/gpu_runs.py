@@ -73,16 +73,6 @@ max_inflight_sessions = 12
 max_duration_s = 30.0
 lateness_p99_s = 0.5
 achieved_ratio = 0.5
-
-[experiment.pd-lifecycle.short]
-like = "gpu-demo"
-prior_context = [1024]
-new_tokens = [256]
-output_length = [4]
-trials = 1
-repetitions = 3
-warmup_repetitions = 1
-age = false
 """
 
 

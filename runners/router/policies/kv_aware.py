@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.percent import format_percent
 from runners.router.policies.policy import (
     Draft,
     Pickable,
@@ -175,8 +176,9 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         if self.backpressure_above is None:
             return may
         used = {load.instance: _pool_used(load) for load in may.loads}
+        limit = format_percent(self.backpressure_above)
         full = {
-            name: f"back-pressure: its KV pool is {share:.0%} full > {self.backpressure_above:.0%}"
+            name: f"back-pressure: its KV pool is {format_percent(share)} full > {limit}"
             for name, share in used.items()
             if share > self.backpressure_above
         }
