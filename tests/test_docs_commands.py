@@ -94,7 +94,7 @@ def test_a_command_of_a_page_is_one_that_tracon_takes(
     values = parse(command)
     if "experiment" in values and "start-time" not in command:  # the experiment that docs/extending.md adds
         check_run(values)
-    elif values.get("policy") and not Path(values["policy"]).suffix:
+    elif isinstance(values.get("policy"), str) and not Path(values["policy"]).suffix:
         make_policy(values["policy"], dict(text.split("=") for text in values.get("setting") or ()))
 
 

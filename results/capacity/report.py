@@ -90,7 +90,7 @@ def _find_remedy(policy: PolicyCapacity) -> str:
 
 
 def _name_traces(analysis: CapacityAnalysis) -> str:
-    if analysis.distinct_traces >= analysis.traces:
+    if analysis.distinct_traces >= analysis.traces or not analysis.distinct_traces:
         return "traces"
     return "replays of one trace, which differ by the noise of single steps alone,"
 

@@ -155,6 +155,10 @@ class RunLayout:
         """The folder of one cell of `routing`; `label` is safe as a file name."""
         return TrialLayout(self.results / f"{date}_{label}" / f"trial_{trial}")
 
+    def variation(self, name: str) -> Path:
+        """The claims under one variation of a simulated run."""
+        return self.results / "variations" / f"{name}.json"
+
     def point(self, label: str, size: str, trial: int) -> Path:
         """One point of a search; `label` is safe as a file name."""
         return self.points / label / f"{size}_{trial}.json"

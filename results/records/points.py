@@ -13,14 +13,17 @@ class PointRecord:
     label: str
     """What tables call the policy."""
     instances: int
+    """Of the fleet."""
     prefill_instances: int
     """That only prefill, the others only decode; 0 = every instance does both."""
     trial: int
     """From 0: its trace and its step noise."""
     trace_sha256: str
+    """Of the trace's file."""
     turns: int
     """Of the trace."""
     completed: int
+    """Of them."""
     values: Mapping[str, float | None]
     """`ttft_p90` and so on, in seconds, over all turns of the trace: one that was not completed counts as never served.
     None = so many were not completed that the percentile is one of them."""

@@ -180,6 +180,8 @@ class RoutingCell:
     """File name to SHA-256, of every file that cannot be made again from another."""
     kv_cache_memory_bytes: int | None = None
     """KV cache of its instances, where the policy has its own; None = the run's."""
+    variation: str = ""
+    """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; empty = nothing."""
     version: int = CELL_VERSION
     """Of this record."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
+from results.routing.conditional_claims import ConditionalClaim, judge_variations
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
@@ -106,11 +107,13 @@ class RoutingAnalysis:
     trace: Mapping[str, Any]
     """Of the first cell."""
     trace_digests: tuple[str, ...]
-    """SHA-256 of every trace that was replayed, in the order of their names."""
+    """SHA-256 of every trace that was replayed, in the order of their names and of the trials."""
     replay: Mapping[str, Any]
     trace_sums: Mapping[str, tuple[str, ...]]
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
+    conditional: tuple[ConditionalClaim, ...] = ()
+    """The claims over the coefficients of the engine model; empty where none was varied."""
 
     @property
     def trials_differ(self) -> bool:
@@ -171,17 +174,27 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def analyse(root: Path) -> RoutingAnalysis:
-    """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    """As write_results, writing nothing but the Parquet copies and the claims under each variation.
+
+    Raises ResultsError where `root` is no folder.
+    """
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
+    analysis = analyse_variation(root, "")
+    conditional = judge_variations(root, analysis.claims, lambda name: analyse_variation(root, name).claims)
+    return replace(analysis, conditional=conditional)
+
+
+def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
+    """Of the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
-    cells, cell_gaps = load_cells(root)
+    cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)
     summaries = tuple(summary_of(cell) for cell in cells)
     measurements = Measurements(cells, summaries)
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
-    planned = _read_plan(root)
+    planned = _read_plan(root, variation)
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
@@ -245,7 +258,8 @@ def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
         return {"trace": {}, "trace_digests": (), "trace_sums": {}, "replay": {}}
     traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
     first = traces[min(traces)]
-    digests = tuple(str(traces[name].trace.get("sha256") or "") for name in sorted(traces))
+    ordered = sorted((cell.record for cell in cells), key=lambda one: (str(one.trace.get("name") or ""), one.trial))
+    digests = tuple(dict.fromkeys(str(record.trace.get("sha256") or "") for record in ordered))
     return {
         "trace": dict(first.trace),
         "trace_digests": digests,
@@ -342,16 +356,18 @@ class _PlannedCell(msgspec.Struct, frozen=True):
     cell: str
     kind: str = ""
     label: str = ""
+    params: dict[str, Any] = {}
 
 
 class _Plan(msgspec.Struct, frozen=True):
     cells: tuple[_PlannedCell, ...] = ()
 
 
-def _read_plan(root: Path) -> tuple[_PlannedCell, ...]:
-    """The plan's cells; a plan that cannot be read is a gap of the run's facts."""
+def _read_plan(root: Path, variation: str) -> tuple[_PlannedCell, ...]:
+    """The plan's cells of this variation; a plan that cannot be read is a gap of the run's facts."""
     try:
-        return msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
+        cells = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
+        return tuple(cell for cell in cells if cell.params.get("variation", "") == variation)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return ()
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
+from results.routing import (
+    conditional_figure,
+    load_figures,
+    migration_figures,
+    policy_figures,
+    schematics,
+    sensitivity_figures,
+)
 from results.routing.analyse import RoutingAnalysis
 
 FIGURES = (
@@ -23,9 +30,12 @@ FIGURES = (
     schematics.COUPLING,
     schematics.ARCHITECTURE,
 )
-DRAWERS: Drawers = {kind.number: kind.draw for kind in FIGURES}
+OF_VARIATIONS = (conditional_figure.CONDITIONAL,)
+"""Only of simulated runs that vary their engine model."""
+DRAWERS: Drawers = {kind.number: kind.draw for kind in (*FIGURES, *OF_VARIATIONS)}
 
 
 def build_figures(analysis: RoutingAnalysis) -> tuple[Figure, ...]:
     """Every figure in order; one that cannot be drawn holds its reason."""
-    return tuple(kind.build(analysis) for kind in FIGURES)
+    kinds = (*FIGURES, *OF_VARIATIONS) if analysis.conditional else FIGURES
+    return tuple(kind.build(analysis) for kind in kinds)

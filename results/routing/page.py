@@ -22,7 +22,7 @@ from results.statistics.trials import MIN_PAIRED
 NAMED_EFFECT = 0.10
 """The difference of two policies that trials are planned for, never the one that was observed."""
 NOISE_OF = "ttft_p90_s"
-HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE = 6, 2, 8
+HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
 
 
 def build_page(analysis: RoutingAnalysis) -> Page:
@@ -35,7 +35,7 @@ def build_page(analysis: RoutingAnalysis) -> Page:
         question=_ask(analysis),
         setting=_describe_setting(analysis),
         noise=_describe_noise(analysis, fit),
-        answers=(*ranked, *judged),
+        answers=(*ranked, *judged, *_summarise_conditional(analysis)),
         undecided=(*open_claims, *unranked),
         trouble=_list_trouble(analysis),
     )
@@ -212,6 +212,17 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
 
     judgements = (*analysis.claims, *analysis.decision_points)
     return split_judgements(judgements, find_remedy, ABLATION_FIGURE if ablation else APC_FIGURE)
+
+
+def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
+    """Which claims hang on a coefficient of the engine model."""
+    if not analysis.conditional:
+        return []
+    flipping = [f"{one.claim.name}: {one.verdict}" for one in analysis.conditional if one.flips]
+    count = len(analysis.conditional[0].outcomes)
+    named = f": {'; '.join(flipping)}" if flipping else ""
+    text = f"{len(flipping)} of {len(analysis.conditional)} claims turn into their opposite under a variation"
+    return [PageAnswer("Engine model", "", f"{text} (of {count}){named}.", CONDITIONAL_FIGURE)]
 
 
 def _list_trouble(analysis: RoutingAnalysis) -> str:

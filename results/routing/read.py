@@ -63,15 +63,26 @@ class LoadedCell:
         return str(fidelity.get("reason") or "the client fell behind")
 
 
-def load_cells(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
-    """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap."""
+def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+    """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap.
+
+    Only those of this variation, under the labels that their policies have without it.
+    """
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
     for layout in trial_layouts(root):
+        record = _read_record(layout.cell)
+        if isinstance(record, Gap):
+            gaps.append(record)
+            continue
+        if record.variation != variation:
+            continue
         cell = load_cell(layout)
         if isinstance(cell, Gap):
             gaps.append(cell)
             continue
+        if variation:
+            cell = replace(cell, record=replace(record, label=record.label.removesuffix(f" vary={variation}")))
         cells.append(cell)
         gaps.extend(cell.gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)

@@ -14,6 +14,7 @@ from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
 from results.routing.analyse import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
+from results.routing.conditional_claims import conditional_table
 from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
@@ -35,6 +36,7 @@ def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         migration_tables.schedulers_table,
         migration_tables.ablation_table,
         migration_tables.claims_table,
+        lambda analysis: conditional_table(analysis.conditional),
         comparison_tables.ratios_table,
         comparison_tables.differences_table,
         comparison_tables.turns_table,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from results.records.decisions import KvTransfer
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
+from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
@@ -52,7 +53,7 @@ def write_results(root: Path) -> RoutingAnalysis:
             report_title(analysis.facts),
             build_page(analysis),
             build_report(analysis),
-            build_figures(analysis),
+            _mark_figures(analysis),
             FIGURES_BEFORE,
             DRAWERS,
         ),
@@ -109,6 +110,7 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "format": VERDICTS_FORMAT,
         "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
         "claims": msgspec.to_builtins(analysis.claims),
+        **_list_conditional(analysis),
         "load_floor": msgspec.to_builtins(analysis.decision_points),
         "coupling": msgspec.to_builtins(analysis.couplings),
         "footprints": msgspec.to_builtins(analysis.footprints),
@@ -116,6 +118,24 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
         **_mark_simulated(analysis),
     }
+
+
+def _list_conditional(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """Nothing where no coefficient of an engine model was varied."""
+    rows = [
+        {"name": one.claim.name, "verdict": one.verdict, "opposite_at": one.flips, "outcomes": dict(one.outcomes)}
+        for one in analysis.conditional
+    ]
+    return {"conditional_claims": rows} if rows else {}
+
+
+def _mark_figures(analysis: RoutingAnalysis) -> list[Figure]:
+    """The figures, whose CSV says what stood in for engines too."""
+    mark = _mark_simulated(analysis)
+    return [
+        figure if figure.missing else replace(figure, table=figure.table.assign(**mark))
+        for figure in build_figures(analysis)
+    ]
 
 
 def _mark_simulated(analysis: RoutingAnalysis) -> dict[str, str]:
@@ -162,7 +182,8 @@ def build_migration_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
         for one in cell.migrations.events
     ]
     columns = ["label", "trial", *MIGRATION_FIELDS, *(f"kv_{name}" for name in of_transfer)]
-    return pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
+    frame = pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
+    return frame.assign(**_mark_simulated(analysis))
 
 
 def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:

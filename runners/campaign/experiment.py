@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
 
 NOT_NEEDED = "not needed: "
 """Begins the reason of a cell that the plan itself provides for leaving out."""
-ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine and --instances"
+ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine, --on and --instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class RunOptions:
     """Engines are a model."""
     engine: str = ""
     """Name or path of the engine model; empty = the preset's."""
+    on: str = ""
+    """Where simulations run; empty = on this host."""
     own_step_core: bool | None = None
     """None = as the profile has it. A run that began before profiles had the key goes on without."""
     instances: int | None = None

@@ -33,6 +33,7 @@ RUN = SpecOptions(
         SpecOption("trace", "--trace", "Trace file", "FILE"),
         SpecOption("simulated", "--simulated", "Start no engine: engines are a model, in simulated time"),
         SpecOption("engine", "--engine", "Engine model of a simulated run, by name or file", "MODEL"),
+        SpecOption("on", "--on", "Run simulations on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local"),
         SpecOption("instances", "--instances", "Number of engines", None, 1, "the preset's"),
         SpecOption("engine_python", "--engine-python", _PYTHON, default=_BUILT),
         SpecOption("port", "--port", "First port of the engines", None, 1, "the profile's", 65535),

@@ -128,14 +128,20 @@ def whatif(
 
 
 def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
-    """The logs that RUN names; their gaps are printed on stderr."""
+    """The logs that RUN names; their gaps, and that a run was simulated, are printed on stderr."""
     from results.records.layout import RunLayout
+    from results.records.run_folder import run_facts
     from runners.router.decision_log import read_logs
     from state.workspace import Workspace, default_root
 
     path = Path(run)
     named = path.is_file() or RunLayout(path).results.is_dir()
-    logs = read_logs(path if named else Workspace(workspace or default_root()).find(run), cell)
+    source = path if named else Workspace(workspace or default_root()).find(run)
+    simulated = run_facts(source)[0].simulated if source.is_dir() else ""
+    if simulated:
+        text = f"SIMULATED, nothing was measured: engines are the model {simulated}"
+        output.err().print(text, style="yellow", markup=False, soft_wrap=True)
+    logs = read_logs(source, cell)
     for log in logs:
         for gap in log.gaps:
             terminal.err().print(f"gap: {gap.artifact} {gap.reason}", style="yellow", markup=False, soft_wrap=True)

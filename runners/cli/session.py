@@ -38,7 +38,8 @@ def session(
 
     Example: `tracon session 20260131-1200 s-017 --cell ear/trial_0`
 
-    A routing run replays the same sessions in every cell: without `--cell` the answer of each is printed.
+    A routing run replays the same sessions in every cell: without `--cell` the answer of each is printed. Where it is
+    simulated, each trial may have sessions of its own: one name then stands for another session in another trial.
     """
     lives = _find_lives(logs_of(run, cell, workspace), session)
     if json:

@@ -45,6 +45,9 @@ def capacity(
     engine: Annotated[
         str, typer.Option("--engine", metavar="MODEL", help="Engine model, by name or file (default: the preset's).")
     ] = "",
+    on: Annotated[
+        str, typer.Option("--on", metavar="WHERE", help="Simulate on `local`, `ray` or `ray://HEAD:PORT`.")
+    ] = "local",
     max_instances: Annotated[
         int | None, typer.Option("--max-instances", min=1, help="End the search there (default: the preset's).")
     ] = None,
@@ -81,6 +84,7 @@ def capacity(
         settings=(*search, *(setting or ())),
         trace=trace,
         engine=engine,
+        on="" if on == "local" else on,
         trials=trials,
         seed=seed,
     )

@@ -27,6 +27,7 @@ ENTRY = Experiment(
         "settings": "e.g. `search.slo=ttft_p90=2s,tpot_p90=50ms` or `search.max_instances=16`",
         "trials": "traces of each point",
         "engine": "default: the preset's",
+        "on": "with engines that are a model",
         "instances": "at which the search begins",
         "trace": "replay this trace file at its own pace instead of the preset's",
     },

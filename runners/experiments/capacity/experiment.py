@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 
@@ -27,10 +28,10 @@ from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
-from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params, count_cores
+from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params
 from runners.experiments.routing.simulation import make_simulation_spec
 from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
-from runners.simulator.process import run_simulation
+from runners.simulator.places import Simulations, open_simulations
 from runners.simulator.spec import SimulationTick
 from state.model import RunView
 
@@ -51,7 +52,15 @@ class Capacity:
         self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
         self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
         """By label, as `trace_path`, as long as no further point is there."""
-        self._ahead = CellsAhead(context, "point", self._simulate, self.adopt, count_cores, self._is_ready)
+        self._ahead = CellsAhead(context, "point", self._simulate, self.adopt, self._count_room, self._is_ready)
+
+    @cached_property
+    def _simulations(self) -> Simulations:
+        assert self._grid.routing.simulation is not None
+        return open_simulations(self._grid.routing.simulation.place)
+
+    def _count_room(self) -> int:
+        return self._simulations.count_room()
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """No point is simulated without its trace, nor one that the search does not need."""
@@ -136,7 +145,7 @@ class Capacity:
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()
-        await run_simulation(spec, TrialLayout(folder).router_spec, show)
+        await self._simulations.run(spec, TrialLayout(folder).router_spec, show)
         turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
         assert turns is not None
         point = PointRecord(

@@ -51,7 +51,7 @@ COMPUTE_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key or config."""
-    if options.policies or options.trace or options.simulated or options.engine or options.instances:
+    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
         raise RunnerError(f"{EXPERIMENT} routes nothing", remedy=f"{ROUTING_OPTIONS} belong to `routing`")
     tables = profile.experiments.get(EXPERIMENT, {})
     grid = read_grid(tables, profile.name, options.preset, settings=options.settings)

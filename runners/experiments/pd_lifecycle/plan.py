@@ -34,7 +34,7 @@ ANALYSIS_S = 8.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Draft a run from the user's options. Raises RunnerError or LaunchError, which names the wrong key or config."""
-    if options.policies or options.trace or options.simulated or options.engine or options.instances:
+    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
         raise RunnerError(
             f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy=f"{ROUTING_OPTIONS} belong to `routing`"
         )

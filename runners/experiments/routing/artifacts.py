@@ -175,6 +175,7 @@ def _make_record(
         gpu_reason=gpu.reason,
         simulated=describe_model(grid),
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
+        variation=cell.params.get("variation", ""),
     )
 
 

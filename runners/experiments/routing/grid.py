@@ -28,6 +28,7 @@ from runners.experiments.settings import (
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
 from runners.router.spec import TransferRules
+from runners.simulator.places import LOCAL, is_place
 
 EXPERIMENT = "routing"
 SYNTH = "synth"
@@ -68,6 +69,8 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of its engines, over `engine.kv_cache_memory_bytes`; UNSET stays out of the fingerprint of a plan."""
     trace: str | UnsetType = UNSET
     """Which of the preset's `traces` it replays; UNSET = the run's `trace`."""
+    variation: str | UnsetType = UNSET
+    """What `sensitivity` has changed for it, e.g. `base_s*1.3`."""
 
 
 class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +146,21 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Standard deviation of the logarithm of a step's time; 0 = as the model has it."""
     expected_cell_s: float = 10.0
     """What one cell takes of a core, for the time estimate."""
+    on: str | UnsetType = UNSET
+    """`ray` or `ray://HEAD:PORT`; UNSET = processes of this host."""
+
+    @property
+    def place(self) -> str:
+        return LOCAL if self.on is UNSET else self.on
+
+
+class SensitivityChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every policy again with one thing changed at a time: each coefficient up and down, and each of `traces`."""
+
+    coefficients: tuple[str, ...] = ()
+    """Of the engine model and its link; `arrival_rate`; `hot_tokens` and `cooldown_s` where a policy has them."""
+    by: float = 0.3
+    """Share by which each goes up and down."""
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +191,9 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None = real engines."""
     traces: dict[str, TraceChoice] | UnsetType = UNSET
     """Further traces by name, each `trace` with what it states itself; a policy with `trace` replays one of them."""
+
+    sensitivity: SensitivityChoice | UnsetType = UNSET
+    """Of a simulated run: whether its claims depend on a coefficient of the model."""
 
     @property
     def further_traces(self) -> Mapping[str, TraceChoice]:
@@ -355,6 +376,11 @@ def _check_grid(grid: Grid, where: str) -> None:
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
         *_load_problems(grid),
+        (
+            grid.simulation is not None and not is_place(grid.simulation.place),
+            "simulation.on must be local, ray or ray://HEAD:PORT",
+        ),
+        (not _has_sound_range(grid.sensitivity), "sensitivity.by must be between 0 and 1"),
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
         (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
@@ -376,6 +402,10 @@ def _check_grid(grid: Grid, where: str) -> None:
         ),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
+
+
+def _has_sound_range(sensitivity: SensitivityChoice | UnsetType) -> bool:
+    return sensitivity is UNSET or 0 < sensitivity.by < 1
 
 
 def _load_problems(grid: Grid) -> list[tuple[bool, str]]:

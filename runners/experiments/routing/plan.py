@@ -32,6 +32,7 @@ from runners.experiments.routing.grid import (
     read_grid,
     slug,
 )
+from runners.experiments.routing.variations import expand_variations
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"
@@ -63,7 +64,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         policies=options.policies,
         settings=settings,
     )
-    grid = apply_options(grid, options)
+    grid = expand_variations(apply_options(grid, options))
     profile = counting_profile(profile, grid.engine)
     config = load_config(grid.config)
     seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
@@ -103,6 +104,8 @@ def list_settings(options: RunOptions) -> Iterator[str]:
     """The options of a simulation, as settings of the grid: a resumed run finds them among those."""
     if options.engine or options.simulated:
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
+    if options.on:
+        yield f"simulation.on={options.on}"
     if options.instances is not None:
         yield f"instances={options.instances}"
 
@@ -279,7 +282,11 @@ def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: 
 
 def own_load(policy: PolicyChoice) -> dict[str, Any]:
     """What the policy does not share with the others, beside the time scale."""
-    own = {"kv_cache_memory_bytes": policy.kv_cache_memory_bytes, "trace": policy.trace}
+    own = {
+        "kv_cache_memory_bytes": policy.kv_cache_memory_bytes,
+        "trace": policy.trace,
+        "variation": policy.variation,
+    }
     return {name: value for name, value in own.items() if value is not UNSET}
 
 

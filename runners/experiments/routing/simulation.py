@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from results.records.decisions import Role
@@ -25,12 +26,12 @@ from runners.experiments.first_error import first_error
 from runners.experiments.routing.artifacts import Replayed, adopt_cell, publish_cell, why_degraded
 from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
-from runners.experiments.routing.plan import count_cores
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
+from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import migration_changed
 from runners.router.spec import InstanceSpec, KvEndpoint
-from runners.simulator.process import run_simulation
+from runners.simulator.places import Simulations, open_simulations
 from runners.simulator.spec import SimulationSpec, SimulationTick
 
 ZERO = PromptCounters(0.0, 0.0)
@@ -42,9 +43,18 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
-        self._ahead = CellsAhead(context, "replay", self._simulate, self._adopt, count_cores)
+        self._ahead = CellsAhead(context, "replay", self._simulate, self._adopt, lambda: self._simulations.count_room())
         self.run_cell = self._ahead.run_cell
-        self.stop = self._ahead.stop
+
+    @cached_property
+    def _simulations(self) -> Simulations:
+        """Opened by the first cell: a run that only reports needs no cluster."""
+        assert self._grid.simulation is not None
+        return open_simulations(self._grid.simulation.place)
+
+    async def stop(self) -> None:
+        """End what runs ahead."""
+        await self._ahead.stop()
 
     def _adopt(self, cell: CellPlan) -> CellOutcome | None:
         return adopt_cell(cell, self._context)
@@ -57,7 +67,7 @@ class SimulatedCells:
         path = context.layout.trace_of(cell.params.get("trace", ""), cell.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
         spec = make_simulation_spec(cell, self._grid, path, trace.block_tokens, folder, context)
-        ended = await run_simulation(spec, written.router_spec, lambda tick: self._emit_tick(cell, spec, tick))
+        ended = await self._simulations.run(spec, written.router_spec, lambda tick: self._emit_tick(cell, spec, tick))
         if not ended.replay.completed:
             raise CellFailed(
                 f"{ended.replay.failed} of {ended.replay.sent} turns failed and none was completed; "
@@ -100,7 +110,7 @@ def make_simulation_spec(
 ) -> SimulationSpec:
     """`folder`: of the attempt."""
     assert grid.simulation is not None
-    engine, roles = read_model(grid), cell.params["roles"]
+    engine, roles = vary_engine(read_model(grid), cell.params.get("variation", "")), cell.params["roles"]
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")

@@ -7,15 +7,19 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from results.records.events import CellState
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from results.routing.analyse import analyse
+from results.routing.compare import build_comparable
 from runners.campaign.experiment import RunOptions
 from runners.campaign.run_process import work
 from runners.campaign.start import Prepared, create_run, prepare_run, spawn_run_process
+from runners.cli import main
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.registry import experiment_named
@@ -122,6 +126,44 @@ def test_the_analysis_finds_nothing_missing(folder: Path) -> None:
     for row in aggregate["policies"]:
         assert row["values"]["ttft_p90_s"]["low"] is not None
         assert 0 < row["values"]["apc"]["value"] < 1
+
+
+def test_the_numbers_beside_figures_say_that_they_are_simulated(folder: Path) -> None:
+    tables = sorted(RunLayout(folder).figures.glob("*.csv"))
+    assert tables
+    for path in (*tables, RunLayout(folder).migrations_csv):
+        assert path.read_text().splitlines()[0].endswith("simulated"), path.name
+    assert MODEL in tables[0].read_text()
+
+
+def test_a_comparison_requires_the_traces_of_all_trials(folder: Path) -> None:
+    """The first trial's trace alone would let two runs with other sessions in the later trials pass."""
+    agreed = build_comparable(analyse(folder)).must_agree["trace"].split(", ")
+    records = [json.loads(layout.cell.read_bytes()) for layout in cells_of(folder).values()]
+    by_trial = {record["trial"]: record["trace"]["sha256"] for record in records}
+    assert agreed == [by_trial[trial] for trial in sorted(by_trial)]
+
+
+def test_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*words: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr("sys.argv", ["tracon", *words, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (None, 0)
+        written = capfd.readouterr()
+        assert f"SIMULATED, nothing was measured: engines are the model {MODEL}" in written.err
+        rows: list[dict[str, Any]] = json.loads(written.out)
+        return rows
+
+    first = json.loads(cells_of(folder)["EAR/trial_0"].metrics.read_bytes().splitlines()[0])
+    (life,) = call("session", str(folder), first["session"], "--cell", "EAR/trial_0")
+    assert life["turns"][0]["instance"] == first["instance"]
+    assert life["turns"][0]["first_byte_s"] > 0
+    own = ["--policy", "ear", "--set", "hot_tokens=4000", "--set", "cooldown_s=30.0"]
+    rows = call("whatif", str(folder), *own, "--cell", "EAR/")
+    assert [row["agreement"] for row in rows] == [1.0, 1.0, 1.0]
 
 
 def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same_bytes(

@@ -1,0 +1,149 @@
+"""Whether the claims depend on a coefficient of the engine model: each judged again under every variation of it.
+
+The claims of one variation are corrected for one another (Holm), as those of the run are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from results.records.layout import RunLayout, trial_layouts, write_indented_json
+from results.report.table import Column, Table, make_table
+from results.statistics.judgement import Judgement, Outcome
+
+OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}
+WORDS = {
+    Outcome.HOLDS: "reproduced",
+    Outcome.FAILS: "contradicted",
+    Outcome.UNDECIDED: "undecided",
+    Outcome.OPEN: "not testable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalClaim:
+    """One claim, at the model's own values and under each variation."""
+
+    claim: Judgement
+    outcomes: Mapping[str, Outcome]
+    """By variation."""
+
+    @property
+    def flips(self) -> tuple[str, ...]:
+        """Variations under which the opposite holds."""
+        opposite = OPPOSITE.get(self.claim.outcome)
+        return tuple(name for name, outcome in self.outcomes.items() if outcome is opposite)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Variations that do not decide what is decided at the model's own values."""
+        if self.claim.outcome not in OPPOSITE:
+            return ()
+        return tuple(name for name, outcome in self.outcomes.items() if outcome not in OPPOSITE)
+
+    @property
+    def decided(self) -> tuple[str, ...]:
+        """Variations that decide what is not decided at the model's own values, with the outcome."""
+        if self.claim.outcome in OPPOSITE:
+            return ()
+        return tuple(f"{name}: {outcome}" for name, outcome in self.outcomes.items() if outcome in OPPOSITE)
+
+    @property
+    def verdict(self) -> str:
+        """`reproduced`, or `reproduced, conditional on base_s`."""
+        word = WORDS[self.claim.outcome]
+        on = ", ".join(dict.fromkeys(name.partition("*")[0] for name in self.flips))
+        return f"{word}, conditional on {on}" if on else word
+
+
+class _Varied(msgspec.Struct, frozen=True):
+    variation: str = ""
+
+
+class _PlannedCell(msgspec.Struct, frozen=True):
+    params: _Varied = _Varied()
+
+
+class _Plan(msgspec.Struct):
+    cells: tuple[_PlannedCell, ...] = ()
+
+
+class _Stored(msgspec.Struct):
+    """The claims of one variation, kept beside its cells: an analysis of them takes as long as that of a run."""
+
+    digest: str
+    claims: tuple[Judgement, ...]
+
+
+def list_variations(root: Path) -> tuple[str, ...]:
+    """Of the run's plan, by name; none where the plan cannot be read."""
+    try:
+        cells = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+    return tuple(sorted({cell.params.variation for cell in cells} - {""}))
+
+
+def judge_variations(
+    root: Path, claims: Sequence[Judgement], judge: Callable[[str], tuple[Judgement, ...]]
+) -> tuple[ConditionalClaim, ...]:
+    """Each of the run's claims under every variation; `judge`: the claims of one, which takes a while."""
+    varied: dict[str, dict[str, Outcome]] = {}
+    variations = list_variations(root)
+    digest = _digest_cells(root) if variations else ""
+    for variation in variations:
+        judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023
+        varied[variation] = {one.name: one.outcome for one in judged}
+    if not varied:
+        return ()
+    return tuple(
+        ConditionalClaim(one, {name: own.get(one.name, Outcome.OPEN) for name, own in varied.items()}) for one in claims
+    )
+
+
+def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement, ...]]) -> tuple[Judgement, ...]:
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+    except (OSError, msgspec.DecodeError):
+        stored = _Stored("", ())
+    if stored.digest == digest:
+        return stored.claims
+    claims = judge()
+    write_indented_json(path, _Stored(digest, claims))
+    return claims
+
+
+def _digest_cells(root: Path) -> str:
+    """Of all cells' records: another cell gives another digest."""
+    digest = hashlib.sha256()
+    for layout in trial_layouts(root):
+        if layout.cell.is_file():
+            digest.update(layout.cell.read_bytes())
+    return digest.hexdigest()
+
+
+def _join(names: Sequence[str]) -> str | None:
+    return ", ".join(names) or None
+
+
+_COLUMNS: tuple[Column[ConditionalClaim], ...] = (
+    Column("claim", lambda one: one.claim.name),
+    Column("at the model's values", lambda one: str(one.claim.outcome)),
+    Column("verdict", lambda one: one.verdict),
+    Column("opposite at", lambda one: _join(one.flips)),
+    Column("not decided at", lambda one: _join(one.undecided)),
+    Column("decided only at", lambda one: _join(one.decided)),
+)
+
+
+def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
+    note = (
+        "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them. "
+        "Conditional: under a variation the opposite holds. The claims of one variation are corrected for one another."
+    )
+    return make_table("Claims over the coefficients of the engine model", _COLUMNS, claims, note)

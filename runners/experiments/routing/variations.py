@@ -1,0 +1,89 @@
+"""Every policy of a simulated run again, with one coefficient of the engine model, or one trait of the load, changed.
+
+A variation is `COEFFICIENT*FACTOR`, or `trace=NAME` for one of the preset's `traces`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from runners.errors import RunnerError
+from runners.experiments.routing.engine_model import read_model
+from runners.experiments.routing.grid import Grid, PolicyChoice
+from runners.simulator.engine_file import EngineFile
+
+ARRIVALS = "arrival_rate"
+THRESHOLDS = ("hot_tokens", "cooldown_s")
+REMEDY = "correct `sensitivity` of the preset; docs/simulator.md lists what can be varied"
+
+
+def expand_variations(grid: Grid) -> Grid:
+    """The grid with each policy once more for each variation. Raises RunnerError for one that changes nothing."""
+    if not grid.sensitivity:
+        return grid
+    if grid.simulation is None:
+        raise RunnerError("only a simulated run has coefficients to vary", remedy="add --simulated")
+    variations = tuple(_list_variations(grid))
+    for variation in variations:
+        if not _varies_policy(variation):
+            vary_engine(read_model(grid), variation)
+    varied = tuple(_vary_policy(grid, policy, variation) for variation in variations for policy in grid.policies)
+    return msgspec.structs.replace(grid, policies=(*grid.policies, *varied))
+
+
+def _list_variations(grid: Grid) -> Iterator[str]:
+    assert grid.sensitivity
+    for coefficient in grid.sensitivity.coefficients:
+        for factor in (1 - grid.sensitivity.by, 1 + grid.sensitivity.by):
+            yield f"{coefficient}*{factor:g}"
+    for name in grid.further_traces:
+        yield f"trace={name}"
+
+
+def _varies_policy(variation: str) -> bool:
+    return variation.startswith("trace=") or _split(variation)[0] in (ARRIVALS, *THRESHOLDS)
+
+
+def _split(variation: str) -> tuple[str, float]:
+    name, _, factor = variation.partition("*")
+    return name, float(factor)
+
+
+def _vary_policy(grid: Grid, policy: PolicyChoice, variation: str) -> PolicyChoice:
+    varied = msgspec.structs.replace(policy, label=f"{grid.label(policy)} vary={variation}", variation=variation)
+    if variation.startswith("trace="):
+        return msgspec.structs.replace(varied, trace=variation.removeprefix("trace="))
+    name, factor = _split(variation)
+    if name == ARRIVALS:
+        return msgspec.structs.replace(varied, time_scale=grid.time_scale(policy) / factor)
+    if name in THRESHOLDS and name in policy.parameters:
+        changed = policy.parameters[name] * factor
+        whole = round(changed) if isinstance(policy.parameters[name], int) else changed
+        return msgspec.structs.replace(varied, parameters=policy.parameters | {name: whole})
+    return varied
+
+
+def vary_engine(engine: EngineFile, variation: str) -> EngineFile:
+    """The engine model with one of its coefficients changed. Raises RunnerError where it has none such, or 0."""
+    if not variation or _varies_policy(variation):
+        return engine
+    name, factor = _split(variation)
+    model, link = engine.model, engine.link
+    if name in model.step.__struct_fields__:
+        step = msgspec.structs.replace(model.step, **{name: _scale(getattr(model.step, name), factor, name)})
+        return msgspec.structs.replace(engine, model=msgspec.structs.replace(model, step=step))
+    if name in model.__struct_fields__ and isinstance(getattr(model, name), int | float):
+        model = msgspec.structs.replace(model, **{name: _scale(getattr(model, name), factor, name)})
+        return msgspec.structs.replace(engine, model=model)
+    if link is not None and name in link.__struct_fields__:
+        link = msgspec.structs.replace(link, **{name: _scale(getattr(link, name), factor, name)})
+        return msgspec.structs.replace(engine, link=link)
+    raise RunnerError(f"the engine model has no coefficient {name!r}", remedy=REMEDY)
+
+
+def _scale(value: float, factor: float, name: str) -> float:
+    if not value:
+        raise RunnerError(f"{name} of the engine model is 0: no factor changes it", remedy=REMEDY)
+    return round(value * factor) if isinstance(value, int) else value * factor

@@ -1,0 +1,128 @@
+"""Every policy again with one coefficient changed: what changes, what is refused, what the report says of claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from results.records.layout import RunLayout, trial_layouts
+from results.routing.analyse import analyse
+from runners.campaign.experiment import RunOptions
+from runners.campaign.run_process import work
+from runners.campaign.start import Prepared, create_run, options_of, prepare_run
+from runners.errors import ExitCode, RunnerError
+from runners.experiments.registry import experiment_named
+from runners.experiments.routing.variations import vary_engine
+from runners.simulator.engine_file import read_engine
+from state.workspace import Workspace
+
+MODEL = "h20-qwen3-coder-30b-a3b"
+
+
+def plan_run(*settings: str, preset: str = "fleet-sensitivity", trials: int = 3) -> Prepared:
+    small = ("trace.sessions=10", "trace.output_tokens=0.1", "trace.turns=3")
+    asked = RunOptions(
+        experiment="routing",
+        profile="h20-qwen3-coder-30b",
+        preset=preset,
+        policies=("unified", "EAR", "EAR (affinity only)", "EAR (migration only)"),
+        settings=(*small, *settings),
+        trials=trials,
+    )
+    return prepare_run(experiment_named("routing"), asked, need_engine=False)
+
+
+def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
+    engine = read_engine(MODEL)
+    step, link = engine.model.step, engine.link
+    assert link is not None
+    varied = vary_engine(engine, "decode_context_s*1.3")
+    assert varied.model.step.decode_context_s == pytest.approx(1.3 * step.decode_context_s)
+    assert varied.model.step.base_s == step.base_s
+    assert vary_engine(engine, "kv_capacity_tokens*0.7").model.kv_capacity_tokens == round(
+        0.7 * engine.model.kv_capacity_tokens
+    )
+    slower = vary_engine(engine, "bytes_per_s*0.7").link
+    assert slower is not None
+    assert slower.bytes_per_s == pytest.approx(0.7 * link.bytes_per_s)
+    for name in ("", "arrival_rate*1.3", "hot_tokens*0.7", "trace=more-skew"):
+        assert vary_engine(engine, name) == engine
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "message"), [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0")]
+)
+def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
+    with pytest.raises(RunnerError, match=message):
+        plan_run(f'sensitivity.coefficients=["{coefficient}"]')
+
+
+def test_every_policy_is_planned_again_under_each_variation() -> None:
+    plan = plan_run().plan
+    params = [cell.params for cell in plan.cells if cell.kind == "replay" and cell.trial == 0]
+    by_variation: dict[str, list[str]] = {}
+    for one in params:
+        by_variation.setdefault(one.get("variation", ""), []).append(one["policy"])
+    assert len(by_variation) == 1 + 2 * 10 + 2
+    assert {len(policies) for policies in by_variation.values()} == {4}
+    scales = {one.get("variation", ""): one["time_scale"] for one in params}
+    assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
+    hot = {one["parameters"].get("hot_tokens") for one in params if one.get("variation") == "hot_tokens*1.3"}
+    assert hot == {None, 5200}
+    again = prepare_run(experiment_named("routing"), options_of(plan), need_engine=False).plan
+    assert again.fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize("preset", ["fleet-loads", "fleet-thresholds"])
+def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
+    asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset=preset)
+    plan = prepare_run(experiment_named("routing"), asked, need_engine=False).plan
+    assert plan.inputs["simulated"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(tmp_path_factory.mktemp("home")))
+        coefficients = 'sensitivity.coefficients=["prefill_token_s"]'
+        prepared = plan_run(coefficients, "traces={}")
+        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), prepared)
+        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_on(folder: Path) -> None:
+    layout = RunLayout(folder)
+    verdicts = json.loads(layout.verdicts_json.read_bytes())
+    rows = verdicts["conditional_claims"]
+    assert [row["name"] for row in rows] == [claim["name"] for claim in verdicts["claims"]]
+    assert {tuple(row["outcomes"]) for row in rows} == {("prefill_token_s*0.7", "prefill_token_s*1.3")}
+    aggregate = json.loads(layout.aggregate_json.read_bytes())
+    assert aggregate["gaps"] == []
+    assert {row["label"] for row in aggregate["policies"]} == {
+        "unified", "EAR", "EAR (affinity only)", "EAR (migration only)"
+    }  # fmt: skip
+    assert len(trial_layouts(folder)) == 3 * 4 * 3
+    assert "Claims over the coefficients of the engine model" in layout.report_md.read_text()
+    assert (layout.figures / "figure_9c.svg").is_file()
+
+
+def test_slower_prefills_are_slower(folder: Path) -> None:
+    """The variation reaches the engines: the trace is the same."""
+    values: dict[str, float] = {}
+    for layout in trial_layouts(folder):
+        record = json.loads(layout.cell.read_bytes())
+        if record["policy"] == "unified" and record["trial"] == 0:
+            summary = json.loads(layout.summary.read_bytes())
+            values[record["variation"]] = summary["values"]["ttft_p50_s"]["value"]
+    assert values["prefill_token_s*0.7"] < values[""] < values["prefill_token_s*1.3"]
+
+
+def test_claims_of_variations_are_judged_once(folder: Path) -> None:
+    before = analyse(folder).conditional
+    stored = sorted((folder / "results" / "variations").iterdir())
+    stamps = [path.stat().st_mtime_ns for path in stored]
+    assert analyse(folder).conditional == before
+    assert [path.stat().st_mtime_ns for path in stored] == stamps
