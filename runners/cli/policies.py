@@ -140,7 +140,7 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
     simulated = run_facts(source)[0].simulated if source.is_dir() else ""
     if simulated:
         text = f"SIMULATED, nothing was measured: engines are the model {simulated}"
-        output.err().print(text, style="yellow", markup=False, soft_wrap=True)
+        terminal.err().print(text, style="yellow", markup=False, soft_wrap=True)
     logs = read_logs(source, cell)
     for log in logs:
         for gap in log.gaps:
