@@ -245,6 +245,8 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     (r"Address already in use", "another server holds a port: `ss -ltnp` shows which; use another launch.port_base"),
     (r"Free memory on device|CUDA out of memory|OutOfMemoryError",
      "the device's memory is taken: end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization"),
+    (r"Failed to infer device type",
+     "vLLM finds no GPU: `tracon doctor` with this profile names what is missing"),
     (r"larger than the available KV cache|KV cache is needed",
      "the KV cache is too small for engine.max_model_len: raise kv_cache_memory_bytes or lower max_model_len"),
 )  # fmt: skip

@@ -17,11 +17,13 @@ from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
+from launch.gpu_devices import list_gpus
 from launch.host import read_host
-from launch.install_plan import DISK_BYTES
+from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
+from launch.step_core import why_no_step_core
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
@@ -74,11 +76,13 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
+    own_step_core: bool = False,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory; `own_step_core` that its steps are to have a
+    core of their own. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -97,6 +101,7 @@ def examine(
         _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
         _check_memory(kind),
         _check_cpu(),
+        *([_check_step_core()] if own_step_core else []),
         _check_instruction_set(flags),
         *(_describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
@@ -133,7 +138,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
     version = engine.versions.get(name)
     what = "vLLM" if name == "vllm" else name
     if version is None:
-        remedy = f"run `tracon engine install {engine.kind}`" if engine.managed else f"install it with {engine.python}"
+        remedy = f"run `tracon engine install {engine.kind}`" if engine.managed else _explain_pip(engine, name)
         return Row(what, MISSING, "not in the engine environment", remedy)
     needed = [library for library in lacking if name in library.needed_by]
     if needed:
@@ -143,6 +148,13 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {name}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
+
+
+def _explain_pip(engine: Engine, component: str) -> str:
+    """How to add a component to an environment that is not Tracon's: the name under which a registry has it."""
+    locked = locked_versions(engine.kind)
+    package = next((name for name in COMPONENTS[component] if name in locked), component)
+    return f"`{engine.python} -m pip install {package.replace('_', '-')}`"
 
 
 _TRY = """
@@ -174,8 +186,8 @@ def _try_imports(engine: Engine) -> dict[str, str]:
 
 
 def _patches_row(engine: Engine) -> Row:
-    which = f"--kind {engine.kind}" if engine.managed else f"--engine-python {engine.python}"
-    remedy = f"run `tracon patch apply {which}`"
+    which = "" if engine.managed else f" --engine-python {engine.python}"
+    remedy = f"run `tracon patch apply --kind {engine.kind}{which}`"
     try:
         patches = patching.status(engine)
     except (LaunchError, OSError) as error:
@@ -207,7 +219,7 @@ def _check_library(kind: str, engine: Engine | None) -> Row:
 
 
 def _check_gpus(kind: str) -> Row:
-    listed = _list_gpus()
+    listed = list_gpus()
     if isinstance(listed, list) and listed:
         names = sorted({line.partition(":")[2].partition(" (UUID")[0].strip() for line in listed})
         return Row("GPU", OK, f"{len(listed)} ({', '.join(names)})")
@@ -215,20 +227,6 @@ def _check_gpus(kind: str) -> Row:
     if kind == "cpu":
         return Row("GPU", OK, f"none, and a CPU engine needs none ({why})")
     return Row("GPU", MISSING, why, "run on a host with an NVIDIA GPU and its driver, or use a CPU profile")
-
-
-def _list_gpus() -> list[str] | str:
-    """The GPUs nvidia-smi lists, or why there are none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "no nvidia-smi"
-    try:
-        run = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    if run.returncode:
-        return (run.stdout + run.stderr).strip() or f"nvidia-smi ended with {run.returncode}"
-    return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
 
 
 def _check_accelerator(kind: str, engine: Engine | None, gpu_memory_share: float | None) -> tuple[Row, ...]:
@@ -275,6 +273,8 @@ def _check_memory(kind: str) -> Row:
         detail += ", by the limit of this cgroup (memory.max)"
         remedy = "raise the container's or service's memory limit"
     needed = ENGINE_MEMORY_BYTES[kind]
+    if host.memory_bytes < needed and host.limits.memory_bytes is None:
+        remedy = "use a host with more memory"
     if host.available_bytes < needed:
         return Row("memory", WARN, f"{detail}, one engine wants about {needed / 1e9:.0f} GB", remedy)
     return Row("memory", OK, detail)
@@ -292,6 +292,13 @@ def _check_cpu() -> Row:
         remedy = "raise the container's or service's CPU limit: a quota stops every process of it for up to 0.1 s"
         return Row("CPU", WARN, detail, remedy)
     return Row("CPU", OK, detail)
+
+
+def _check_step_core() -> Row:
+    reason = why_no_step_core()
+    if reason:
+        return Row("core for the steps", WARN, f"none: {reason}", "give it two cores: launches then differ less")
+    return Row("core for the steps", OK, "one, left alone by API server and load, where a single engine is measured")
 
 
 def _check_instruction_set(flags: frozenset[str]) -> Row:

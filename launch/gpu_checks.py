@@ -12,7 +12,8 @@ from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_memory import DRIVER
+from launch.gpu_devices import DRIVER
+from results.records.percent import format_percent
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 """There where RDMA adapters may reach a GPU's memory directly."""
@@ -137,12 +138,13 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
     detail = f"{shown} GiB free"
     if share is None:
         return Row(what, OK, detail)
+    taken = f"{detail}; an engine takes {format_percent(share)} of all"
     full = [index for index, gpu in enumerate(gpus) if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
         remedy = "end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization of the profile"
         named = ", ".join(map(str, full))
-        return Row(what, WARN, f"{detail}; an engine takes {share:.0%} of all, more than GPU {named} has free", remedy)
-    return Row(what, OK, f"{detail}; an engine takes {share:.0%} of all")
+        return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
+    return Row(what, OK, taken)
 
 
 def check_rdma(infiniband: Path) -> Row:

@@ -65,7 +65,7 @@ def describe_fit(site_packages: Path, kind: str) -> Row:
         return Row(what, WARN, str(error), error.remedy)
     if check.misfits is None:
         return Row(what, WARN, "there are no sources of vLLM to compare signatures with; a launch compares them", "")
-    remedy = f"use a vLLM that fits (known: {KNOWN}), or build one with `tracon engine install {kind}`"
+    remedy = f"measure with it as it is, or build one that every hook fits with `tracon engine install {kind}`"
     lacking = [f"{probe} lack {', '.join(own)}" for probe, own in check.misfits.items() if own]
     if lacking:
         detail = f"vLLM {check.vllm}: {'; '.join(lacking)}; what they would show is null with the reason"

@@ -18,6 +18,7 @@ from launch import patching
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
 from launch.errors import LaunchError
+from launch.gpu_devices import require_gpu
 from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
@@ -60,6 +61,7 @@ def bring_up(
 ) -> StandaloneEngine:
     """Start an engine and wait until it is ready; raises LaunchError or RunnerError when it will not be."""
     checked, connector = load_profile(profile), load_config(config)
+    require_gpu(checked)
     engine = find_engine(checked.engine.kind, engine_python)
     kind = checked.engine.kind
     needs_patches = kind == "cpu" or "patches" in connector.requires_on(kind)  # on a CPU they ask for AMX tiles

@@ -9,6 +9,7 @@ from typing import Any
 from results.records import events
 from results.records.events import CellState, InstanceState, RunState, StageState
 from results.records.gpu import describe_gpu
+from results.records.percent import format_percent
 from state.events import Recorded, Unknown
 from state.routing import Warned
 
@@ -91,7 +92,7 @@ def _describe_second(
     """What comes once a second: subject and text."""
     match event:
         case events.CellProgressed():
-            return event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
+            return event.cell, _join_reason(format_percent(event.fraction), event.note)
         case events.InstanceSampled():
             return event.instance, _describe_sample(event)
         case events.RouterSampled():

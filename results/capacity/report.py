@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size, Standing
 from results.capacity.slo import Limit
+from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer
@@ -97,7 +98,7 @@ def _name_traces(analysis: CapacityAnalysis) -> str:
 def _describe_brackets(analysis: CapacityAnalysis) -> str:
     if analysis.traces < MIN_PAIRED:
         return f"No brackets: an interval takes {MIN_PAIRED} traces (`--trials {MIN_PAIRED}`)."
-    return f"Brackets hold {LEVEL:.0%} intervals over the traces."
+    return f"Brackets hold {format_percent(LEVEL)} intervals over the traces."
 
 
 _ANSWERS: tuple[Column[PolicyCapacity], ...] = (

@@ -22,6 +22,7 @@ from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.step_durations import whole_step
 from results.measures.summary import CellSummary, percentile_name
 from results.records.baseline import BASELINE, REPEAT
+from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.judgement import few_launches
 
@@ -136,15 +137,16 @@ def _find_cause(
     if tax.low is None or tax.high is None or few_launches(tax.launches):
         return Cause.UNDECIDED, few_launches(tax.launches) or tax.reason or "the tax has no interval"
     reach = max(share for share in shares.values() if share is not None)
+    callbacks = format_percent(reach, 2)
     if tax.low <= reach and tax.high >= 0:
-        return Cause.CALLBACKS, f"callbacks are up to {reach:.2%} of a step of {BASELINE}"
+        return Cause.CALLBACKS, f"callbacks are up to {callbacks} of a step of {BASELINE}"
     if changed:
         return Cause.CHANGES, "; ".join(changed)
     if tax.low > reach and row.metric == Metric.TTFT_P90:
-        why = f"above the {reach:.2%} of a step on average, but the share of the prefill steps alone is not known"
+        why = f"above the {callbacks} of a step on average, but the share of the prefill steps alone is not known"
         return Cause.UNDECIDED, why
     beyond = "above" if tax.low > reach else "below zero, and so outside"
-    return Cause.NOT_ATTRIBUTABLE, f"the interval is {beyond} the {reach:.2%} of a step that its callbacks take"
+    return Cause.NOT_ATTRIBUTABLE, f"the interval is {beyond} the {callbacks} of a step that its callbacks take"
 
 
 def attribution_table(rows: Sequence[Attribution]) -> Table:
@@ -158,7 +160,7 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
 
 
 def _share_text(share: float | None) -> str:
-    return NOT_MEASURED if share is None else f"{share:.2%}"
+    return NOT_MEASURED if share is None else format_percent(share, 2)
 
 
 ATTRIBUTION_COLUMNS: tuple[Column[Attribution], ...] = (

@@ -14,6 +14,7 @@ from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import RATIOS, Metric, list_connectors, list_references, measure_tax, subtract
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
+from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
 from results.statistics.judgement import Verdict, decisive, judged, withheld
 from results.statistics.trials import Measured, combine, estimate, p_value, share, unmeasured
@@ -218,7 +219,7 @@ def judge_sum(relative_excess: Estimate) -> tuple[Additive, str]:
         return Additive.SUB, ""
     if max(-low, high) <= ADDITIVE_WITHIN:
         return Additive.LINEAR, ""
-    limits = [f"{limit:+.0%}" for limit in (-ADDITIVE_WITHIN, ADDITIVE_WITHIN) if low < limit < high]
+    limits = [format_percent(limit, signed=True) for limit in (-ADDITIVE_WITHIN, ADDITIVE_WITHIN) if low < limit < high]
     return Additive.UNDECIDED, f"the interval straddles {' and '.join(limits)}"
 
 

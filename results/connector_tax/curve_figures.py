@@ -15,6 +15,7 @@ from results.connector_tax.analyse import Analysis
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.measures.summary import CellSummary
+from results.records.percent import format_percent
 from results.report.figure import Figure, in_order
 from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.trials import SPREAD
@@ -148,7 +149,7 @@ def _over_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
     measured = [estimate for estimate in estimates if estimate.value is not None]
     if len(measured) < 2:
         one = measured[0] if measured else estimates[0]
-        kind = f"{LEVEL:.0%} {SPREAD}" if one.low is not None or one.high is not None else ""
+        kind = f"{format_percent(LEVEL)} {SPREAD}" if one.low is not None or one.high is not None else ""
         return replace(one, basis=kind, launches=len(measured))
     values = [estimate.value for estimate in measured if estimate.value is not None]
     n = sum(estimate.n for estimate in measured)

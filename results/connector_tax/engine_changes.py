@@ -12,6 +12,7 @@ from typing import Any
 
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
+from results.records.percent import format_percent
 from results.report.table import Column, Table, make_table
 
 KV_ROOM = ("kv_blocks", "kv_capacity_tokens")
@@ -79,7 +80,7 @@ def _text(value: object) -> str:
 def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
     note = (
         "Read from vLLM's own configuration when the engine was made. Changed: what differs from plain's "
-        f"(KV blocks and capacity from {SAME_ROOM:.0%} on)."
+        f"(KV blocks and capacity from {format_percent(SAME_ROOM)} on)."
     )
     recorded = [change for change in changes if change.settings]
     return make_table("What vLLM changed for each config", CHANGE_COLUMNS, recorded, note)

@@ -27,6 +27,7 @@ from results.measures.step_durations import STEP_SERIES
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
+from results.records.percent import format_percent
 from results.report.figure import Figure, in_order
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
 from results.statistics.judgement import Verdict
@@ -48,9 +49,13 @@ def _are_few(estimates: Iterable[Estimate]) -> bool:
 def _describe_bounds(estimates: Iterable[Estimate]) -> str:
     """What the thin bars are: an interval, or the spread of too few launches."""
     if _are_few(estimates):
-        return f"Bars span the {LEVEL:.0%} spread within the launch: fewer than {MIN_PAIRED} launches give no verdict."
+        return (
+            f"Bars span the {format_percent(LEVEL)} spread within the launch: fewer than {MIN_PAIRED} launches "
+            "give no verdict."
+        )
     return (
-        f"Bars span the {LEVEL:.0%} interval; a tax whose interval covers zero is marked n.d. (not distinguishable), "
+        f"Bars span the {format_percent(LEVEL)} interval; a tax whose interval covers zero is marked n.d. (not "
+        "distinguishable), "
         f"one of fewer than {MIN_PAIRED} launches, whose bar is the spread within them, no verdict."
     )
 
@@ -114,7 +119,8 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     caption = (
         f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
         f"{reference_text(analysis, REF_SAFE)}; the two add up to the whole tax. Side by side, each with its "
-        f"{LEVEL:.0%} {kind}, as a stack would hide parts of opposite sign. The split assumes that the framework costs "
+        f"{format_percent(LEVEL)} {kind}, as a stack would hide parts of opposite sign. The split assumes that the "
+        "framework costs "
         f"every config what it costs {FRAMEWORK}."
         f"{_STEP_PARTS if steps else ' No panel of the engine step: no step timing.'}"
         f"{name_absent(analysis)}"
@@ -134,7 +140,7 @@ def additivity_figure(analysis: Analysis) -> Figure:
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
         f"{reference_text(analysis, REF_SAFE)}; the white bar is the sum of the first two. "
         f"{_describe_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
-        f"+- {ADDITIVE_WITHIN:.0%} of itself: the specification calls a sum inside it linear. {outcome}."
+        f"+- {format_percent(ADDITIVE_WITHIN)} of itself: the specification calls a sum inside it linear. {outcome}."
     )
     return Figure(8, title, caption, table)
 

@@ -20,6 +20,7 @@ from results.connector_tax.combined_taxes import (
     Trend,
     judge_sum,
 )
+from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import (
     Judgement,
@@ -36,7 +37,7 @@ TAX_AT_LEAST = 0.10
 """H1."""
 TAX_PRIOR = (0.25, 0.60)
 """H1: the trace replay's +45 % is accepted in here."""
-_PRIOR_RANGE = "[25%, 60%]"
+_PRIOR_RANGE = "[25 %, 60 %]"
 GAP_WITHIN = (0.05, 0.10)
 """H2: tax(mooncake_both) - tax(nixl_both); the trace replay had 7 pp."""
 _GAP_RANGE = "[5 pp, 10 pp]"
@@ -55,12 +56,13 @@ def judge_tax(tax: Estimate, p: float | None = None) -> Judgement:
     return Judgement(
         name="H1",
         claim="The substrate tax persists at one instance under synthetic load.",
-        rule=f"The interval of the tax lies at or above {TAX_AT_LEAST:.0%}; below it, the trace replay's tax came from "
+        rule=f"The interval of the tax lies at or above {format_percent(TAX_AT_LEAST)}; below it, the trace replay's "
+        "tax came from "
         "the feedback between its 8 instances.",
         outcome=outcome,
         quantity="tax_ttft_p90(mooncake_both) at ref_safe",
         measured=tax,
-        prior=f"+45% in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
+        prior=f"+45 % in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
         reason=reason,
         p=_of_launches(tax, p),
     )
@@ -109,7 +111,7 @@ def judge_gap(
         quantity="tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe",
         measured=gap,
         numbers={"tax_ttft_p90(mooncake_both)": mooncake, "tax_ttft_p90(nixl_both)": nixl},
-        prior=f"+7 pp (45% - 38%) in the trace replay, accepted in {_GAP_RANGE}: {agreement}",
+        prior=f"+7 pp (45 % - 38 %) in the trace replay, accepted in {_GAP_RANGE}: {agreement}",
         reason=reason,
         p=_p_of_range(gap, GAP_WITHIN, p),
     )
@@ -134,9 +136,10 @@ def judge_framework(split: Decomposition | None) -> Judgement:
     return Judgement(
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
-        rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below {FRAMEWORK_BELOW:.0%}. Label: "
-        f"framework-cost-dominated from {FRAMEWORK_BELOW:.0%} on, implementation-cost-dominated below "
-        f"{IMPLEMENTATION_BELOW:.0%}, mixed between.",
+        rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below "
+        f"{format_percent(FRAMEWORK_BELOW)}. Label: "
+        f"framework-cost-dominated from {format_percent(FRAMEWORK_BELOW)} on, implementation-cost-dominated below "
+        f"{format_percent(IMPLEMENTATION_BELOW)}, mixed between.",
         outcome=flipped,
         label=label,
         quantity="tax_ttft_p90(noop_connector) / tax_ttft_p90(mooncake_both) at ref_safe",
@@ -152,7 +155,7 @@ def _name_no_share(share: Estimate) -> str:
     if share.value is None or 0 <= share.value <= 1:
         return ""
     if share.value > 1:
-        return f"; above 100%: {FRAMEWORK} costs more than {MOONCAKE} itself"
+        return f"; above 100 %: {FRAMEWORK} costs more than {MOONCAKE} itself"
     return f"; below zero: {FRAMEWORK} is faster than plain"
 
 
@@ -191,7 +194,7 @@ def judge_additivity(stacked: Additivity | None) -> Judgement:
         name="H4",
         claim="The costs of stacked connectors add up.",
         rule=f"The interval of (tax(multi) - tax(mooncake_both) - tax(lmcache_only)) / tax(multi) lies within "
-        f"{ADDITIVE_WITHIN:.0%} of zero; above it is super-additive, below it sub-additive.",
+        f"{format_percent(ADDITIVE_WITHIN)} of zero; above it is super-additive, below it sub-additive.",
         outcome=outcome,
         label="" if kind == Additive.UNDECIDED else str(kind),
         quantity="(tax(multi) - sum of both) / tax(multi), of TTFT p90 at ref_safe",
@@ -302,9 +305,9 @@ def _judge_against(estimate: Estimate, limit: float) -> tuple[Outcome, str]:
     if bounds.low is None or bounds.high is None:
         return leave_undecided(estimate), _why_undecided(estimate, limit)
     if bounds.low >= limit:
-        return Outcome.HOLDS, f"{estimate.percent()} lies at or above {limit:.0%}"
+        return Outcome.HOLDS, f"{estimate.percent()} lies at or above {format_percent(limit)}"
     if bounds.high < limit:
-        return Outcome.FAILS, f"{estimate.percent()} lies below {limit:.0%}"
+        return Outcome.FAILS, f"{estimate.percent()} lies below {format_percent(limit)}"
     return Outcome.UNDECIDED, _why_undecided(estimate, limit)
 
 
@@ -326,6 +329,6 @@ def _why_undecided(estimate: Estimate, *limits: float, shown: str = "") -> str:
         return estimate.reason or "it was not measured"
     if estimate.low is None or estimate.high is None:
         return f"{shown}: no verdict, {estimate.reason}"
-    crossed = [f"{limit:.0%}" for limit in limits if estimate.low <= limit <= estimate.high]
+    crossed = [format_percent(limit) for limit in limits if estimate.low <= limit <= estimate.high]
     excluded = excluded_text(estimate)
     return f"{shown} straddles {' and '.join(crossed)}" + (f"; {excluded}" if excluded else "")

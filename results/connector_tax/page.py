@@ -9,6 +9,7 @@ from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
+from results.records.percent import format_percent
 from results.report.figure import in_order
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
 from results.statistics.estimates import Estimate, figure
@@ -97,7 +98,7 @@ def _describe_noise(analysis: Analysis) -> str:
 def _describe_planned(rows: Iterable[LaunchNoise]) -> str:
     needed = [row.launches_for_named for row in rows]
     launches = "too many" if None in needed else str(max(count or 0 for count in needed))
-    return f"{NAMED_TAX:.0%} takes {launches} launches."
+    return f"{format_percent(NAMED_TAX)} takes {launches} launches."
 
 
 def _describe_repeat(analysis: Analysis) -> str:
@@ -115,10 +116,10 @@ def _format_percent(fraction: float) -> str:
 
 
 def format_fraction(estimate: Estimate) -> str:
-    """A fraction as `+12% [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
+    """A fraction as `+12 % [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
     if estimate.value is None:
         return f"not measured ({estimate.reason})" if estimate.reason else "not measured"
-    value = f"{_format_signed(estimate.value)}%"
+    value = f"{_format_signed(estimate.value)} %"
     if estimate.low is None or estimate.high is None:
         return f"{value} (no interval: {estimate.reason or 'too few samples'})"
     return f"{value} [{_format_signed(estimate.low)}, {_format_signed(estimate.high)}]"
@@ -175,13 +176,19 @@ def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
         return "a run that measures what each sentence names as missing"
     needed = [row.launches_for_named for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
     if not needed or None in needed:
-        return f"more launches per config (`--trials N`), on a host with less noise: {NAMED_TAX:.0%} cannot be planned"
+        return (
+            f"more launches per config (`--trials N`), on a host with less noise: {format_percent(NAMED_TAX)} "
+            "cannot be planned"
+        )
     count = max(one or 0 for one in needed)
     if count <= _count_launches(analysis):
         return "a host with less noise, or longer cells: further launches of these narrow little"
     if judgement.name != "H1":
-        return f"more launches per config; {count} (`--trials {count}`) detect a tax of {NAMED_TAX:.0%} by itself"
-    return f"{count} launches per config (`--trials {count}`), which detect a tax of {NAMED_TAX:.0%}"
+        return (
+            f"more launches per config; {count} (`--trials {count}`) detect a tax of {format_percent(NAMED_TAX)} "
+            "by itself"
+        )
+    return f"{count} launches per config (`--trials {count}`), which detect a tax of {format_percent(NAMED_TAX)}"
 
 
 def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:

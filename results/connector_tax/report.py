@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.tables import build_tables
@@ -10,6 +11,7 @@ from results.measures.drift import DriftVerdict
 from results.measures.step_durations import LATENCY, whole_step
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
+from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
@@ -33,8 +35,8 @@ def describe_opening(analysis: Analysis) -> str:
 def describe_brackets(analysis: Analysis) -> str:
     """What brackets hold: an interval only where it spans launches."""
     if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
-        return f"Brackets hold the {LEVEL:.0%} {SPREAD}"
-    return f"Brackets of a tax hold its {LEVEL:.0%} interval over trials, those of one cell the {SPREAD}"
+        return f"Brackets hold the {format_percent(LEVEL)} {SPREAD}"
+    return f"Brackets of a tax hold its {format_percent(LEVEL)} interval over trials, those of one cell the {SPREAD}"
 
 
 def describe_whole_step(cells: Sequence[CellSummary]) -> str:
@@ -43,6 +45,23 @@ def describe_whole_step(cells: Sequence[CellSummary]) -> str:
         return "`engine_step_us`, because no engine of this run overlaps its steps"
     overlapping = sorted({cell.config for cell in cells if cell.step_timing.get("batch_queue")})
     return f"`period_us`, the time between the ends of two steps, because steps overlap in {', '.join(overlapping)}"
+
+
+def describe_cores(cells: Sequence[CellSummary]) -> Iterator[str]:
+    """Where the engine's steps ran, as far as the cells' records tell."""
+    divided = {
+        (cell.cores["step"], tuple(cell.cores["others"])) for cell in cells if cell.cores.get("step") is not None
+    }
+    for step, others in sorted(divided):
+        rest = ", ".join(map(str, others))
+        yield (
+            f"The thread of the engine's steps had core {step}; its API server and the load shared {rest}. Its other "
+            "threads, a connector's among them, ran on all of these."
+        )
+    refused = Counter(cell.cores["reason"] for cell in cells if cell.cores.get("reason"))
+    for reason, count in sorted(refused.items()):
+        where = f"in {count} of {len(cells)} cells"
+        yield f"The engine's steps had no core of their own {where}: {reason}. Launches then differ more."
 
 
 def list_limits(analysis: Analysis) -> tuple[str, ...]:
@@ -59,6 +78,7 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             "run: nothing is called higher or lower, and no hypothesis is judged. "
             f"`--trials {MIN_PAIRED}` gives verdicts."
         )
+    limits.extend(describe_cores(analysis.cells))
     if any(drift.verdict == DriftVerdict.DETECTED for drift in analysis.drift):
         limits.append("The run drifted: configs were measured in a random order, and a tax holds what drift that left.")
     limits.append(

@@ -21,6 +21,7 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, desc
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
+from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
@@ -211,7 +212,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("sigma", lambda row: row.sigma, form=".1%"),
     Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
     Column("smallest detectable tax", lambda row: row.detectable, form=".1%"),
-    Column(f"launches for {NAMED_TAX:.0%}", _count_for_named),
+    Column(f"launches for {format_percent(NAMED_TAX)}", _count_for_named),
 )
 
 
@@ -392,7 +393,7 @@ def _line_name(row: Trend) -> str:
 
 
 def _line_taxes(row: Trend) -> str:
-    taxes = (NOT_MEASURED if tax.value is None else f"{tax.value:+.1%}" for tax in row.taxes)
+    taxes = (NOT_MEASURED if tax.value is None else format_percent(tax.value, 1, signed=True) for tax in row.taxes)
     return ", ".join(f"{length}: {tax}" for length, tax in zip(row.lengths, taxes, strict=True))
 
 

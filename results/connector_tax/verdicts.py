@@ -32,6 +32,7 @@ from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import CellSummary
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
+from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PreflightDecision, RunFacts
 from results.statistics.estimates import Estimate, unknown
@@ -142,7 +143,10 @@ def tax_reported(h1: Judgement) -> Judgement:
     rule = "tax_ttft_p90(mooncake_both) at ref_safe is reported, and the prior is accepted or revised"
     low, high = hypotheses.TAX_PRIOR
     value = h1.measured.value
-    point = "" if value is None else f"{value:+.1%} {'accepts' if low <= value <= high else 'revises'} the prior"
+    point = ""
+    if value is not None:
+        effect = "accepts" if low <= value <= high else "revises"
+        point = f"{format_percent(value, 1, signed=True)} {effect} the prior"
     decided = hypotheses.is_inside(h1.measured, hypotheses.TAX_PRIOR) is not None
     return _judge_reported("1", "H1 falsifiable", rule, h1, point, f"prior {h1.prior}", decided)
 
@@ -160,7 +164,7 @@ def cost_labelled(h3: Judgement) -> Judgement:
     """3: noop_connector's tax is reported and the tax of mooncake_both is labelled by the cost that dominates it."""
     rule = "tax(noop_connector) at ref_safe is reported and its share of tax(mooncake_both) gives a label"
     value = h3.measured.value
-    point = "" if value is None else f"{value:.1%}, {hypotheses.label_value(value)}"
+    point = "" if value is None else f"{format_percent(value, 1)}, {hypotheses.label_value(value)}"
     return _judge_reported("3", "H3 disambiguated", rule, h3, point, f"{h3.label}: {h3.reason}", bool(h3.label))
 
 
@@ -169,7 +173,7 @@ def additivity_decided(h4: Judgement) -> Judgement:
     rule = "|tax(multi) - (tax(mooncake_both) + tax(lmcache_only))| / tax(multi) is at most 30 % (linear), or is not"
     value = h4.measured.value
     linear = value is not None and abs(value) <= ADDITIVE_WITHIN
-    point = "" if value is None else f"{value:+.1%} is {'' if linear else 'not '}linear"
+    point = "" if value is None else f"{format_percent(value, 1, signed=True)} is {'' if linear else 'not '}linear"
     return _judge_reported("4", "H4 additivity", rule, h4, point, f"{h4.label}: {h4.reason}", _decided(h4))
 
 

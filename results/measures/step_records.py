@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from results.records.errors import RingError
 from results.records.frames import STEP_SCHEMA, write_parquet
+from results.records.percent import format_percent
 from results.records.rings import MISSING, Records, RingHeader, RingReader, ring_paths
 from results.records.schemas import CHILD_FIELDS_US, STEP_COUNTS, STEP_FIELDS_US
 
@@ -210,7 +211,10 @@ def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], rat
         if table[name].null_count == table.num_rows:
             unavailable[name] = reasons.get(name, "not recorded in this window")
         elif name in WORKER_FIELDS_US and ratio is not None and ratio < JOIN_RATIO:
-            unavailable[name] = f"only {ratio:.1%} of the steps have a worker record (needs {JOIN_RATIO:.0%})"
+            unavailable[name] = (
+                f"only {format_percent(ratio, 1)} of the steps have a worker record "
+                f"(needs {format_percent(JOIN_RATIO)})"
+            )
     return unavailable
 
 

@@ -21,6 +21,7 @@ from results.pd_lifecycle.transfer_regression import (
     solve_each,
     why_inseparable,
 )
+from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, Samples, figure, percentile, unknown
 
 
@@ -165,7 +166,8 @@ def _why_no_limit(points: Sequence[BandwidthPoint], limit: Estimate) -> str:
     if not surely and 2 * len(above) < len(points):
         return ""
     return (
-        f"medians reach {max(above) / limit.value:.0%} of the line's asymptote, at {len(above)} of {len(points)} "
+        f"medians reach {format_percent(max(above) / limit.value)} of the line's asymptote, at {len(above)} of "
+        f"{len(points)} "
         "sizes: a few slow transfers bend the line, so its asymptote is no limit"
     )
 
@@ -174,9 +176,9 @@ def _find_measured_knee(points: Sequence[BandwidthPoint], share: float) -> tuple
     """(bytes of the smallest measured size from which every size has that share, a caution or the reason for None)."""
     enough = [point.of_asymptote is not None and point.of_asymptote >= share for point in points]
     if not any(enough):
-        return None, f"no measured size has {share:.0%} of the asymptote"
+        return None, f"no measured size has {format_percent(share)} of the asymptote"
     if not enough[-1]:
-        return None, f"sizes with {share:.0%} of the asymptote are followed by larger ones with less"
+        return None, f"sizes with {format_percent(share)} of the asymptote are followed by larger ones with less"
     last_below = max((index for index, reached in enumerate(enough) if not reached), default=-1)
     note = "the smallest measured size reaches it" if last_below < 0 else ""
     return points[last_below + 1].bytes, note

@@ -20,6 +20,7 @@ from results.pd_lifecycle.phases import TURNED
 from results.pd_lifecycle.read import CellKey, MeasuredCell
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord
+from results.records.percent import format_percent
 from results.statistics.estimates import Estimate
 from results.statistics.trials import MIN_PAIRED
 
@@ -72,7 +73,7 @@ def _check_preemptions(cells: Mapping[CellKey, MeasuredCell]) -> Check:
     }
     quiet = sum(not any(counts) for counts in known.values())
     shares = [sum(key[1:]) / cell.capacity_tokens for key, cell in cells.items() if cell.capacity_tokens]
-    text = f"the largest request takes {max(shares):.1%} of the smallest KV cache" if shares else ""
+    text = f"the largest request takes {format_percent(max(shares), 1)} of the smallest KV cache" if shares else ""
     return Check("no engine preempted a request within the cell", quiet, len(known), text)
 
 
@@ -120,7 +121,10 @@ def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
         for record in counted
         if (prefill := record.ms("p_prefill")) is not None and record.colo.ttft_ms
     ]
-    text = f"p_prefill over combined TTFT: median {median(shares):.1%}, largest {max(shares):.1%}" if shares else ""
+    text = ""
+    if shares:
+        middle, largest = format_percent(median(shares), 1), format_percent(max(shares), 1)
+        text = f"p_prefill over combined TTFT: median {middle}, largest {largest}"
     what = "the prefill takes no longer than the combined instance's TTFT for the same number of tokens"
     return Check(what, sum(share <= 1 for share in shares), len(shares), text)
 

@@ -14,6 +14,7 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
+from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.terms import term
 from results.statistics.estimates import LEVEL, Estimate
@@ -98,7 +99,7 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
         lines["knee"] = knee.bytes.value
     caption = (
         f"Dots: single transfers, {term('write bandwidth').meaning}. Circles: their median for each N, with its "
-        f"{LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
+        f"{format_percent(LEVEL)} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)
@@ -121,7 +122,7 @@ def _limit_text(knee: Knee) -> str:
     if knee.bytes.value is None:
         return f"{line} No knee: {knee.bytes.reason}."
     also = f" ({knee.reason})" if knee.reason else ""
-    return f"{line} Knee ({knee.share:.0%} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{also}."
+    return f"{line} Knee ({format_percent(knee.share)} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{also}."
 
 
 def link_text(analysis: LifecycleAnalysis) -> str:

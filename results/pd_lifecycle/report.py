@@ -5,6 +5,7 @@ from __future__ import annotations
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.figures import half_step_text, link_text
 from results.pd_lifecycle.tables import build_tables
+from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
@@ -25,7 +26,8 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
     return (
         f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
-        f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {LEVEL:.0%} {brackets}; "
+        f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {format_percent(LEVEL)} "
+        f"{brackets}; "
         f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
     )
 

@@ -16,6 +16,7 @@ from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, TTFT, Order
 from results.pd_lifecycle.summary import ConfigSummary
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
+from results.records.percent import format_percent
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
@@ -131,7 +132,8 @@ def _limit_text(knee: Knee) -> str:
     measured = NOT_MEASURED if knee.measured_bytes is None else f"{knee.measured_bytes / 1e6:.4g} MB"
     return (
         f"Asymptote, for transfers with {knee.operations}: {knee.asymptote_gbps.text(3)} Gbit/s. Knee, the smallest "
-        f"transfer with {knee.share:.0%} of it: by the model {format_or_reason(knee.bytes, 3, 1e-6)} MB, by the "
+        f"transfer with {format_percent(knee.share)} of it: by the model {format_or_reason(knee.bytes, 3, 1e-6)} MB, "
+        "by the "
         f"measured medians {measured}{f' ({knee.reason})' if knee.reason else ''}."
     )
 

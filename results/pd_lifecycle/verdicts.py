@@ -19,6 +19,7 @@ from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadC
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
+from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, mean, unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.launch_fit import fit_sizes
@@ -56,7 +57,8 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
     return Judgement(
         name="1",
         claim="Breakdown is complete",
-        rule=f"every counted request has all phases, and |E2E - their sum| is below {RESIDUAL_BELOW:.0%} of it, for "
+        rule=f"every counted request has all phases, and |E2E - their sum| is below {format_percent(RESIDUAL_BELOW)} "
+        "of it, for "
         "E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the sum is E2E by "
         "definition, apart from a subtracted half step. What can fail: a stamp is missing or out of order, or the time "
         "from the client's send to t0, by the clocks of two processes, is too long",
@@ -88,7 +90,7 @@ def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
 
 
 def _format_percent(estimate: Estimate) -> str:
-    return "unknown" if estimate.value is None else f"{estimate.value:.2%}"
+    return "unknown" if estimate.value is None else format_percent(estimate.value, 2)
 
 
 def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
@@ -220,7 +222,7 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
         outcome, reason = Outcome.FAILS, list_some([_spread_text(one) for one in differ])
     elif wrong:
         outcome = Outcome.FAILS
-        ratios = list_some([f"N={one.new_tokens}: {one.of_expected or 0.0:.1%}" for one in wrong])
+        ratios = list_some([f"N={one.new_tokens}: {format_percent(one.of_expected or 0.0, 1)}" for one in wrong])
         reason = f"constant over C, but not the KV size of N new tokens by the model's configuration: {ratios} of it"
     elif blind:
         outcome = Outcome.UNDECIDED
@@ -261,7 +263,7 @@ def _spread_text(one: Volume) -> str:
 
 
 def _agreement_text(one: Volume) -> str:
-    expected = "" if one.of_expected is None else f" ({one.of_expected:.1%} of the model's)"
+    expected = "" if one.of_expected is None else f" ({format_percent(one.of_expected, 1)} of the model's)"
     return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token{expected}, spread {one.spread_bytes:.0f}"
 
 
@@ -295,7 +297,7 @@ def judge_overhead(
         rule="the sign of pdsep_ttft - colo_ttft, both orders of a pair weighted equally, is significant on both sides "
         "of a threshold, along N or along C; fails where it changes more than once along N; undecided where no sign is "
         "significant or all are equal (a threshold, if any, lies outside the measured range). A sign is significant "
-        "where no overhead is rejected at 5% for all (C, N) together (Holm): from three launches on by the ratio of "
+        "where no overhead is rejected at 5 % for all (C, N) together (Holm): from three launches on by the ratio of "
         "medians over the launches, within one by the mean difference, widened by the spread between output lengths",
         outcome=outcome,
         reason=f"{reason}{_order_text(order)}",

@@ -13,6 +13,8 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean, median
 
+from results.records.percent import format_percent
+
 REASON_MARK = "# "
 """Begins the line of the file that says why there are no samples."""
 NAMED_CELLS = 5
@@ -198,7 +200,7 @@ def _name_limited_cells(samples: Iterable[GpuSample]) -> tuple[str, ...]:
 
 
 def _describe_limits(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.0%} of the time" for name, share in shares.items())
+    return ", ".join(f"{name} {format_percent(share)} of the time" for name, share in shares.items())
 
 
 def _share_limits(samples: Sequence[GpuSample]) -> dict[str, float]:

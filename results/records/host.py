@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from results.records.percent import format_percent
+
 STOLEN = 0.1
 """A share of one core's second: more, and the second is a disturbed one."""
 LATE_S = 0.25
@@ -82,8 +84,8 @@ def host_notes(path: Path) -> tuple[str, ...]:
     cells = find_disturbed(samples)
     looked = f"looked at once a second ({len(samples)} times)"
     if not cells:
-        return (f"The host was {looked}: no core was taken away for more than {STOLEN:.0%} of a second, and a sleeping "
-                f"thread was never woken more than {LATE_S:g} s late.",)  # fmt: skip
+        return (f"The host was {looked}: no core was taken away for more than {format_percent(STOLEN)} of a second, "
+                f"and a sleeping thread was never woken more than {LATE_S:g} s late.",)  # fmt: skip
     named = "; ".join(_describe_cell(one) for one in cells[:5])
     more = f"; and {len(cells) - 5} more cells" if len(cells) > 5 else ""
     return (f"The host was disturbed in {sum(one.seconds for one in cells)} of the {len(samples)} seconds in which it "
@@ -92,7 +94,7 @@ def host_notes(path: Path) -> tuple[str, ...]:
 
 
 def _describe_cell(one: Disturbed) -> str:
-    stolen = "" if one.worst_stolen is None else f", {one.worst_stolen:.0%} of a core taken away"
+    stolen = "" if one.worst_stolen is None else f", {format_percent(one.worst_stolen)} of a core taken away"
     return f"`{one.cell}` ({one.seconds} of {one.of} s; woken {one.worst_late_s:.2f} s late{stolen})"
 
 

@@ -61,7 +61,7 @@ class Column(Generic[Row]):
         if isinstance(value, Estimate):
             return value.text(self.digits, self.scale)
         if self.form and isinstance(value, int | float):
-            return format(value * self.scale, self.form)
+            return format(value * self.scale, self.form).replace("%", " %")
         if isinstance(value, float):
             return figure(value * self.scale, self.digits)
         return NOT_MEASURED if value is None else str(value)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
+from results.records.percent import format_percent
 from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
 from results.routing.read import LoadedCell
@@ -145,7 +146,7 @@ def why_no_loop(loop: Loop) -> str:
     """Why a cell shows no loop; empty where it may."""
     if loop.held_back > 0:
         return (
-            f"a limit on sessions in flight held back {loop.held_back:.0%} of the sessions, by "
+            f"a limit on sessions in flight held back {format_percent(loop.held_back)} of the sessions, by "
             f"{loop.session_delay_s:.2g} s on average: L is the limit"
         )
     little = loop.arrivals_per_s * loop.turns * (loop.service_s + loop.think_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from results.records.percent import format_percent
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import (
     BONUS,
@@ -350,7 +351,10 @@ def _describe_shape(one: FloorVariant) -> str:
 def _list_numbers(one: FloorVariant) -> Iterator[str]:
     even = 1 / one.instances
     least = _format_percent(one.values["least_share"])
-    yield f"smallest share of the sessions {least} (even {even:.0%}, asked {NON_TRIVIAL * even:.0%})"
+    yield (
+        f"smallest share of the sessions {least} (even {format_percent(even)}, asked "
+        f"{format_percent(NON_TRIVIAL * even)})"
+    )
     mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)", None: ""}
     for name in ("direct_rate", "overlap_kept"):
         yield f"{DISTINGUISHED_BY[name][0]} {_format_percent(one.values[name])}{mark[one.verdict(name)]}"
@@ -358,7 +362,7 @@ def _list_numbers(one: FloorVariant) -> Iterator[str]:
 
 
 def _format_percent(share: Estimate) -> str:
-    return "-" if share.value is None else f"{share.value:.1%}"
+    return "-" if share.value is None else format_percent(share.value, 1)
 
 
 CHANCES: Mapping[str, Callable[[LoadFloor], int]] = {
@@ -391,7 +395,8 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Answering], ...] = (
         "D3",
         "The graduated load-floor bonus (Q2.B) is the right shape.",
         "Q2.B",
-        f"the bonus gives every D a share and keeps the overlap within {OVERLAP_WITHIN:.0%}, kv_aware without it does "
+        f"the bonus gives every D a share and keeps the overlap within {format_percent(OVERLAP_WITHIN)}, kv_aware "
+        "without it does "
         "not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
         _judge_d3,
     ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from results.records.percent import format_percent
 from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
@@ -56,7 +57,8 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
     caption = (
         "What the requests that decode at once would take of the KV pools that decode, if each held this many tokens: "
         f"{_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to the mean. "
-        f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
+        f"Dotted: the percentiles of this trace's footprints, and the wall at {format_percent(WALL)}. {beside}Lines "
+        "are computed "
         "from measured concurrency."
     )
     return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
@@ -120,7 +122,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.set_yscale("log")
     axes.minorticks_off()
     shares(axes.yaxis)
-    axes.annotate(f"{figure.lines['wall']:.0%}", (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
+    axes.annotate(format_percent(figure.lines['wall']), (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
                   xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
@@ -166,7 +168,8 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
     caption = (
         "Left: ITL of running decodes before a prompt of this many tokens joins the same instance, and while it runs "
         "(gaps that overlap its time from send to first token), means over repeats. Right: their ratio, with "
-        f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
+        f"the {format_percent(LEVEL)} interval over repeats: it depends on how small a decode step is beside a "
+        "prefill step here."
     )
     return FigureData(pd.DataFrame(rows), caption)
 

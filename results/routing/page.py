@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
 from results.routing.analyse import RoutingAnalysis
@@ -89,7 +91,10 @@ def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
 def _describe_planned(analysis: RoutingAnalysis, fit: BlockFit) -> str:
     count = _plan_trials(analysis, fit)
     needed = "more trials than can be planned" if count is None else f"{count} trials"
-    return f"{needed[:1].upper()}{needed[1:]} detect a difference of {NAMED_EFFECT:.0%} to {analysis.baseline_name}."
+    return (
+        f"{needed[:1].upper()}{needed[1:]} detect a difference of {format_percent(NAMED_EFFECT)} to "
+        f"{analysis.baseline_name}."
+    )
 
 
 def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
@@ -98,29 +103,39 @@ def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
 
 
 def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
-    """An answer where one policy is better than every other, or where the run ranks none."""
-    answers, questions = list[PageAnswer](), list[OpenQuestion]()
-    unranked = bool(why_no_verdict(analysis.trials)) or len(analysis.labels) < 2
-    if not unranked and len(analysis.loads) > 1:
+    """An answer where one policy is better than every other, or one for all where the run ranks none."""
+    if not analysis.standings:
+        return [], []
+    if why_no_verdict(analysis.trials) or len(analysis.labels) < 2:
+        return _leave_unranked(analysis, remedy)
+    if len(analysis.loads) > 1:
         return _rank_under_loads(analysis, remedy)
+    answers, questions = [_answer_overall(analysis.standings, "Best policy")], list[OpenQuestion]()
     for row in analysis.standings:
-        title, text = join_load(metric_named(row.metric).title, row.load), _describe_best(row)
-        others = len(row.behind) + len(row.level) + len(row.unjudged)
-        if unranked:
-            answers.append(PageAnswer(title, "no verdict", f"{text}.", HEADLINE_FIGURE))
-            continue
+        title, others = metric_named(row.metric).title, len(row.behind) + len(row.level) + len(row.unjudged)
         named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
-        text += f"; distinguishably better than {len(row.corrected)} of {others} others after Holm's correction{named}."
+        text = (
+            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {others} others after Holm's "
+            f"correction{named}."
+        )
         if len(row.corrected) == others:
             answers.append(PageAnswer(title, "decided", text, HEADLINE_FIGURE))
         else:
             questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
-    if not unranked and analysis.standings:
-        answers.insert(0, _answer_overall(analysis.standings, "Best policy"))
-    elif analysis.standings:
-        why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
-        questions.append(OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE))
     return answers, questions
+
+
+def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
+    """What was measured in one sentence: a run that ranks nobody has no answer per metric."""
+    shown = [
+        f"{join_load(metric_named(row.metric).title, row.load)} {row.best} {_describe_value(row)}"
+        for row in analysis.standings
+    ]
+    answer = PageAnswer("Best of this run", "no verdict", f"{'; '.join(shown)}.", HEADLINE_FIGURE)
+    why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
+    return [answer], [
+        OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)
+    ]
 
 
 def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
@@ -140,16 +155,21 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     """Of metrics under one load, or of a run that has one."""
     alone = [row for row in rows if row.alone]
     decided = len(alone)
-    comparisons = sum(len(row.behind) + len(row.level) for row in rows)
+    unjudged = sum(len(row.unjudged) for row in rows)
+    comparisons = sum(len(row.behind) + len(row.level) for row in rows) + unjudged
     stand = sum(len(row.corrected) for row in rows)
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     text = (
         f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
-        f"{stand} are distinguishable after Holm's correction."
+        f"{stand} are distinguishable after Holm's correction{_count_unjudged(unjudged)}."
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+
+
+def _count_unjudged(unjudged: int) -> str:
+    return f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
 
 
 def _describe_best(row: Standing) -> str:
@@ -160,6 +180,12 @@ def _describe_best(row: Standing) -> str:
     return f"{'highest' if metric.higher_is_better else 'lowest'} under {row.best}, {value}"
 
 
+def _describe_value(row: Standing) -> str:
+    """Without its spread, which the table beside it shows."""
+    metric = metric_named(row.metric)
+    return f"{replace(row.value, low=None, high=None).text(3, metric.scale)} {metric.shown_unit}".strip()
+
+
 def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     """What would tell policies apart that this run does not."""
     if all(len(load.labels) < 2 for load in analysis.loads):
@@ -168,10 +194,13 @@ def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
     if count is None:
-        return f"more trials on a host with less noise: {NAMED_EFFECT:.0%} cannot be planned"
+        return f"more trials on a host with less noise: {format_percent(NAMED_EFFECT)} cannot be planned"
     if count <= analysis.trials:
         return "a load or trace under which the policies differ by more; further trials of this one narrow little"
-    return f"{count} trials per policy (`--trials {count}`), which detect a difference of {NAMED_EFFECT:.0%}"
+    return (
+        f"{count} trials per policy (`--trials {count}`), which detect a difference of "
+        f"{format_percent(NAMED_EFFECT)}"
+    )
 
 
 def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:

@@ -189,17 +189,19 @@ def rank_labels(measurements: Measurements, loads: Sequence[Load], pairs: Sequen
 
 
 def correct_standings(rows: Sequence[Standing], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
-    """The rows with what remains after Holm's correction over every comparison to a best value."""
+    """The rows with what remains after Holm's correction over every comparison to a best value.
+
+    One without an interval counts with p = 1: else the data would decide how many the correction is for.
+    """
     known = {(row.metric, frozenset((row.first, row.second))): row.p_value for row in pairs}
-    tested = {
-        (row.metric, label): p
-        for row in rows
-        for label in (*row.behind, *row.level)
-        if (p := known.get((row.metric, frozenset((row.best, label))))) is not None
-    }
+    tested: dict[tuple[str, str], float] = {}
+    for row in rows:
+        for label in (*row.behind, *row.level, *row.unjudged):
+            p = known.get((row.metric, frozenset((row.best, label))))
+            tested[row.metric, label] = 1.0 if p is None else p
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     return tuple(
-        replace(row, corrected=tuple(one for one in row.behind if adjusted.get((row.metric, one), 1.0) <= 1 - LEVEL))
+        replace(row, corrected=tuple(one for one in row.behind if adjusted[row.metric, one] <= 1 - LEVEL))
         for row in rows
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
+from results.records.percent import format_percent
 from results.records.turns import RoutingCell
 from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
@@ -255,7 +256,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
     reasons = []
     least = min(fit.r2 for fit in fits)
     if least < MIN_R2:
-        reasons.append(f"the fit explains {least:.0%} of the variance (needs {MIN_R2:.0%})")
+        reasons.append(f"the fit explains {format_percent(least)} of the variance (needs {format_percent(MIN_R2)})")
     beyond, moved = sum(fit.beyond for fit in fits), sum(fit.moved for fit in fits)
     if beyond > MAX_BEYOND * moved:
         reasons.append(f"{beyond} of {moved} migrated turns lie beyond the turns it was fitted to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
@@ -23,7 +24,7 @@ def describe_opening(analysis: RoutingAnalysis) -> str:
     facts = analysis.facts
     where = describe_engine(facts)
     few = why_no_verdict(analysis.trials)
-    hold = f"the {LEVEL:.0%} {SPREAD}" if few else f"{LEVEL:.0%} intervals"
+    hold = f"the {format_percent(LEVEL)} {SPREAD}" if few else f"{format_percent(LEVEL)} intervals"
     sentences = [
         few,
         f"Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
@@ -64,7 +65,8 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
     behind = sum(len(row.behind) for row in analysis.standings)
     corrected = sum(len(row.corrected) for row in analysis.standings)
     chance = (
-        f" {comparisons} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of "
+        f" {comparisons} comparisons at {format_percent(LEVEL)} each: about {by_chance:.1f} find a difference by "
+        "chance alone; of "
         f"the {behind} found, {corrected} stand after Holm's correction."
     )
     if not alone:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import draw_grid
@@ -18,7 +20,7 @@ from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
 from results.routing.shown import describe_bars, estimate_columns
-from results.statistics.estimates import Samples, unknown
+from results.statistics.estimates import LEVEL, Samples, holm, unknown
 from results.statistics.estimates import figure as digits
 
 if TYPE_CHECKING:
@@ -89,12 +91,13 @@ def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
     table = pd.DataFrame(rows)
     if not has_values(table):
         return "no cell of these policies counts"
+    table["verdict"], judged = _judge_over_ear(table)
     shares = {load.top_share: load.text for load in reversed(analysis.loads) if load.top_share is not None}
-    listed = "; ".join(f"{share:.0%} ({text})" for share, text in sorted(shares.items()))
+    listed = "; ".join(f"{format_percent(share)} ({text})" for share, text in sorted(shares.items()))
     caption = (
-        f"Each policy under each load; policies are compared under one load only. Of the input, {TOP_SESSIONS:.0%} of "
-        f"the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the trials, above 1 is "
-        f"slower than EAR. {describe_bars(table)}{why_no_verdict(analysis.trials)}"
+        f"Each policy under each load; policies are compared under one load only. Of the input, "
+        f"{format_percent(TOP_SESSIONS)} of the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the "
+        f"trials, above 1 is slower than EAR. {judged}{describe_bars(table)}{why_no_verdict(analysis.trials)}"
     )
     return FigureData(table, caption)
 
@@ -108,7 +111,25 @@ def _load_rows(analysis: RoutingAnalysis, load: Load) -> Iterator[dict[str, obje
         if len(ear) == 1 and label != ear[0]:
             pair = pair_of(analysis.pairs, label, ear[0], "ttft_p90_s")
             ratio = unknown("not compared") if pair is None or pair.ratio is None else pair.ratio
-            yield own | {"metric": OVER_EAR} | estimate_columns(ratio)
+            yield own | {"metric": OVER_EAR, "p": None if pair is None else pair.p_value} | estimate_columns(ratio)
+
+
+def _judge_over_ear(table: pd.DataFrame) -> tuple[pd.Series[str], str]:
+    """`slower` or `faster` than EAR by row, after Holm's correction over all ratios of the figure; and that in words.
+
+    A ratio without an interval counts with p = 1. Of the other metrics nothing is judged.
+    """
+    ratios = table[table["metric"] == OVER_EAR]
+    verdicts = pd.Series("", index=table.index)
+    if ratios.empty or ratios["p"].isna().all():
+        return verdicts, ""
+    corrected = holm([1.0 if math.isnan(p) else p for p in ratios["p"].astype(float)])
+    for place, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
+        if p <= 1 - LEVEL:
+            verdicts[place] = "slower" if value > 1 else "faster"
+    count, lacking = len(ratios), int(ratios["p"].isna().sum())
+    without = f" ({lacking} without an interval)" if lacking else ""
+    return verdicts, f"Slower and faster: distinguishable after Holm's correction over these {count} ratios{without}. "
 
 
 def draw_loads(figure: Figure) -> Drawing:
@@ -124,7 +145,10 @@ def draw_loads(figure: Figure) -> Drawing:
         grid = {
             column: _grid_values(rows, column, (own, loads), ("policy", "load")) for column in ("value", "low", "high")
         }
-        draw_grid(axes, scale * grid["value"], _describe_cells(grid, scale), (own, loads))
+        words = _describe_cells(grid, scale)
+        for row in rows[rows["verdict"] != ""].itertuples():
+            words[own.index(row.policy), loads.index(row.load)] += f"\n{row.verdict}"
+        draw_grid(axes, scale * grid["value"], words, (own, loads))
         title = "TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading
         axes.set_title(title, loc="left")
     title_sheet(drawing, figure.title)

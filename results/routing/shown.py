@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import pandas as pd
 
+from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing.analyse import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
@@ -122,4 +123,4 @@ def estimate_columns(estimate: Estimate) -> dict[str, object]:
 def describe_bars(table: pd.DataFrame) -> str:
     """What a caption says of the intervals in that table."""
     kinds = [kind for kind in dict.fromkeys(table["basis"].fillna("")) if kind]
-    return f"Bars: {LEVEL:.0%} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "
+    return f"Bars: {format_percent(LEVEL)} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "

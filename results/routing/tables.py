@@ -8,6 +8,7 @@ from functools import partial
 
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
+from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
@@ -141,7 +142,8 @@ def decisions_table(analysis: RoutingAnalysis) -> Table:
 
     def shares(label: str) -> str | None:
         counted = sorted(reasons[label].items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{reason} {count / reasons[label].total():.0%}" for reason, count in counted) or None
+        total = reasons[label].total()
+        return ", ".join(f"{reason} {format_percent(count / total)}" for reason, count in counted) or None
 
     def sum_counts(label: str, name: str) -> int | None:
         known = [count for cell in cells[label] if (count := cell.counts.get(name)) is not None]
@@ -188,7 +190,7 @@ COUPLING: TableKind[Coupling] = TableKind(
     "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
     "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds. Held "
     "back: sessions that the limit on sessions in flight let in late. Then, and where Lambda N (W + T) is more than "
-    f"{LITTLE_WITHIN:.0%} off L over time, no loop is stated.",
+    f"{format_percent(LITTLE_WITHIN)} off L over time, no loop is stated.",
 )
 
 
@@ -197,7 +199,10 @@ def occupancy_table(analysis: RoutingAnalysis) -> Table:
     at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
 
     def deployment_column(name: str) -> Column[str]:
-        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_in_all_pools})")
+        def show(point: str) -> str:
+            return f"{format_percent(at[name, point].p90)} (fits {at[name, point].fit_in_all_pools})"
+
+        return Column(name, show)
 
     names = [one.name for one in analysis.deployments]
     columns: tuple[Column[str], ...] = (

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+import msgspec
+
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.frames import Gap, verified_bytes
 from results.records.layout import TrialLayout
@@ -94,7 +96,8 @@ def counted_by_logs(
             if filled is not moved:
                 ours, theirs = _describe_tokens(moved), _describe_tokens(logged)
                 differing.append(f"{moved.transfer}: {ours} by the counters, {theirs} by the log")
-        completed.append(replace(record, outcome=replace(record.outcome, transfer=filled)))
+        outcome = msgspec.structs.replace(record.outcome, transfer=filled)
+        completed.append(msgspec.structs.replace(record, outcome=outcome))
     if not differing:
         return tuple(completed), ()
     text = f"{len(differing)} of {both} transfers differ between the target's counters and its log, which is taken"

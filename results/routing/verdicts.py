@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from results.records.percent import format_percent
 from results.routing.metrics import metric_named
 from results.routing.moves import Moves
 from results.routing.pairs import Pair, difference_of, pair_of
@@ -198,15 +199,16 @@ def _judge_locality(difference: Estimate) -> Judgement:
     if difference.low is None or difference.high is None or judged(difference) is None:
         outcome, reason = leave_undecided(difference), difference.reason or NO_TRIALS
     elif difference.low >= -LOCALITY_WITHIN:
-        outcome, reason = Outcome.HOLDS, f"at most {max(-difference.low, 0.0):.1%} below"
+        outcome, reason = Outcome.HOLDS, f"at most {format_percent(max(-difference.low, 0.0), 1)} below"
     elif difference.high < -LOCALITY_WITHIN:
-        outcome, reason = Outcome.FAILS, f"at least {-difference.high:.1%} below"
+        outcome, reason = Outcome.FAILS, f"at least {format_percent(-difference.high, 1)} below"
     else:
         outcome, reason = Outcome.UNDECIDED, "the interval allows both"
     return Judgement(
         "ablation: affinity only keeps locality",
         "without migration APC is that of EAR",
-        f"holds where the interval of the difference is above -{LOCALITY_WITHIN:.0%}, fails where it is below",
+        f"holds where the interval of the difference is above -{format_percent(LOCALITY_WITHIN)}, fails where it is "
+        "below",
         outcome,
         reason,
         difference,

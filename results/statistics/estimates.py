@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.records.percent import format_percent
+
 LEVEL = 0.95
 """Confidence of every interval unless a caller says otherwise."""
 DRAWS = 2000
@@ -59,12 +61,12 @@ class Estimate:
         return f"{figure(self.value * scale, digits)} [{low}, {high}]"
 
     def percent(self) -> str:
-        """A fraction as `+45.1% [+40.2%, +50.0%]`; `-` where it is unknown, no brackets without an interval."""
+        """A fraction as `+45.1 % [+40.2, +50.0]`; `-` where it is unknown, no brackets without an interval."""
         if self.value is None:
             return "-"
         if self.low is None or self.high is None:
-            return f"{self.value:+.1%}"
-        return f"{self.value:+.1%} [{self.low:+.1%}, {self.high:+.1%}]"
+            return format_percent(self.value, 1, signed=True)
+        return f"{format_percent(self.value, 1, signed=True)} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
 
     def points(self) -> str:
         """A difference of fractions as `+7.0 pp [+5.1, +9.0]`; see percent."""
@@ -152,7 +154,10 @@ def samples_needed(p: float, level: float = LEVEL) -> int:
 
 
 def too_small(n: int, p: float, level: float = LEVEL) -> str:
-    return f"{n} samples are too few for a {level:.0%} interval of p{p * 100:g} (needs {samples_needed(p, level)})"
+    return (
+        f"{n} samples are too few for a {format_percent(level)} interval of p{p * 100:g} (needs "
+        f"{samples_needed(p, level)})"
+    )
 
 
 def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:

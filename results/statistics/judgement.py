@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Estimate, holm
 from results.statistics.trials import MIN_PAIRED
 
@@ -142,9 +143,9 @@ def excluded_above(estimate: Estimate) -> float | None:
 
 
 def excluded_text(estimate: Estimate) -> str:
-    """Of a fraction: `effects above 12.0% are excluded`, or empty."""
+    """Of a fraction: `effects above 12.0 % are excluded`, or empty."""
     limit = excluded_above(estimate)
-    return "" if limit is None else f"effects above {limit:.1%} are excluded"
+    return "" if limit is None else f"effects above {format_percent(limit, 1)} are excluded"
 
 
 def judged(estimate: Estimate, none: float = 0.0) -> Verdict | None:

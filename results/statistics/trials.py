@@ -59,6 +59,11 @@ class Measured:
     no_interval: str = ""
     """Why its trials give no interval, however many they are; empty = they may."""
 
+    @property
+    def values(self) -> Samples:
+        """Of every trial, in their order."""
+        return np.array([trial.value for trial in self.trials.values()])
+
 
 def unmeasured(reason: str) -> Measured:
     return Measured({}, reason)
@@ -105,7 +110,7 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
     """The mean over the trials, or the joint value, with its interval; `basis` says what the interval holds."""
     if not measured.trials:
         return unknown(measured.reason)
-    values = _values(measured)
+    values = measured.values
     value, n = float(values.mean()), _samples(measured)
     if values.size >= MIN_PAIRED and measured.joint is not None:
         low, high = _quantiles(measured.joint.draws, level)
@@ -124,7 +129,7 @@ def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
     """The mean over the trials with the interval that the draws within them give, however many trials there are."""
     if not measured.trials:
         return unknown(measured.reason)
-    value, n, launches = float(_values(measured).mean()), _samples(measured), len(measured.trials)
+    value, n, launches = float(measured.values.mean()), _samples(measured), len(measured.trials)
     draws = _mean_draws(measured)
     if isinstance(draws, str):
         return Estimate(value, n=n, reason=draws, launches=launches)
@@ -151,7 +156,7 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
         return unknown(f"{name} is not above zero: a share of it says nothing", base.n)
     joint = _combine_joint(np.divide, (top.joint, bottom.joint))
     launches = len(both.trials)
-    value = joint.value if joint is not None and launches >= MIN_PAIRED else float(_values(top).mean()) / base.value
+    value = joint.value if joint is not None and launches >= MIN_PAIRED else float(top.values.mean()) / base.value
     if base.low is None:
         return Estimate(value, n=base.n, reason=base.reason, launches=launches)
     if base.low <= 0:
@@ -163,7 +168,7 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
         low, high = _quantiles(joint.draws[above], level)
         return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
     if launches >= MIN_PAIRED:
-        low, high = _fieller(_values(top), _values(bottom), level)
+        low, high = _fieller(top.values, bottom.values, level)
         return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
     draws, base_draws = _mean_draws(top), _mean_draws(bottom)
     if isinstance(draws, str) or isinstance(base_draws, str):
@@ -179,7 +184,7 @@ def p_value(measured: Measured, none: float = 0.0) -> float | None:
 
     None where there is no interval. Draws give nothing below 2 / (draws + 1).
     """
-    values = _values(measured) - none
+    values = measured.values - none
     if values.size >= MIN_PAIRED and measured.joint is not None:
         return _draws_p(measured.joint.draws - none)
     if values.size >= MIN_PAIRED and measured.no_interval:
@@ -207,10 +212,6 @@ def basis(measured: Measured) -> str:
     if count >= MIN_PAIRED:
         return f"paired over {count} trials"
     return SPREAD if count == 1 else f"spread within {count} launches"
-
-
-def _values(measured: Measured) -> Samples:
-    return np.array([trial.value for trial in measured.trials.values()])
 
 
 def _samples(measured: Measured) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.command import ports_needed
 from launch.errors import LaunchError
-from launch.gpu_memory import name_devices
+from launch.gpu_devices import name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role

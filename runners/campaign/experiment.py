@@ -48,6 +48,8 @@ class RunOptions:
     """Engines are a model."""
     engine: str = ""
     """Name or path of the engine model; empty = the preset's."""
+    own_step_core: bool | None = None
+    """None = as the profile has it. A run that began before profiles had the key goes on without."""
     instances: int | None = None
     """None = the preset's."""
 

@@ -60,12 +60,15 @@ def doctor(
         port_base=chosen.launch.port_base,
         workspace=workspace,
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
+        own_step_core=chosen.launch.own_step_core,
     )
     if json:
         output.print_json(to_json(report))
     else:
         output.out().print(doctor_tables(report))
-    if strict and any(row.state == MISSING for row in report.rows):
+    missing = [row.what for row in report.rows if row.state == MISSING]
+    if strict and missing:
+        output.err().print(f"missing on this host: {', '.join(missing)}. The table has the remedy of each.")
         raise typer.Exit(ExitCode.GATE_FAILED)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as output
+from results.records.percent import format_percent
 from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
 
 if TYPE_CHECKING:
@@ -144,12 +145,13 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         f"A step takes {step.base_s * 1e3:.3f} ms + {step.prefill_token_s * 1e6:.2f} us per prompt token "
         f"+ {step.decode_sequence_s * 1e6:.1f} us per sequence that decodes; a request {model.frontend_s * 1e3:.1f} ms "
         f"before it is scheduled.",
-        f"Fitted to {calibration.steps} steps, mean absolute error of a step {calibration.step_mape:.0%}.",
+        f"Fitted to {calibration.steps} steps, mean absolute error of a step {format_percent(calibration.step_mape)}.",
     ]
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):
         held_out = calibration.held_out(metric)
         if held_out is not None:
-            lines.append(f"{name} of the cells not fitted: bias {held_out[0]:+.0%}, mean error {held_out[1]:.0%}.")
+            bias, mean_error = format_percent(held_out[0], signed=True), format_percent(held_out[1])
+            lines.append(f"{name} of the cells not fitted: bias {bias}, mean error {mean_error}.")
     table = begin_table("cell", "fitted", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
     for cell in calibration.cells:
         table.add_row(
@@ -162,4 +164,4 @@ def _format_pair(cell: CellComparison, metric: str) -> str:
     measured, simulated, error = cell.measured[metric], cell.simulated[metric], cell.error(metric)
     if measured is None or simulated is None or error is None:
         return "-"
-    return f"{measured * 1e3:.2f}, simulated {simulated * 1e3:.2f} ({error:+.0%})"
+    return f"{measured * 1e3:.2f}, simulated {simulated * 1e3:.2f} ({format_percent(error, signed=True)})"

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from results.records.events import CellState, RunState
+from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
 from state.feed_lines import FeedLine
@@ -160,9 +161,12 @@ def progress_line(view: RunView, now_unix_s: float) -> str:
     """`12/42 cells, 31 %, 2 min 10 s gone, about 5 min left: phase-a/plain/r8`."""
     done, left = progress(view), eta_s(view, now_unix_s)
     eta = "" if left is None or view.state is RunState.DONE else f", about {duration_text(left)} left"
-    cells = ", ".join(f"{cell.cell} {cell.fraction:.0%}" for cell in view.current_cells)
+    cells = ", ".join(f"{cell.cell} {format_percent(cell.fraction)}" for cell in view.current_cells)
     gone = duration_text(elapsed_s(view, now_unix_s))
-    return f"{done.ended}/{done.total} cells, {done.fraction:.0%}, {gone} gone{eta}{': ' + cells if cells else ''}"
+    return (
+        f"{done.ended}/{done.total} cells, {format_percent(done.fraction)}, {gone} "
+        f"gone{eta}{': ' + cells if cells else ''}"
+    )
 
 
 def feed_text(line: FeedLine) -> Text:
@@ -273,7 +277,7 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
             f"{entry.profile}/{entry.preset}",
             color_state(entry.state),
             f"{done.ended}/{done.total}",
-            f"{done.fraction:.0%}",
+            format_percent(done.fraction),
             color_state(process),
         )
     return rows

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as output
+from results.records.percent import format_percent
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli.options import JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
@@ -389,4 +390,4 @@ class _Lines:
             return
         self._last_line_s = now_s
         left_s = (now_s - self._begin_s) * (1 - share) / share
-        output.err().print(f"{self._text}: {share:.0%}, {left_s:.0f} s left", markup=False, soft_wrap=True)
+        output.err().print(f"{self._text}: {format_percent(share)}, {left_s:.0f} s left", markup=False, soft_wrap=True)

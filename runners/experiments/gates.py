@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from launch.errors import LaunchError
-from launch.gpu_memory import second_devices
+from launch.gpu_devices import second_devices
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
 from results.records.events import CellState

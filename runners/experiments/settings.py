@@ -58,7 +58,7 @@ def parse_setting(text: str, example: str) -> tuple[str, Any]:
         raise RunnerError(f"{text!r} is no setting", remedy=f"write KEY=VALUE, e.g. --set {example}")
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except ValueError:  # no TOML, or a number of too many digits
+    except (ValueError, RecursionError):  # no TOML, a number of too many digits, or brackets of too many levels
         parsed = value.strip()
     return key.strip(), parsed
 

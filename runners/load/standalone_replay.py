@@ -13,6 +13,7 @@ import msgspec
 
 from results.measures.replay_numbers import apc_of_totals, replay_numbers
 from results.records.layout import AttemptLayout
+from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, unknown
 from runners.errors import ExitCode, RunnerError
 from runners.load.process import run_replay
@@ -94,7 +95,7 @@ async def replay_trace(
     served = await _served(options)
 
     def read(share: float) -> None:
-        on_step(f"reading {options.trace.name}: {share:.0%}")
+        on_step(f"reading {options.trace.name}: {format_percent(share)}")
 
     path = await asyncio.to_thread(_own_form, options, served, read, cut)
     scrapes = AttemptLayout(options.folder).scrapes

@@ -59,6 +59,8 @@ class Breaker:
         """A request got its first byte. While open it says nothing: it was sent before."""
         if self.state is BreakerState.OPEN:
             return self
+        if self.state is BreakerState.CLOSED and not (self.failures or self.silent_probes or self.opened or self.why):
+            return self
         return Breaker(self.rules, broken=self.broken)
 
     def note_whole(self) -> Breaker:

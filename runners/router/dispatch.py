@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.cluster import Cluster, CounterReservation
@@ -26,7 +28,7 @@ NO_TOKENS: Mapping[str, int] = {}
 NO_REASONS: Mapping[str, str] = {}
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """A request to route."""
 
     request: str
@@ -47,10 +49,11 @@ class Reservation:
     record: DecisionRecord
     """The decision and its grounds, without candidates and outcome."""
     _draft: Draft
-    _counters: CounterReservation | None
-    binding: BindingVersion | None
-    """Of its session at the decision; None = no other router shares it."""
     _t_dispatch_ns: int
+    counters: CounterReservation | None = None
+    """None = the decision names no instance, or it is not counted yet."""
+    binding: BindingVersion | None = None
+    """Of its session at the decision; None = no other router shares it."""
     movement: Movement | None = None
     """The transfer of its KV; None = none is needed, or none is possible."""
     claim: MigrationClaim | None = None
@@ -73,14 +76,14 @@ class Reservation:
 
     def end_transfer(self, *, arrived: bool) -> None:
         """The transfer has ended, or is not waited for; `arrived`: the KV is where the request goes."""
-        if self._counters is not None:
-            self._counters.end_transfer(arrived=arrived)
+        if self.counters is not None:
+            self.counters.end_transfer(arrived=arrived)
 
     def start_response(self, *, served: bool) -> None:
         """The body begins; `served`: with a 2xx, which binds the session."""
         self._t_first_ns = self._dispatcher.driver.now_ns()
-        if self._counters is not None:
-            self._counters.end_prefill()
+        if self.counters is not None:
+            self.counters.end_prefill()
         if served:
             self._dispatcher.bind_session(self)
             if self.record.decision.migrate_from:
@@ -94,8 +97,8 @@ class Reservation:
             return
         self._ended = True
         t_end_ns = self._dispatcher.driver.now_ns()
-        if self._counters is not None:
-            self._counters.end()
+        if self.counters is not None:
+            self.counters.end()
         if self.claim is not None:
             self.claim.release_right()
         self._dispatcher.ledger.add_outcome(
@@ -166,17 +169,14 @@ class Dispatcher:
         self._bindings.ask_arrival(session, self.driver.now_s(), then)
 
     def pick_instance(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
-        """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
+        """Decide. `count_pick` must follow before anything else happens: no other pick comes between."""
         t_ns = self.driver.now_ns()
         routed = self._routed_request(request, tried)
         view = self._cluster.take_view()
         draft = self._decide(request, routed, view)
-        counters = self._cluster.reserve_counters(draft.decision, routed) if draft.decision.instance else None
-        decide_us = (self.driver.now_ns() - t_ns) / 1e3
-        record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, draft.decision)
-        return Reservation(
-            self, record, draft, counters, self._bindings.version_of(request.session), self.driver.now_ns()
-        )
+        t_end_ns = self.driver.now_ns()
+        record = DecisionRecord(self._seq, t_ns, (t_end_ns - t_ns) / 1e3, routed, view, draft.decision)
+        return Reservation(self, record, draft, t_end_ns)
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
@@ -187,13 +187,16 @@ class Dispatcher:
         reservation.claim = self._bindings.claim_migration(session, decision.instance, binding, then)
         return reservation.claim is not None
 
-    def note_sent(self, request: Request, reservation: Reservation) -> None:
+    def count_pick(self, request: Request, reservation: Reservation) -> None:
         """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not.
 
         A pick without it is not recorded and takes no number: its request is held still.
         """
         self._seq += 1
         decision = reservation.record.decision
+        if decision.instance:
+            reservation.counters = self._cluster.reserve_counters(decision, reservation.record.request)
+        reservation.binding = self._bindings.version_of(request.session)
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
             index.insert_keys(request.keys)

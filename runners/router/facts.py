@@ -9,7 +9,7 @@ one to refuse it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import simdjson
@@ -47,7 +47,7 @@ _read_body = msgspec.json.Decoder(_Body).decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Facts(NamedTuple):
+class Facts(msgspec.Struct, frozen=True):
     """What one request body contains."""
 
     session: str
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     """Id of the stored response that it continues; empty = none."""
 
 
-class ClientMessage(NamedTuple):
+class ClientMessage(msgspec.Struct, frozen=True):
     """A client's request as bytes; a simulator's is empty."""
 
     path: bytes
@@ -91,8 +91,11 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
     limits = (read.max_completion_tokens, read.max_output_tokens, read.max_tokens)
     limit = next((value for value in limits if value is not None), None)
+    session = "" if read.session_id is None else session_name(read.session_id)
+    if not session and read.user is not None:
+        session = session_name(read.user)
     return Facts(
-        session_name(read.session_id) or session_name(read.user),
+        session,
         keys,
         count,
         limit if isinstance(limit, int) and limit >= 0 else default,
@@ -147,7 +150,7 @@ def _pack_ids(prompt: bytes) -> bytes | None:
         array = simdjson.Parser().parse(prompt)  # a new one each time: it keeps the memory of its longest document
         assert isinstance(array, simdjson.Array)
         return bytes(array.as_buffer(of_type="u"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RuntimeError):  # the last of a number beyond 64 bits
         return None
 
 

@@ -98,8 +98,11 @@ class Health:
 
     def _step_breaker(self, instance: str, step: Callable[[Breaker], Breaker]) -> None:
         breaker = self._breakers.get(instance)
-        if breaker is not None:
-            self._set_breaker(instance, step(breaker))
+        if breaker is None:
+            return
+        next_one = step(breaker)
+        if next_one is not breaker:  # as good as always it is the same
+            self._set_breaker(instance, next_one)
 
     def _set_breaker(self, instance: str, breaker: Breaker) -> None:
         before = self._breakers[instance]

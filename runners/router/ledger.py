@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
 from results.records.migrations import TickMigration
@@ -20,8 +22,8 @@ from runners.router.response_facts import Usage, read_usage
 from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
-SETTLE_S = 0.05
-AT_ONCE = 4
+SETTLE_S = 0.2
+AT_ONCE = 6
 """Outcomes in a row: the event loop is blocked for some 0.2 ms where its caches are cold."""
 NEXT_S = 0.001
 """Between two such rows."""
@@ -39,7 +41,7 @@ class RecordLog(Protocol):
     def append_record(self, record: DecisionRecord) -> None: ...
 
 
-class PendingOutcome(NamedTuple):
+class PendingOutcome(msgspec.Struct, frozen=True):
     """The outcome of a decision before it is counted; times are of the driver's `now_ns`."""
 
     record: DecisionRecord

@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from struct import iter_unpack
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -112,12 +113,10 @@ def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
 
     The hash is quick, not cryptographic: who forges two prompts with one key misroutes their own requests.
     """
-    keys = []
+    whole = len(data) // block_bytes * block_bytes
+    blocks = iter_unpack(f"{block_bytes}s", data if whole == len(data) else memoryview(data)[:whole])
     parent = 0
-    for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        parent = xxh3_64_intdigest(data[start : start + block_bytes], parent)
-        keys.append(parent)
-    return tuple(keys)
+    return tuple([parent := xxh3_64_intdigest(block, parent) for (block,) in blocks])
 
 
 def chain_key(parent: int | None, block: Sequence[int]) -> int:

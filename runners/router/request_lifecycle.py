@@ -104,18 +104,20 @@ class RequestLifecycle(ABC):
             return
         traffic.held.pop(self, None)
         if not reservation.instance:
-            traffic.dispatcher.note_sent(self._request, reservation)
+            traffic.dispatcher.count_pick(self._request, reservation)
             why = f"no instance may take the request ({reservation.reason})"
             reservation.end("error", http_status=503, error=why)
             self._refuse_client(503, why, "no_instance", b"retry-after: 1\r\n")
             return
         if not reservation.source:
-            self._send_body(self._message.body)
-        elif self._has_lost_claim or not traffic.dispatcher.claim_migration(reservation, self._end_claim):
-            self._start_transfer()
+            self._send_body(self._message.body)  # first of all: counting can wait
+            traffic.dispatcher.count_pick(self._request, reservation)
         else:
-            self._wait_in_moving()
-        traffic.dispatcher.note_sent(self._request, reservation)
+            traffic.dispatcher.count_pick(self._request, reservation)
+            if self._has_lost_claim or not traffic.dispatcher.claim_migration(reservation, self._end_claim):
+                self._start_transfer()
+            else:
+                self._wait_in_moving()
         traffic.health.note_dispatch(reservation.instance)
 
     def _may_wait(self) -> bool:
@@ -128,7 +130,7 @@ class RequestLifecycle(ABC):
         self._traffic.held.setdefault(self)
         if not self.t_held_s:
             self.t_held_s = self._traffic.driver.now_s()
-            self._traffic.dispatcher.note_sent(self._request, reservation)
+            self._traffic.dispatcher.count_pick(self._request, reservation)
             reservation.end("held", error=f"held: {reservation.reason}")
 
     def _send_body(self, body: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,16 +54,13 @@ class Usage(NamedTuple):
     completion_tokens: int | None = None
 
 
-def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
+def pause_s(headers: Mapping[bytes, bytes], *, refusal: bool) -> float:
     """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
-    for name, value in headers:
-        if not value.isdigit() or len(value) > PAUSE_DIGITS:
-            continue
-        if name == b"x-recommended-pause-ms":
-            return int(value) / 1e3
-        if refusal and name == b"retry-after":
-            return float(value)
-    return 0.0
+    pause = headers.get(b"x-recommended-pause-ms", b"")
+    if pause.isdigit() and len(pause) <= PAUSE_DIGITS:
+        return int(pause) / 1e3
+    after = headers.get(b"retry-after", b"") if refusal else b""
+    return float(after) if after.isdigit() and len(after) <= PAUSE_DIGITS else 0.0
 
 
 def is_preamble(stream: bytes) -> bool:

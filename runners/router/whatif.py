@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
 from runners.router.policies import parameters_of
@@ -139,11 +141,11 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
 def _with_owner(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
     if owners == "recorded" or not record.request.session:
         return record.request
-    return replace(record.request, owner=served.get(record.request.session, ""))
+    return msgspec.structs.replace(record.request, owner=served.get(record.request.session, ""))
 
 
 def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
-    cluster = replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
+    cluster = msgspec.structs.replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
     where = f"policy {policy.name} at pick {record.seq}"
     try:
         made = policy.decide(request, cluster)

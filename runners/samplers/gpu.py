@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launch.gpu_memory import DRIVER
+from launch.gpu_devices import DRIVER
 from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample
 
 PERIOD_S = 1.0

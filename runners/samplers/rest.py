@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
+from results.records.percent import format_percent
 from runners.samplers.host import read_clock, shares_between
 
 SAMPLE_S = 0.5
@@ -51,9 +52,9 @@ def explain_unrest(rest: HostRest) -> str:
     if rest.load_1m is not None and rest.load_1m > LOAD_PER_CORE * rest.cores:
         signs.append(f"load average {rest.load_1m:.1f} on {rest.cores} cores")
     if rest.busy is not None and rest.busy > BUSY:
-        signs.append(f"{rest.busy:.0%} of its cores' time is taken")
+        signs.append(f"{format_percent(rest.busy)} of its cores' time is taken")
     if rest.stolen is not None and rest.stolen > STOLEN:
-        signs.append(f"a hypervisor takes {rest.stolen:.0%} of a core")
+        signs.append(f"a hypervisor takes {format_percent(rest.stolen)} of a core")
     if not signs:
         return ""
     rest_low, rest_high = SIGMA_AT_REST

@@ -86,7 +86,7 @@ class Router:
     def _pick(self, session: str, turn: int, sent: Callable[[], None]) -> None:
         request = Request("r", session, turn, (), 2000, 200)
         reservation = self._dispatcher.pick_instance(request)
-        self._dispatcher.note_sent(request, reservation)
+        self._dispatcher.count_pick(request, reservation)
         sent()
         reservation.start_response(served=True)
         reservation.end("ok")

@@ -121,7 +121,7 @@ def test_a_turn_is_lost_where_neither_router_nor_client_says_what_became_of_it()
     assert len(list(audit.lost_turns([TURN], [], 0))) == 1
     assert list(audit.lost_turns([TURN], [], 1)) == [], "the router counted that record as lost"
     assert len(list(audit.lost_turns([failed], [DECISION], 0))) == 1
-    assert len(list(audit.lost_turns([TURN], [replace(DECISION, outcome=None)], 0))) == 1
+    assert len(list(audit.lost_turns([TURN], [msgspec.structs.replace(DECISION, outcome=None)], 0))) == 1
 
 
 def test_a_port_and_shared_memory_that_stay_are_seen() -> None:

@@ -121,12 +121,12 @@ def test_what_has_no_room_in_other_tables_stands_beneath_its_row() -> None:
     taxes = Table(
         "Taxes",
         ("reference", "config", "TTFT vs plain", "why", "none"),
-        (("ref_safe", "plain", "+12% [-4, +28] higher", "it is " + "very " * 12 + "short", ""),),
+        (("ref_safe", "plain", "+12 % [-4, +28] higher", "it is " + "very " * 12 + "short", ""),),
     )
     section = laid_out(taxes, 38)
     assert lines(section) == [
         "ref_safe  plain",
-        "  TTFT vs plain  +12% [-4, +28] higher",
+        "  TTFT vs plain  +12 % [-4, +28] higher",
         "  why  it is very very very very very",
         "    very very very very very very very",
         "    short",

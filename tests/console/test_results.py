@@ -22,6 +22,7 @@ from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import write_results
 from results.records.events import CellState, RunChanged, RunState
+from results.records.percent import format_percent
 from results.report.table import Table
 from results.statistics.estimates import Estimate
 from state.store import RunStore
@@ -130,7 +131,7 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
     wanted = [tax for tax in taxes if tax["metric"] in ("tax_ttft_p90", "tax_tpot_p90") and tax["phase"] == "A"]
     assert wanted
     for tax in wanted:
-        value = re.escape(f"{tax['value']:+.1%}")
+        value = re.escape(format_percent(tax["value"], 1, signed=True))
         row = f"{tax['config']}.*{value} .*{tax['verdict'] or 'no verdict'}"
         assert re.search(row, " ".join(lines)), (tax, lines)
     assert all(len(line) <= size[0] for line in lines)

@@ -40,7 +40,7 @@ def test_an_instances_bytes_are_passed_on_or_are_its_failure(data: bytes, cuts: 
     assert len(taker.ends) <= 1
     assert passed in data
     if taker.answer is not None:
-        assert pause_s(taker.answer.headers, refusal=True) >= 0
+        assert pause_s(taker.answer.named, refusal=True) >= 0
     assert read_usage(passed) == Usage() or b"_tokens" in passed
     read_error_event(passed)
     is_preamble(passed)

@@ -75,6 +75,7 @@ def test_a_config(folder: Path, text: bytes) -> None:
 @given(mutated([b"trace.sessions=50", b"new_tokens=[512,2048]", b"a.b = {c = 1979-05-27, d = 'e'}"]))
 @settings(max_examples=examples(100))
 @example(LONG_NUMBER)
+@example(b"a = " + b"[" * 3000)
 def test_a_setting_of_the_command_line(text: bytes) -> None:
     try:
         key, _ = parse_setting(text.decode("utf-8", "replace"), "a=1")

@@ -25,12 +25,14 @@ from typer.testing import CliRunner
 from runners.cli import app
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
-EXPERIMENTS = ("connector-tax", "routing", "pd-lifecycle")
+EXPERIMENTS = ("connector-tax", "connector-tax-confirm", "routing", "pd-lifecycle")
+"""Names of the fixtures: of an experiment, and of a preset behind it."""
 ROUTED_CELL = "EAR/trial_0"
 """Where `why`, `session` and `whatif` look in the routing fixture: its sessions migrate."""
 COMPARE = ["compare", "RUN", "RUN", "--json"]
 COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "connector-tax": {"compare": COMPARE},
+    "connector-tax-confirm": {"compare": COMPARE},
     "routing": {
         "compare": COMPARE,
         "why": ["why", "RUN", "#12", "--cell", ROUTED_CELL, "--json"],

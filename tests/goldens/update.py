@@ -1,4 +1,4 @@
-"""Rewrite the expected documents: `python -m tests.goldens.update [EXPERIMENT ...]`, all three without a name.
+"""Rewrite the expected documents: `python -m tests.goldens.update [EXPERIMENT ...]`, all of them without a name.
 
 Reports per document what changed beyond the renames of `renames.toml`, and empties that file: its renames are part of
 what is expected now. For a commit that keeps every number it reports 0 documents.

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import uv
 
+from launch import patching
 from launch.doctor import examine
 from launch.doctor_rows import OK
 from launch.gpu_checks import read_torch_cuda
 from launch.install import install
 from launch.install_plan import DISK_BYTES, lock_file
+from tests.launch.cuda_environment import import_modules, settle_launches
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
@@ -43,4 +45,7 @@ def test_the_cuda_environment_installs_and_imports_without_a_gpu(
     assert {name: rows[name].state for name in ("engine", "vLLM", "torch", "hooks")} == dict.fromkeys(
         ("engine", "vLLM", "torch", "hooks"), OK
     )
+    patching.apply(engine)
+    assert import_modules(engine) == {}
+    settle_launches(engine, tmp_path)
     shutil.rmtree(tmp_path / "engines")

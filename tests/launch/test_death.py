@@ -176,3 +176,7 @@ def test_the_cgroup_counts_its_oom_kills(
 
 def test_a_kill_on_this_host_is_always_explained_in_some_way() -> None:
     assert explain_kill(1, 0.0, None)
+
+
+def test_an_engine_that_finds_no_gpu_points_to_the_doctor() -> None:
+    assert "tracon doctor" in diagnose("RuntimeError: Failed to infer device type, please set ...")

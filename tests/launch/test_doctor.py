@@ -75,6 +75,7 @@ def test_a_package_that_is_not_there_is_named(python: Path) -> None:
     shutil.rmtree(next(packages.glob("nixl-*.dist-info")))
     report = examine("cpu", REQUIRES, engine_python=python)
     assert rows(report)["nixl"].state == MISSING
+    assert rows(report)["nixl"].remedy == f"`{python} -m pip install nixl`"
     assert not can_run(report)["nixl_both"]
     assert can_run(report)["plain"]
 
@@ -101,7 +102,7 @@ def test_patches_are_told_apart_absent_there_and_changed(python: Path) -> None:
     row = rows(examine("cpu", {}, engine_python=python))["patches"]
     assert row.state == WARN
     assert "plugin.py" in row.detail
-    assert f"tracon patch apply --engine-python {python}" in row.remedy
+    assert f"tracon patch apply --kind cpu --engine-python {python}" in row.remedy
 
 
 def test_patches_that_cannot_be_applied_stop_what_needs_them(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_list_gpus", lambda: "no nvidia-smi")
+    monkeypatch.setattr(doctor, "list_gpus", lambda: "no nvidia-smi")
     monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
     assert rows(examine("cpu", {}))["GPU"].state == OK
     assert rows(examine("cuda", {}))["GPU"].state == MISSING
@@ -154,6 +155,18 @@ def test_a_disk_without_room_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     row = rows(examine("cpu", {}, workspace=tmp_path / "not" / "yet"))["disk for runs"]
     assert row.state == MISSING
     assert "1000000000 GB needed" in row.detail
+
+
+@pytest.mark.parametrize(("reason", "state"), [("", OK), ("this process may use one core only", WARN)])
+def test_a_core_for_the_steps_is_looked_for_where_the_profile_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
+) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "why_no_step_core", lambda: reason)
+    row = rows(examine("cpu", {}, own_step_core=True))["core for the steps"]
+    assert row.state == state
+    assert reason in row.detail
+    assert "core for the steps" not in rows(examine("cpu", {}))
 
 
 def test_json_holds_all_of_it(python: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_host_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {row.state for row in rows.values()} == {OK}
     assert rows["driver and CUDA"].detail == "driver 580.95.05; torch was built for CUDA 13.0"
     assert rows["attention"].detail == "compute capability 9: FlashAttention 3"
-    assert rows["GPU memory"].detail == "139.0 of 140.0 GiB free; an engine takes 90% of all"
+    assert rows["GPU memory"].detail == "139.0 of 140.0 GiB free; an engine takes 90 % of all"
     assert rows["RDMA"].detail == "mlx5_0 (ACTIVE); nvidia_peermem is loaded"
 
 

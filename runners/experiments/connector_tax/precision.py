@@ -13,6 +13,7 @@ from results.measures.saturation import REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
 from results.records.events import RunState
 from results.records.layout import RunLayout
+from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect, launches_for
 from results.statistics.estimates import figure
@@ -63,15 +64,17 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has several "
             "launches per config. The first one tells it.",
-            f"Smallest difference (of log p90) that is detected with a probability of {POWER:.0%}: "
+            f"Smallest difference (of log p90) that is detected with a probability of {format_percent(POWER)}: "
             f"{', '.join(detected)} launches per config (`--trials`).",
         )
     detected = [_describe_detectable(noise, count, configs, references) for count in counts]
     return (
         f"Sigma between launches: {_join_latencies({n: math.expm1(s) for n, s in noise.sigmas.items()})} "
         f"({noise.run.run}, preset {noise.run.preset}, {noise.launches} launches per config at ref_safe).",
-        f"Smallest tax that is detected with a probability of {POWER:.0%}: {'; '.join(detected)} (`--trials`).",
-        f"A tax of {NAMED_TAX:.0%} takes {_describe_needed(noise, configs, references)} launches per config.",
+        f"Smallest tax that is detected with a probability of {format_percent(POWER)}: {'; '.join(detected)} "
+        "(`--trials`).",
+        f"A tax of {format_percent(NAMED_TAX)} takes {_describe_needed(noise, configs, references)} launches per "
+        "config.",
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from launch.profile import Capacity
 from results.measures.cells import collect_cells
 from results.measures.saturation import ReferenceRates
+from results.records.percent import format_percent
 from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, Shape
 
@@ -105,7 +106,7 @@ def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: 
             yield (
                 f"No config can sustain {shape[0]} x {shape[1]} tokens at {name} = {rate_per_s:g} req/s: that needs "
                 f"{needed:,.0f} of {limit}; the cell measures a queue, and no tax. At {offered} req/s it would use "
-                f"{USABLE:.0%} of them (attention over a long prompt takes more): "
+                f"{format_percent(USABLE)} of them (attention over a long prompt takes more): "
                 f"`--set phase_b.shape_rates.{shape[0]}x{shape[1]}.rate_per_s={offered}`."
             )
 

@@ -25,6 +25,7 @@ import msgspec
 from results.measures.columns import floats_or_nan
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
+from results.records.percent import format_percent
 from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
@@ -127,7 +128,7 @@ def why_degraded(measurements: Measurements) -> str:
     both = [share for record in counted for share in (record.residual_share, record.client_residual_share)]
     shares = [abs(share) for share in both if share is not None]
     if shares and max(shares) >= RESIDUAL_LIMIT:
-        reasons.append(f"the sum of the phases differs from E2E by up to {max(shares):.0%}")
+        reasons.append(f"the sum of the phases differs from E2E by up to {format_percent(max(shares))}")
     return "; ".join(reasons)
 
 

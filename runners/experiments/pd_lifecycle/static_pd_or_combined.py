@@ -6,8 +6,9 @@ this file by its path.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
+
+import msgspec
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies.policy import decide_nowhere, draft_for, find_pickable, weigh_instances
@@ -30,13 +31,13 @@ class StaticPDOrCombined(StaticPD, frozen=True, kw_only=True, forbid_unknown_fie
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         wants_plain = request.request.startswith(ALONE)
         own = tuple(load for load in cluster.instances if (load.instance == PLAIN) == wants_plain)
-        cluster = replace(cluster, instances=own)
+        cluster = msgspec.structs.replace(cluster, instances=own)
         if wants_plain:
             return self._decide_plain(request, cluster)
         picked = super().decide(request, cluster)
         if not request.request.startswith(COMBINED) or not picked.prefill:
             return picked
-        return replace(picked, prefill="", reason="combined")
+        return msgspec.structs.replace(picked, prefill="", reason="combined")
 
     def _decide_plain(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         may = find_pickable(request, cluster)

@@ -10,11 +10,13 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
+import msgspec
 
 from runners.router.failure import Failure
 from runners.router.spec import RouterError
@@ -35,12 +37,14 @@ CONNECTION_ALONE = (b"keep-alive", b"close")
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"))
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True):
     """The head of an instance's response."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     """Hop-by-hop headers left out."""
+    named: Mapping[bytes, bytes]
+    """The same by name."""
     chunked: bool
     sized: bool
     """It says its length; where it is neither chunked nor sized, the body ends with the connection."""
@@ -301,24 +305,22 @@ def without_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
-    forwarded = []
-    chunked, sized, events, plain = False, status in (204, 304), False, True
-    for header in headers:
-        name, value = header
-        if name in HOP_BY_HOP:
-            if name == b"connection" and value.lower() not in CONNECTION_ALONE:
-                return _read_head(status, [kept for kept in without_named(headers) if kept[0] != b"connection"])
-            continue
-        forwarded.append(header)
-        if name == b"transfer-encoding":
-            chunked = value.lower().rpartition(b",")[2].strip() == b"chunked"  # as the parser reads it
-        elif name == b"content-length":
-            sized = True
-        elif name == b"content-type":
-            events = value.lower().startswith(b"text/event-stream")
-        elif name == b"content-encoding":
-            plain = False
-    return Answer(status, tuple(forwarded), chunked, sized, events and plain)
+    named = dict(headers)
+    if not HOP_BY_HOP.isdisjoint(named):
+        if any(value.lower() not in CONNECTION_ALONE for name, value in headers if name == b"connection"):
+            headers = without_named(headers)
+        headers = [header for header in headers if header[0] not in HOP_BY_HOP]
+        named = dict(headers)
+    coding = named.get(b"transfer-encoding", b"").lower().rpartition(b",")[2]
+    kind = named.get(b"content-type", b"").lower()
+    return Answer(
+        status,
+        tuple(headers),
+        named,
+        chunked=coding.strip() == b"chunked",  # as the parser reads it
+        sized=b"content-length" in named or status in (204, 304),
+        events=kind.startswith(b"text/event-stream") and b"content-encoding" not in named,
+    )
 
 
 class Pool:

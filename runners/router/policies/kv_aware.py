@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.percent import format_percent
 from runners.router.policies.policy import (
     Draft,
     Pickable,
@@ -147,7 +147,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         passed = share > self.direct_share
         direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
         if direct.passed:
-            return replace(made, gates=(*made.gates, direct))
+            return msgspec.structs.replace(made, gates=(*made.gates, direct))
         up = find_pickable(request, cluster, ("prefill",)).loads
         full = {load.instance: why for load in up if (why := _why_no_room(load, request.input_tokens + 1))}
         able = [load for load in up if load.instance not in full]
@@ -155,7 +155,9 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             f"{len(able)} prefill instances can be picked and have room for the prompt >= 1; with none "
             f"{made.instance} computes it"
         )
-        made = replace(made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text)))
+        made = msgspec.structs.replace(
+            made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text))
+        )
         weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
         works = by_prefill_work(request, able, cluster.fallbacks)
         weighed |= {
@@ -168,15 +170,18 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             for one in works.list_candidates()
         }
         candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
-        return replace(made, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates)
+        return msgspec.structs.replace(
+            made, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates
+        )
 
     def _with_room(self, may: Pickable) -> Pickable:
         """Q1.E: without instances that are too full, unless all are."""
         if self.backpressure_above is None:
             return may
         used = {load.instance: _pool_used(load) for load in may.loads}
+        limit = format_percent(self.backpressure_above)
         full = {
-            name: f"back-pressure: its KV pool is {share:.0%} full > {self.backpressure_above:.0%}"
+            name: f"back-pressure: its KV pool is {format_percent(share)} full > {limit}"
             for name, share in used.items()
             if share > self.backpressure_above
         }

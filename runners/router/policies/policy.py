@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -73,8 +72,7 @@ class Weighing:
         return [Candidate(load.instance, score, self.list_terms(load)) for load, score in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Pickable:
+class Pickable(msgspec.Struct, frozen=True):
     """Who may be picked, in the order of their names, and why the others may not."""
 
     loads: tuple[InstanceLoad, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, ClassVar, Literal
@@ -69,7 +68,9 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
         if not request.session:
-            return Draft(replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session"))
+            return Draft(
+                msgspec.structs.replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
+            )
         weighing = self._weigh_order(request, cluster, may)
         owner = may.find_load(request.owner) if self.rebind else None
         if owner is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import monotonic
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 import msgspec
@@ -39,7 +39,7 @@ def _drop_data(data: bytes) -> None:
     """Where the writes of a connection go that is gone."""
 
 
-class HttpRequest(NamedTuple):
+class HttpRequest(msgspec.Struct, frozen=True):
     """One whole request."""
 
     method: str
@@ -62,7 +62,8 @@ class HttpRequest(NamedTuple):
 
     def forwarded(self) -> bytes:
         """The header lines that go on to an instance; the request id is added to them."""
-        return b"".join([b"%b: %b\r\n" % pair for pair in self.headers if pair[0] not in NOT_FORWARDED])
+        kept = [pair for pair in self.headers if pair[0] not in NOT_FORWARDED]
+        return b"\r\n".join([*map(b": ".join, kept), b""])
 
 
 class OpenRequest(Protocol):

@@ -15,7 +15,7 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from runners.router.spec import RouterError
 
-FLUSH_S = 0.1
+FLUSH_S = 0.25
 BACKLOG_LIMIT_BYTES = 64 << 20
 """Records that wait for a slow disk; beyond this size they are lost, and counted."""
 

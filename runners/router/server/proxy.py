@@ -10,9 +10,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from os import urandom
 from time import monotonic
 from typing import TypeVar
-from uuid import uuid4
 
 import msgspec
 
@@ -135,7 +135,7 @@ class Exchange(RequestLifecycle):
     # the instance's side
     def head_received(self, answer: Answer) -> bool:
         self._answer = answer
-        return self.accept_head(answer.status, pause_s(answer.headers, refusal=answer.status in REFUSALS))
+        return self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS))
 
     def body_received(self, data: bytes) -> None:
         self._tail.append(data)
@@ -219,29 +219,30 @@ class Proxy:
             Arrival(self._traffic, connection).wait_for(partial(_read_aside, read), then)
 
     def _route_read(self, connection: ClientConnection, request: HttpRequest, facts: Facts) -> None:
-        dispatcher = self._traffic.dispatcher
         stored = self._responses.find_response(facts.previous) if facts.previous else None
-        session, client_id = facts.session or (stored.session if stored else ""), b""
-        for header, value in request.headers:
-            if header == b"x-session-id":
-                session = session_name(value) or session
-            elif header == b"x-request-id":
-                client_id = value
+        headers = dict(request.headers)
+        session = facts.session or (stored.session if stored else "")
+        if b"x-session-id" in headers:
+            session = session_name(headers[b"x-session-id"]) or session
         if has_controls(session):
             connection.refuse(400, "the session id contains a control character", "bad_request")
             return
-        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
-        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
-        message = ClientMessage(request.target, headers, request.body)
+        client_id = headers.get(b"x-request-id", b"")
+        if not 0 < len(client_id) <= REQUEST_ID_LIMIT:
+            client_id = b"tracon-%b" % urandom(16).hex().encode()
+        lines = b"%bx-request-id: %b\r\n" % (request.forwarded(), client_id)
+        message = ClientMessage(request.target, lines, request.body)
 
         def begin(turn: int) -> None:
             wanted = stored.instance if stored else ""
+            name = client_id.decode("latin-1")
             routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
             responses = self._responses if request.target.startswith(RESPONSES) else None
             exchange = Exchange(self._traffic, self._pools, connection, routed, message, responses)
             connection.in_flight = exchange
             exchange.start_request()
 
+        dispatcher = self._traffic.dispatcher
         if session and dispatcher.asks_first:
             Arrival(self._traffic, connection).wait_for(partial(dispatcher.ask_arrival, session), begin)
         else:
@@ -255,19 +256,12 @@ def _read_aside(read: Callable[[], Facts], then: Callable[[Facts], None]) -> Non
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
     """The head that a client gets for an instance's `answer` to its `request`."""
-    lines = [status_line(answer.status)]
-    named = False
-    for name, value in answer.headers:
-        named |= name == b"x-request-id"
-        lines.append(b"%b: %b\r\n" % (name, value))
-    lines.append(b"x-tracon-instance: %b\r\n" % instance.encode())
-    if not named:
-        lines.append(b"x-request-id: %b\r\n" % request.encode("latin-1"))
-    ends_with_it = not answer.chunked and not answer.sized
-    if ends_with_it or not keep_alive:
-        lines.append(b"connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    lines = [*map(b": ".join, answer.headers), b"x-tracon-instance: %b" % instance.encode()]
+    if b"x-request-id" not in answer.named:
+        lines.append(b"x-request-id: %b" % request.encode("latin-1"))
+    if not keep_alive or not (answer.chunked or answer.sized):
+        lines.append(b"connection: close")
+    return b"%b%b\r\n\r\n" % (status_line(answer.status), b"\r\n".join(lines))
 
 
 def last_event(message: str, instance: str, tail: bytes, *, named: bool, chunked: bool) -> bytes:

@@ -122,11 +122,11 @@ class Bindings:
 
     def count_active(self, instance: str) -> int:
         """Sessions that live there now, those on their way included."""
-        return self._active[instance]
+        return self._active.get(instance, 0)
 
     def count_assigned(self, instance: str) -> int:
         """Sessions ever bound there, those on their way included."""
-        return self._committed[instance] + self._coming[instance]
+        return self._committed.get(instance, 0) + self._coming.get(instance, 0)
 
     def take_recounted(self) -> Collection[str]:
         """The instances whose counts may have changed since the last call."""

@@ -42,7 +42,7 @@ def test_seven_microseconds_of_a_step_are_not_ten_percent() -> None:
     assert found.cause == Cause.NOT_ATTRIBUTABLE
     table = attribution_table([found])
     assert dict(zip(table.columns, table.rows[0], strict=True))["cause"] == "not attributable"
-    assert "0.41%" in table.rows[0]
+    assert "0.41 %" in table.rows[0]
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials
 
 
 def test_additivity_near_its_limit_is_undecided_and_says_which() -> None:
-    assert judge_sum(Estimate(0.3, 0.2, 0.4, launches=3)) == (Additive.UNDECIDED, "the interval straddles +30%")
+    assert judge_sum(Estimate(0.3, 0.2, 0.4, launches=3)) == (Additive.UNDECIDED, "the interval straddles +30 %")
     wide = Estimate(0.0, -0.5, 0.5, launches=3)
-    assert judge_sum(wide) == (Additive.UNDECIDED, "the interval straddles -30% and +30%")
+    assert judge_sum(wide) == (Additive.UNDECIDED, "the interval straddles -30 % and +30 %")
     assert judge_sum(Estimate(0.1, None, None, reason="9 samples", launches=3)) == (Additive.UNDECIDED, "9 samples")
 
 

@@ -109,7 +109,7 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     page = build_page(analysis)
     assert "by a sigma of TTFT p90 " in page.noise
     assert " 8 launches detect taxes from TTFT " in page.noise
-    assert f"10% takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
+    assert f"10 % takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
     mooncake = next(row for row in written["taxes"] if row["config"] == "mooncake_both")
@@ -130,7 +130,7 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
     analysis = write_results(tmp_path)
     assert noise(analysis).detectable is None
     assert "detect taxes" not in build_page(analysis).noise
-    assert "100% takes" not in build_page(analysis).noise
+    assert "100 % takes" not in build_page(analysis).noise
     assert {(row.verdict, row.p) for row in analysis.noise_floor} == {(None, None)}
 
 

@@ -99,9 +99,9 @@ def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (Estimate(0.123, -0.04, 0.276), "+12% [-4, +28]"),
-        (Estimate(-0.004, -0.3, 0.001), "-0.4% [-30, +0.1]"),
-        (Estimate(1.6, reason="6 samples"), "+160% (no interval: 6 samples)"),
+        (Estimate(0.123, -0.04, 0.276), "+12 % [-4, +28]"),
+        (Estimate(-0.004, -0.3, 0.001), "-0.4 % [-30, +0.1]"),
+        (Estimate(1.6, reason="6 samples"), "+160 % (no interval: 6 samples)"),
         (Estimate(None), "not measured"),
     ],
 )

@@ -63,45 +63,45 @@ UP, FLAT, DOWN = about(0.02, 0.04), about(-0.001, 0.005), about(-0.04, -0.02)
 
 HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     # verdict, outcome, label, a part of the reason
-    (rules.judge_tax(about(0.30, 0.50)), HOLDS, "", "lies at or above 10%"),
-    (rules.judge_tax(about(0.10, 0.20)), HOLDS, "", "lies at or above 10%"),
-    (rules.judge_tax(about(0.01, 0.09)), FAILS, "", "lies below 10%"),
-    (rules.judge_tax(about(0.05, 0.20)), UNDECIDED, "", "+12.5% [+5.0%, +20.0%] straddles 10%"),
-    (rules.judge_tax(about(-0.05, 0.12)), UNDECIDED, "", "straddles 10%; effects above 12.0% are excluded"),
-    (rules.judge_tax(FEW), UNDECIDED, "", "+30.0%: no verdict, 20 samples are too few"),
+    (rules.judge_tax(about(0.30, 0.50)), HOLDS, "", "lies at or above 10 %"),
+    (rules.judge_tax(about(0.10, 0.20)), HOLDS, "", "lies at or above 10 %"),
+    (rules.judge_tax(about(0.01, 0.09)), FAILS, "", "lies below 10 %"),
+    (rules.judge_tax(about(0.05, 0.20)), UNDECIDED, "", "+12.5 % [+5.0, +20.0] straddles 10 %"),
+    (rules.judge_tax(about(-0.05, 0.12)), UNDECIDED, "", "straddles 10 %; effects above 12.0 % are excluded"),
+    (rules.judge_tax(FEW), UNDECIDED, "", "+30.0 %: no verdict, 20 samples are too few"),
     (rules.judge_tax(unknown("plain is degraded at this load: slow")), OPEN, "", "plain is degraded"),
     (h2(about(0.06, 0.08)), HOLDS, "", "+7.0 pp [+6.0, +8.0] lies in [5 pp, 10 pp]"),
     (h2(about(0.01, 0.03)), FAILS, "the gap is smaller", "lies outside"),
     (h2(about(-0.05, -0.01)), FAILS, "the gap is inverted", "lies outside"),
     (h2(about(0.12, 0.14)), FAILS, "the gap is larger", "lies outside"),
-    (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5%"),
+    (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5 %"),
     (h2(MISSING), OPEN, "", "nixl_both was not measured"),
-    (rules.judge_framework(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50%"),
-    (rules.judge_framework(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50%"),
+    (rules.judge_framework(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50 %"),
+    (rules.judge_framework(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50 %"),
     (
         rules.judge_framework(split(about(0.2, 0.4))),
         HOLDS,
         "",
-        "no label: +30.0% [+20.0%, +40.0%] straddles 30%",
+        "no label: +30.0 % [+20.0, +40.0] straddles 30 %",
     ),
-    (rules.judge_framework(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50%"),
-    (rules.judge_framework(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50%"),
-    (rules.judge_framework(split(about(2.2, 3.2))), FAILS, "noop_connector costs more", "above 100%: noop_connector"),
-    (rules.judge_framework(split(about(0.4, 2.4))), UNDECIDED, "", "above 100%: noop_connector costs more than"),
+    (rules.judge_framework(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50 %"),
+    (rules.judge_framework(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50 %"),
+    (rules.judge_framework(split(about(2.2, 3.2))), FAILS, "noop_connector costs more", "above 100 %: noop_connector"),
+    (rules.judge_framework(split(about(0.4, 2.4))), UNDECIDED, "", "above 100 %: noop_connector costs more than"),
     (rules.judge_framework(split(about(-0.3, -0.1))), HOLDS, "implementation-cost-dominated", "is faster than plain"),
     (rules.judge_framework(split(about(0.6, 0.8), tax=about(-0.1, 0.3))), UNDECIDED, "", "may be zero: it has no"),
     (
         rules.judge_framework(split(unknown("not above zero"), tax=about(-0.3, 0.1))),
         UNDECIDED,
         "",
-        "effects above 10.0% are excluded",
+        "effects above 10.0 % are excluded",
     ),
     (rules.judge_framework(split(unknown("a share of nothing"))), OPEN, "", "a share of nothing"),
     (rules.judge_framework(None), OPEN, "", "mooncake_both was not measured at ref_safe"),
     (rules.judge_additivity(stacked(about(-0.2, 0.2))), HOLDS, "linear", "is linear"),
     (rules.judge_additivity(stacked(about(0.4, 0.6))), FAILS, "super-additive", "the connectors interfere"),
     (rules.judge_additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
-    (rules.judge_additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30%"),
+    (rules.judge_additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30 %"),
     (rules.judge_additivity(None), OPEN, "", "were measured at ref_safe"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(0.01, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), UNDECIDED, "", "every step (1 of 2 undec"),
@@ -142,11 +142,11 @@ def test_every_hypothesis_is_seen_in_every_outcome() -> None:
         (about(0.30, 0.50), "accepted: the interval lies in it"),
         (about(0.12, 0.20), "revise the prior: the interval lies outside"),
         (about(0.70, 0.80), "revise the prior: the interval lies outside"),
-        (about(0.20, 0.30), "undecided: +25.0% [+20.0%, +30.0%] straddles 25%"),
+        (about(0.20, 0.30), "undecided: +25.0 % [+20.0, +30.0] straddles 25 %"),
     ],
 )
 def test_the_prior_of_the_trace_replay_is_accepted_or_revised(tax: Estimate, says: str) -> None:
-    assert rules.judge_tax(tax).prior == f"+45% in the trace replay, accepted in [25%, 60%]: {says}"
+    assert rules.judge_tax(tax).prior == f"+45 % in the trace replay, accepted in [25 %, 60 %]: {says}"
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 1))
@@ -173,8 +173,8 @@ def row(config: str, status: str = RAN, why: str = "") -> ManifestRow:
     return ManifestRow(
         date="20260131", config=config, status=status, skip_reason=why, vllm_version="", vllm_sha="", torch_version="",
         mooncake_version="", nixl_version="", lmcache_version="", gpu="", launch_command="",
-        result_directory=f"results/20260131_{config}", step_timing_available=True, step_timing_reason="", cells_done=7,
-        cells_failed=0, cells_dropped=0,
+        result_directory=f"results/20260131_{config}", step_timing_available=True, step_timing_reason="", step_core="",
+        cells_done=7, cells_failed=0, cells_dropped=0,
     )  # fmt: skip
 
 
@@ -190,9 +190,9 @@ GOOD_H5, GOOD_H6 = rules.judge_input_trend(trend(UP)), rules.judge_output_trend(
 UNDECIDED_H6 = rules.judge_output_trend(trend(about(-0.01, 0.05)))
 
 CRITERIA: list[tuple[Judgement, Outcome, str]] = [
-    (criteria.tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45%"),
+    (criteria.tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45 %"),
     (criteria.tax_reported(rules.judge_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
-    (criteria.tax_reported(rules.judge_tax(about(0.222, 0.45))), UNDECIDED, "by the point: +33.6% accepts the prior"),
+    (criteria.tax_reported(rules.judge_tax(about(0.222, 0.45))), UNDECIDED, "by the point: +33.6 % accepts the prior"),
     (criteria.tax_reported(rules.judge_tax(FEW)), UNDECIDED, "too few"),
     (criteria.tax_reported(rules.judge_tax(MISSING)), FAILS, "not measured"),
     (criteria.gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
@@ -201,13 +201,17 @@ CRITERIA: list[tuple[Judgement, Outcome, str]] = [
     (criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
     (criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
     (criteria.cost_labelled(rules.judge_framework(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
-    (criteria.cost_labelled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "by the point: 30.0%, mixed;"),
+    (criteria.cost_labelled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "by the point: 30.0 %, mixed;"),
     (criteria.cost_labelled(rules.judge_framework(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
     (criteria.cost_labelled(rules.judge_framework(split(MISSING, MISSING))), FAILS, "not measured"),
     (criteria.additivity_decided(rules.judge_additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
     (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.132, 0.4)))), UNDECIDED, "+26.6% is linear;"),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.2, 0.42)))), UNDECIDED, "+31.0% is not linear"),
+    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.132, 0.4)))), UNDECIDED, "+26.6 % is linear;"),
+    (
+        criteria.additivity_decided(rules.judge_additivity(stacked(about(0.2, 0.42)))),
+        UNDECIDED,
+        "+31.0 % is not linear",
+    ),
     (criteria.additivity_decided(rules.judge_additivity(stacked(MISSING, MISSING))), FAILS, "not measured"),
     (criteria.additivity_decided(rules.judge_additivity(None)), FAILS, "measured at ref_safe"),
     (criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: by the point: does not grow, -3.0 pp per doubling"),

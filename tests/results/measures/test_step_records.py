@@ -109,7 +109,7 @@ def test_a_bad_join_makes_the_worker_s_fields_unavailable(tmp_path: Path) -> Non
     _ring(tmp_path, "worker", 12, worker_rows(engine)[:90])
     cut, rows = _cut(tmp_path)
     assert cut.worker_join_ratio == pytest.approx(0.9)
-    assert "90.0% of the steps" in cut.unavailable_fields["get_finished_us"]
+    assert "90.0 % of the steps" in cut.unavailable_fields["get_finished_us"]
     assert rows[95]["get_finished_us"] is None
 
 

@@ -35,7 +35,8 @@ def _moved(one: Seen, **fields: Any) -> Seen:
     assert outcome is not None
     assert isinstance(outcome.transfer, KvTransfer)
     transfer = replace(outcome.transfer, **fields)
-    return replace(one, decision=replace(one.decision, outcome=replace(outcome, transfer=transfer)))
+    changed = msgspec.structs.replace(outcome, transfer=transfer)
+    return replace(one, decision=msgspec.structs.replace(one.decision, outcome=changed))
 
 
 def test_every_phase_is_what_it_was_made_of() -> None:

@@ -193,7 +193,7 @@ def test_a_preemption_within_a_cell_and_the_share_of_the_cache_are_a_check(
     read = analyse(tmp_path)
     (check,) = (one for one in read.checks if "preempted" in one.what)
     assert (check.agree, check.of) == (0, 1)
-    assert check.text == "the largest request takes 10.0% of the smallest KV cache"
+    assert check.text == "the largest request takes 10.0 % of the smallest KV cache"
     assert not any(table.title == "KV caches" for table in build_tables(read))
     assert not any("preempted" in one.what for one in analysis.checks)
 

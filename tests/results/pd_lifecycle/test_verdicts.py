@@ -107,12 +107,12 @@ def test_bytes_are_set_against_what_the_model_says_of_its_kv() -> None:
     """`N x per_token_kv_size` of the specification; a connector that moves all of it twice is still incremental."""
     (row,) = measure_volumes(tuple(grid(Truth(), sizes=(2048,))))
     assert row.of_expected == pytest.approx(1.0)
-    assert "512 bytes per token (100.0% of the model's)" in verdicts.judge_increment([row]).reason
+    assert "512 bytes per token (100.0 % of the model's)" in verdicts.judge_increment([row]).reason
     twice = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=256) for c in (0, 4096)]
     assert measure_volumes(twice)[0].of_expected == pytest.approx(2.0)
     criterion = verdicts.judge_increment(measure_volumes(twice))
     assert criterion.outcome is Outcome.FAILS
-    assert "not the KV size of N new tokens by the model's configuration: N=2048: 200.0%" in criterion.reason
+    assert "not the KV size of N new tokens by the model's configuration: N=2048: 200.0 %" in criterion.reason
     blind = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=None) for c in (0, 4096)]
     assert measure_volumes(blind)[0].of_expected is None
     criterion = verdicts.judge_increment(measure_volumes(blind))

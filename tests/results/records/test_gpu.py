@@ -72,7 +72,7 @@ def test_the_report_names_what_each_gpu_did_and_the_cells_whose_clocks_were_limi
     assert "550 W in the mean, 700 at the most" in gpu
     assert "at most 84 °C" in gpu
     assert "at most 60.0 of 140 GiB in use" in gpu
-    assert "`b` (power cap 100% of the time)" in cells
+    assert "`b` (power cap 100 % of the time)" in cells
     assert "`a`" not in cells
 
 

@@ -41,5 +41,5 @@ def test_a_report_says_whether_the_host_was_quiet_or_not_looked_at(tmp_path: Pat
     (quiet,) = host_notes(write(tmp_path / "host.csv", "a,10.5,0.001,0.5,0.0,0.1"))
     assert "no core was taken away" in quiet
     (note,) = host_notes(write(tmp_path / "host.csv", "a,10.5,14.5,0.5,0.0,0.1", "b,11.5,0.0,0.5,0.0,0.1"))
-    assert "`a` (1 of 1 s; woken 14.50 s late, 0% of a core taken away)" in note
+    assert "`a` (1 of 1 s; woken 14.50 s late, 0 % of a core taken away)" in note
     assert "`b`" not in note

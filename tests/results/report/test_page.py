@@ -122,11 +122,11 @@ def judgement(outcome: Outcome, reason: str, measured: Estimate) -> Judgement:
 
 
 def test_judgements_become_answers_and_questions() -> None:
-    holds = judgement(Outcome.HOLDS, "+45% [+40%, +50%] lies at or above 10%", Estimate(0.45, 0.4, 0.5))
-    other = judgement(Outcome.UNDECIDED, "+5% [-4%, +14%] straddles 10%", Estimate(0.05, -0.04, 0.14))
+    holds = judgement(Outcome.HOLDS, "+45 % [+40, +50] lies at or above 10 %", Estimate(0.45, 0.4, 0.5))
+    other = judgement(Outcome.UNDECIDED, "+5 % [-4, +14] straddles 10 %", Estimate(0.05, -0.04, 0.14))
     answers, questions = split_judgements([holds, other], lambda _: "more launches", 4)
-    assert answers == [PageAnswer("H1", "holds", "It persists: +45% [+40%, +50%] lies at or above 10%.", 4)]
-    assert questions == [OpenQuestion("H1", "It persists: +5% [-4%, +14%] straddles 10%.", "more launches", 4)]
+    assert answers == [PageAnswer("H1", "holds", "It persists: +45 % [+40, +50] lies at or above 10 %.", 4)]
+    assert questions == [OpenQuestion("H1", "It persists: +5 % [-4, +14] straddles 10 %.", "more launches", 4)]
     assert group_remedies([*questions, *questions]) == [("H1, H1", "more launches")]
 
 

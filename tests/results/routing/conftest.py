@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results.statistics import trials
 from results.statistics.estimates import Samples
 from results.statistics.trials import Measured
 
@@ -15,10 +14,10 @@ HAIR = 1e-9
 @pytest.fixture
 def trials_differ_by_a_hair(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which number decides, not of how trials spread: the intervals are as good as without width."""
-    exact = trials._values
 
     def jitter(measured: Measured) -> Samples:
-        values = exact(measured)
-        return values + HAIR * (np.arange(values.size) - (values.size - 1) / 2)
+        values: Samples = np.array([trial.value for trial in measured.trials.values()])
+        shifted: Samples = values + HAIR * (np.arange(values.size) - (values.size - 1) / 2)
+        return shifted
 
-    monkeypatch.setattr(trials, "_values", jitter)
+    monkeypatch.setattr(Measured, "values", property(jitter))

@@ -272,9 +272,11 @@ def _migrated(pick: DecisionRecord, hot: ClusterView) -> DecisionRecord:
         t_begin_ns=pick.t_ns, t_source_sent_ns=pick.t_ns, t_source_done_ns=pick.t_ns + 10_000_000,
         t_target_sent_ns=pick.t_ns + 10_000_000, t_done_ns=pick.t_ns + 50_000_000,
     )  # fmt: skip
-    outcome = None if pick.outcome is None else replace(pick.outcome, migration="transferred", transfer=sent)
-    made = replace(pick.decision, reason="migrated", migrate_from=source)
-    return replace(pick, cluster=hot, decision=made, outcome=outcome)
+    outcome = pick.outcome
+    if outcome is not None:
+        outcome = msgspec.structs.replace(outcome, migration="transferred", transfer=sent)
+    made = msgspec.structs.replace(pick.decision, reason="migrated", migrate_from=source)
+    return msgspec.structs.replace(pick, cluster=hot, decision=made, outcome=outcome)
 
 
 def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> LoadedCell:

@@ -156,7 +156,7 @@ def test_what_a_bonus_changes_is_measured() -> None:
     assert bonus.values["overlap_kept"].value == pytest.approx(0.9)
     assert bonus.differences["least_share"].value == pytest.approx(0.3)
     assert [share.value for share in bonus.shares.values()] == pytest.approx([0.4, 0.3, 0.3])
-    assert "smallest share of the sessions 30.0% (even 33%" in answered(floor)["D3"].reason
+    assert "smallest share of the sessions 30.0 % (even 33 %" in answered(floor)["D3"].reason
     assert measured_floor({"plain": PLAIN}) is None, "without any fix there is no section"
 
 
@@ -170,7 +170,7 @@ def test_what_a_bonus_changes_is_measured() -> None:
          "no alternative works"),
         (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "some D stayed without a share worth the name"),
         (PLAIN, ((4, 3, 3), 0.2), {}, Outcome.FAILS, "cost overlap"),
-        (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED, "overlap kept 97.0% (lower)"),
+        (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED, "overlap kept 97.0 % (lower)"),
         (({}, spread((4, 3, 3), 0.9)), ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "no D stayed cold either"),
     ],
 )  # fmt: skip

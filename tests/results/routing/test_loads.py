@@ -88,8 +88,12 @@ def test_figure_9b_has_every_policy_under_every_load_and_its_distance_to_ear(by_
     own = table[table["metric"] == OVER_EAR].set_index("load")["value"]
     assert set(own.index) == {AS_PRESET, "trace more-skew"}, "under the small cache EAR was not run"
     assert own.tolist() == pytest.approx([SLOW / FAST] * 2, rel=0.2)
-    assert "1% of the sessions have 5% (as the preset)" in figure.caption
+    assert "1 % of the sessions have 5 % (as the preset)" in figure.caption
+    assert "Slower and faster: distinguishable after Holm's correction over these 2 ratios." in figure.caption
+    assert table[table["metric"] == OVER_EAR]["verdict"].tolist() == ["slower", "slower"]
+    assert set(table[table["metric"] != OVER_EAR]["verdict"]) == {""}
     panels = draw_loads(figure).axes
+    assert sum("slower" in text.get_text() for axes in panels for text in axes.texts) == 2
     assert panels[0].get_yticklabels()[0].get_text() == "sticky"
     assert len(panels[0].get_xticklabels()) == 3
 

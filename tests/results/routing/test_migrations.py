@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,8 +72,10 @@ def test_accuracy_is_of_the_migrations_whose_next_turns_were_seen() -> None:
     log = followed([0, 0, 0])
     for session, later in (("t", [0, HOT + 1, 0]), ("u", [HOT + 1])):
         for record in followed(later).records:
-            request = replace(record.request, session=session, request=f"{session}{record.request.request}")
-            log.records.append(replace(record, seq=len(log.records), request=request))
+            request = msgspec.structs.replace(
+                record.request, session=session, request=f"{session}{record.request.request}"
+            )
+            log.records.append(msgspec.structs.replace(record, seq=len(log.records), request=request))
     found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert (found.accuracy.value, found.accuracy.n) == (0.5, 2)
     assert found.accuracy_next.value == pytest.approx(2 / 3), "the very next turn alone"
@@ -100,7 +101,8 @@ def test_five_that_stayed_cool_of_five_leave_room_for_doubt() -> None:
 
 def test_a_turn_that_was_in_flight_when_the_session_moved_is_not_one_of_the_next() -> None:
     log = followed([HOT + 1, 0, 0, 0])
-    log.records[1] = replace(log.records[1], t_ns=log.records[0].t_ns + 200_000_000)  # the target answers after 0.5 s
+    later_ns = log.records[0].t_ns + 200_000_000  # the target answers after 0.5 s
+    log.records[1] = msgspec.structs.replace(log.records[1], t_ns=later_ns)
     (event,) = find_migrations(log.records, HOT, COOLDOWN_S).events
     assert (event.stayed_cool, event.turns_left) == (True, 3)
 
@@ -108,7 +110,7 @@ def test_a_turn_that_was_in_flight_when_the_session_moved_is_not_one_of_the_next
 def test_a_target_that_is_gone_cannot_be_judged() -> None:
     log = followed([0, 0, 0])
     last = log.records[-1]
-    log.records[-1] = replace(last, cluster=ClusterView(last.cluster.instances[:1], 0))
+    log.records[-1] = msgspec.structs.replace(last, cluster=ClusterView(last.cluster.instances[:1], 0))
     (event,) = find_migrations(log.records, HOT, COOLDOWN_S).events
     assert event.stayed_cool is None
 
@@ -210,7 +212,7 @@ def test_a_log_without_migrations_or_without_anything_has_reasons_and_no_numbers
 def test_a_router_that_ended_first_leaves_an_unknown_outcome() -> None:
     log = Log()
     log.pick(0, "s", "b", source="a")
-    log.records[0] = replace(log.records[0], outcome=None)
+    log.records[0] = msgspec.structs.replace(log.records[0], outcome=None)
     found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert found.outcomes == {"unknown": 1}
     assert found.thrash_rate.value is None

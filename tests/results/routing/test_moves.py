@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -133,7 +134,10 @@ def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
 
 def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
     log = log_of()
-    log.records = [replace(one, request=replace(one.request, session="x" + one.request.session)) for one in log.records]
+    log.records = [
+        msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, session="x" + one.request.session))
+        for one in log.records
+    ]
     facts, measurements = facts_of(log)
     found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.1)

@@ -281,6 +281,11 @@ def test_a_difference_that_many_comparisons_may_find_by_chance_is_not_kept() -> 
     row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("unjudged",), "over 3 trials")
     kept = correct_standings([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
     assert kept[0].corrected == ("far",)
+    pairs = [pair_of("near", 0.02), pair_of("far", 0.001)]
+    alone = replace(row, level=(), unjudged=())
+    assert correct_standings([alone], pairs)[0].corrected == ("near", "far"), "0.02 is the larger of two"
+    lacking = replace(row, level=(), unjudged=("a", "b"))
+    assert correct_standings([lacking], pairs)[0].corrected == ("far",), "two without an interval count: 3 x 0.02"
 
 
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:

@@ -59,7 +59,9 @@ def test_what_the_target_had_pending_counts_on_both_sides() -> None:
         for load in log.records[-1].cluster.instances
     ]
     log.records = [
-        replace(one, cluster=replace(one.cluster, instances=tuple(busy))) if one.decision.migrate_from else one
+        msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, instances=tuple(busy)))
+        if one.decision.migrate_from
+        else one
         for one in log.records
     ]
     assert _against(log).without_kv_s.value == pytest.approx(0.25 + 3e-5 * 4000)

@@ -181,7 +181,7 @@ FASTER = AgainstArm("ear, KV not moved", 9, 9, SOME, SOME, Estimate(0.5, 0.4, 0.
     ("took", "outcome"),
     [
         (FITTED, Outcome.FAILS),
-        (replace(FITTED, verdict=None, withheld="the fit explains 30% of the variance"), Outcome.UNDECIDED),
+        (replace(FITTED, verdict=None, withheld="the fit explains 30 % of the variance"), Outcome.UNDECIDED),
         (replace(FITTED, arm=FASTER), Outcome.HOLDS),
         (replace(FITTED, arm=replace(FASTER, verdict=None)), Outcome.UNDECIDED),
     ],
@@ -282,8 +282,8 @@ def judge_loop(scale: Scale) -> dict[str, Judgement]:
 
 def test_claims_about_the_load_of_the_system_need_instances_of_their_own_and_a_loop() -> None:
     assert {judge_loop(LARGE)[name].outcome for name in OF_LOOP} == {Outcome.HOLDS}
-    no_loop = {"load-balance": "a limit on sessions in flight held back 40% of the sessions", "ear": ""}
-    for scale, part in ((SMALL, "it takes 8 or more"), (replace(LARGE, no_loop=no_loop), "held back 40%")):
+    no_loop = {"load-balance": "a limit on sessions in flight held back 40 % of the sessions", "ear": ""}
+    for scale, part in ((SMALL, "it takes 8 or more"), (replace(LARGE, no_loop=no_loop), "held back 40 %")):
         for name in OF_LOOP:
             claim = judge_loop(scale)[name]
             assert (claim.outcome, claim.label, claim.p) == (Outcome.OPEN, "not testable at this scale", None)

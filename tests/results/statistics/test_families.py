@@ -218,7 +218,7 @@ def test_what_the_data_leave_undefined_stays_in_the_family() -> None:
 def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
     covering = Estimate(0.02, -0.04, 0.08, 100, launches=3)
     assert excluded_above(covering) == 0.08
-    assert excluded_text(covering) == "effects above 8.0% are excluded"
+    assert excluded_text(covering) == "effects above 8.0 % are excluded"
     assert excluded_text(replace(covering, low=0.01)) == ""
     assert excluded_text(replace(covering, launches=2)) == "", "a spread excludes nothing"
 

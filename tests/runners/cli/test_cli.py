@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from launch.gpu_devices import DRIVER
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
 from runners.cli.runs import from_root
@@ -116,6 +117,29 @@ def test_a_missing_engine_says_how_to_build_it(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.engine
+@pytest.mark.skipif(DRIVER.exists(), reason="this host has NVIDIA's driver")
+def test_without_a_gpu_a_cuda_profile_can_be_planned_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    workspace, profile = tmp_path / "runs", ("--profile", "h200-qwen3-0.6b-dummy")
+    planned = tracon("plan", "connector-tax", *profile, "--preset", "gpu-demo", workspace=workspace)
+    assert planned.returncode == 0
+    for command in (("run", "connector-tax", "--preset", "gpu-demo"), ("engine", "up", "plain")):
+        refused = tracon(*command, *profile, workspace=workspace)
+        assert refused.returncode == 2
+        assert "need an NVIDIA GPU, and this host has none" in " ".join(refused.stderr.split())
+        assert "--profile cpu-tiny" in " ".join(refused.stderr.split())
+    assert not workspace.exists()
+
+
+def test_a_strict_doctor_names_what_is_missing_after_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    refused = tracon("doctor", "--strict", workspace=tmp_path)
+    assert refused.returncode == 4
+    assert "missing on this host: engine." in refused.stderr
+
+
 def test_an_occupied_port_names_who_holds_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
@@ -200,4 +224,5 @@ def test_the_options_of_a_run_are_those_of_its_struct(monkeypatch: pytest.Monkey
     for name in ("tracon plan", "tracon run"):
         helps = {one.name: one.help for one in getattr(dict(commands(app))[name], "params", []) if hasattr(one, "help")}
         assert "(default: cpu-tiny)" in helps["profile"]
-        assert {field.name for field in fields(RunOptions)} <= set(helps)
+        from_plan_alone = {"own_step_core"}
+        assert {field.name for field in fields(RunOptions)} - from_plan_alone <= set(helps)

@@ -6,9 +6,9 @@ import ast
 import io
 import tarfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -58,7 +58,10 @@ def test_a_pick_of_a_hostile_session_is_explained_harmlessly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [
-        replace(record, request=replace(record.request, session=f"s{POISON}", request=f"r{POISON}{record.seq}"))
+        msgspec.structs.replace(
+            record,
+            request=msgspec.structs.replace(record.request, session=f"s{POISON}", request=f"r{POISON}{record.seq}"),
+        )
         for record in simulate("unified", sessions=3, turns=2)
     ]
     log = write_log(tmp_path / f"{POISON.replace(chr(0), '')}.jsonl", records)

@@ -81,7 +81,7 @@ def test_without_json_stdout_stays_empty(made: dict[str, Path], tmp_path: Path) 
 def test_long_work_tells_how_far_it_is(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runners.cli.trace.PROGRESS_LINE_S", 0.0)
     done = tracon("convert", made["mooncake"], tmp_path / "out.jsonl", "--json")
-    assert "converting mooncake.jsonl: 100%, 0 s left" in done.stderr
+    assert "converting mooncake.jsonl: 100 %, 0 s left" in done.stderr
     assert json.loads(done.stdout)["requests"] == 24
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +28,7 @@ def make(*names: str, capacity: int | None = None) -> Cluster:
 
 def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
     cluster = make("a", "b", capacity=5000)
-    asked = replace(ask(1000, {"a": 300, "b": 900}, max_tokens=4000), reserved_tokens=200)
+    asked = msgspec.structs.replace(ask(1000, {"a": 300, "b": 900}, max_tokens=4000), reserved_tokens=200)
     reservation = cluster.reserve_counters(to("a"), asked)
     now = at(cluster, "a")
     assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 700, 1000)

@@ -6,10 +6,11 @@ import ast
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 
 from results.records.decisions import DecisionRecord
@@ -127,7 +128,7 @@ class LiveWorld:
         await until(lambda: len(self.routed.server.tick().latest) > picks)
         traffic = self.routed.server._traffic
         if not traffic.held:
-            await until(lambda: bool(traffic.streaming) if streams else self._seen() > seen)
+            await until(lambda: not traffic.waiting if streams else self._seen() > seen)  # every one has its first byte
         for backend in self.backends.values():
             backend.hang = False
 
@@ -153,13 +154,13 @@ class LiveWorld:
 
 def comparable(record: DecisionRecord) -> tuple[object, ...]:
     """A record without its times: everything the policy saw, what it decided, and what became of it."""
-    request = replace(record.request, since_migration_s=record.request.since_migration_s is not None)
+    request = msgspec.structs.replace(record.request, since_migration_s=record.request.since_migration_s is not None)
     gates = tuple((gate.name, gate.passed) for gate in record.decision.gates)
     outcome = record.outcome
     assert outcome is not None
     moved = outcome.transfer
     return (
-        record.seq, request, record.cluster, replace(record.decision, gates=()), gates, outcome.status,
+        record.seq, request, record.cluster, msgspec.structs.replace(record.decision, gates=()), gates, outcome.status,
         outcome.http_status, outcome.migration,
         None if moved is None else (moved.purpose, moved.source, moved.target, moved.status, moved.prefix_tokens),
     )  # fmt: skip

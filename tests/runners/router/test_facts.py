@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.router.facts import read_facts
@@ -95,6 +95,7 @@ def test_no_body_is_refused_here(body: bytes, chat: bool) -> None:
 
 
 @given(JSON, JSON, JSON, JSON, st.booleans())
+@example([-(2**63) - 1], None, None, None, False)
 def test_no_field_is_refused_here(prompt: object, session: object, user: object, tokens: object, chat: bool) -> None:
     body = {"prompt": prompt, "messages": prompt, "session_id": session, "user": user, "max_tokens": tokens}
     read = read_facts(json.dumps(body).encode(), 4, chat=chat)

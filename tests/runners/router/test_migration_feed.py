@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter_ns
 
 import msgspec
@@ -17,7 +16,7 @@ from tests.runners.router.views import ask
 HOT = Gate("hot", 5000, 4000, True, "a has 5000 prompt tokens pending > 4000")
 MOVES = Decision("ear", "b", "migrated", migrate_from="a", gates=(HOT,))
 STAYS = Decision("ear", "a", "hot_cooldown", gates=(HOT, Gate("cooldown", 20, 0, False, "20 s of 30 s left")))
-REQUEST = replace(ask(session="s", owner="a"), request="r-1")
+REQUEST = msgspec.structs.replace(ask(session="s", owner="a"), request="r-1")
 
 
 def movement(status: str = "transferred") -> Movement:
@@ -80,9 +79,9 @@ def test_a_failed_one_names_the_failure() -> None:
 def test_a_refusal_is_told_once_per_session_and_reason() -> None:
     feed = MigrationFeed(perf_counter_ns)
     for turn in range(3):
-        feed.add_decision(turn, replace(REQUEST, turn=turn), STAYS)
-    feed.add_decision(9, REQUEST, replace(STAYS, reason="hot_moving"))
-    feed.add_decision(10, replace(REQUEST, session="other"), STAYS)
+        feed.add_decision(turn, msgspec.structs.replace(REQUEST, turn=turn), STAYS)
+    feed.add_decision(9, REQUEST, msgspec.structs.replace(STAYS, reason="hot_moving"))
+    feed.add_decision(10, msgspec.structs.replace(REQUEST, session="other"), STAYS)
     taken = feed.take_steps()
     assert [(line.session, line.reason) for line in taken] == [
         ("s", "hot_cooldown"), ("s", "hot_moving"), ("other", "hot_cooldown"),

@@ -122,8 +122,8 @@ def test_the_first_events_of_a_response_are_no_output() -> None:
 
 
 def test_an_instance_may_ask_for_a_pause() -> None:
-    assert pause_s([(b"x-recommended-pause-ms", b"250")], refusal=False) == 0.25
-    assert pause_s([(b"retry-after", b"3")], refusal=True) == 3.0
-    assert pause_s([(b"retry-after", b"3")], refusal=False) == 0.0
-    assert pause_s([(b"x-recommended-pause-ms", b"-5")], refusal=True) == 0.0
-    assert pause_s([(b"x-recommended-pause-ms", b"9" * 5000)], refusal=True) == 0.0
+    assert pause_s({b"x-recommended-pause-ms": b"250"}, refusal=False) == 0.25
+    assert pause_s({b"retry-after": b"3"}, refusal=True) == 3.0
+    assert pause_s({b"retry-after": b"3"}, refusal=False) == 0.0
+    assert pause_s({b"x-recommended-pause-ms": b"-5"}, refusal=True) == 0.0
+    assert pause_s({b"x-recommended-pause-ms": b"9" * 5000}, refusal=True) == 0.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runners.errors import RunnerError
@@ -146,6 +146,6 @@ def test_a_users_policy_that_fails_names_the_pick(tmp_path: Path) -> None:
     records = simulate("lmetric")
     with pytest.raises(PolicyError, match="mine at pick 10: it names 'unknown'"):
         what_if(records, policy)
-    nameless = replace(records[3], request=replace(records[3].request, session=""))
+    nameless = msgspec.structs.replace(records[3], request=msgspec.structs.replace(records[3].request, session=""))
     with pytest.raises(PolicyError, match="pick 3: ZeroDivisionError"):
         what_if([nameless], policy)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.router.policies.ear import EAR
 from runners.router.policies.kv_aware import KvAware
@@ -66,7 +68,7 @@ def test_pools_compare_within_their_pool() -> None:
 
 def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
     policy = EAR(hot_tokens=4000, cooldown_s=30)
-    request = replace(ask(1000, {"a": 912}, owner="a"), since_migration_s=41.5)
+    request = msgspec.structs.replace(ask(1000, {"a": 912}, owner="a"), since_migration_s=41.5)
     cluster = view(load("a", pp=5000), load("b", free_kv_tokens=9000), load("c", pp=10, free_kv_tokens=20))
     done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 0, 100, migration="recomputed")
     lines = why_lines(policy, request, cluster, done)
@@ -83,7 +85,7 @@ def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
         assert part in lines[""]
     assert "ruled out: it is hot: 5000 prompt tokens pending" in lines["a"]
     assert "ruled out: 20 KV tokens free, 1000 needed" in lines["c"]
-    stays = why_lines(policy, replace(request, since_migration_s=1.0), cluster)
+    stays = why_lines(policy, msgspec.structs.replace(request, since_migration_s=1.0), cluster)
     assert "Gate cooldown failed: 29.0 s of 30 s left <= 0 (migrated 1.0 s before)." in stays[""]
     assert "prompt tokens pending there 0 against 5000), but the score did not decide" in stays["b"]
 
@@ -119,7 +121,8 @@ def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None
             external_tokens=None,
             counted_reason="nothing came",
         )
-        text = why_lines(policy, request, cluster, replace(done, transfer=lost, migration="recomputed"))[""]
+        failed = msgspec.structs.replace(done, transfer=lost, migration="recomputed")
+        text = why_lines(policy, request, cluster, failed)[""]
         assert part in text
     assert "Not all of it could be counted: nothing came." in text
 

@@ -24,8 +24,8 @@ AT_REST = HostRest(0.2, 2, 0.03, 0.0)
     ("rest", "sign"),
     [
         (HostRest(3.2, 2, 0.03, 0.0), "load average 3.2 on 2 cores"),
-        (HostRest(0.2, 2, 0.45, 0.0), "45% of its cores' time is taken"),
-        (HostRest(None, 2, None, 0.08), "a hypervisor takes 8% of a core"),
+        (HostRest(0.2, 2, 0.45, 0.0), "45 % of its cores' time is taken"),
+        (HostRest(None, 2, None, 0.08), "a hypervisor takes 8 % of a core"),
     ],
 )
 def test_each_sign_of_unrest_is_named_with_its_cost(rest: HostRest, sign: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
+from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.statistics.blocks import detectable_effect
 from runners.campaign.experiment import RunOptions
@@ -63,8 +64,8 @@ def test_the_newest_finished_run_that_knows_sigma_gives_it(tmp_path: Path) -> No
     )
     for launches in (3, 5, 8):
         tax = math.expm1(detectable_effect(0.1, launches, CONFIGS))
-        assert f"TTFT p90 {tax:.0%}".replace("%", " %") in effects
-    assert needed.startswith("A tax of 10% takes ")
+        assert f"TTFT p90 {format_percent(tax)}" in effects
+    assert needed.startswith("A tax of 10 % takes ")
     assert "(TTFT p90)" in needed
 
 

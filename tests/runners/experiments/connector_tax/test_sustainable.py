@@ -28,7 +28,7 @@ def test_a_shape_beyond_the_device_is_named_with_a_rate_that_it_sustains() -> No
     (line,) = list_unsustainable(GRID, H20)
     assert "No config can sustain 32768 x 64 tokens at ref_safe = 1 req/s" in line
     assert "32,832 of 22,400 tokens/s (an H20's FLOPs)" in line
-    assert "At 0.55 req/s it would use 80%" in line  # 0.8 x 22400 / 32832
+    assert "At 0.55 req/s it would use 80 %" in line  # 0.8 x 22400 / 32832
     assert "`--set phase_b.shape_rates.32768x64.rate_per_s=0.55`" in line
     assert list_unsustainable(GRID, Capacity()) == ()
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -190,7 +190,8 @@ class FakeBench:
         alone = {"event": "scheduled", "t_ns": t_ns, "request": f"cmpl-{name}-0-1a", "leg": "none"}
         decision = _decision(name, number, t_ns, len(asked["prompt"]), None)
         if engine is self.plain:
-            decision = replace(decision, decision=replace(decision.decision, instance=PLAIN))
+            placed = msgspec.structs.replace(decision.decision, instance=PLAIN)
+            decision = msgspec.structs.replace(decision, decision=placed)
         self._later(decision, [("decode", alone | {"cached_tokens": cached})] if engine is self.decode else [])
         exchange = self._answered(asked, cached, t_ns, 20 * MS if engine is self.decode else 18 * MS)
         if not self.tells:

@@ -108,7 +108,7 @@ async def test_a_phase_that_was_not_measured_and_phases_that_do_not_add_up_degra
     measurements.records[4] = dataclasses.replace(record, breakdown_ms=broken, gaps=gaps)
     assert why_degraded(measurements) == "not measured: rdma_transfer (the probe was blind)"
     measurements.records[4] = dataclasses.replace(record, client_residual_share=-0.08)
-    assert why_degraded(measurements) == "the sum of the phases differs from E2E by up to 8%"
+    assert why_degraded(measurements) == "the sum of the phases differs from E2E by up to 8 %"
     measurements.records[4] = record
     measurements.records[1] = dataclasses.replace(measurements.records[1], residual_share=0.5)
     assert why_degraded(measurements) == "", "a warm-up says nothing about the cell"

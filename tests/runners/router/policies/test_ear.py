@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +26,7 @@ def room(name: str, pp: int = 0, free: int | None = 10_000, **more: Any) -> Inst
 
 def turn(tokens: int = 1000, *, since: float | None = None, moving_to: str = "", **more: Any) -> RoutedRequest:
     """A later turn of a session that lives on `a`."""
-    return replace(
+    return msgspec.structs.replace(
         ask(tokens, owner=more.pop("owner", "a"), turn=3, **more), since_migration_s=since, moving_to=moving_to
     )
 
@@ -110,7 +110,7 @@ def test_a_target_must_have_room_for_the_context(free: int | None, moves: bool) 
 
 @pytest.mark.parametrize(("free", "moves"), [(1100, True), (1099, False)])
 def test_what_the_router_reserves_for_an_answer_needs_room_too(free: int, moves: bool) -> None:
-    asked = replace(turn(1000, max_tokens=100), reserved_tokens=100)
+    asked = msgspec.structs.replace(turn(1000, max_tokens=100), reserved_tokens=100)
     assert bool(POLICY.decide(asked, view(room("a", 5000), room("b", 0, free))).migrate_from) == moves
 
 
@@ -131,17 +131,21 @@ def test_without_a_target_it_stays_and_says_why_of_each() -> None:
 def test_where_no_kv_can_be_moved_to_is_no_target() -> None:
     cluster = view(room("a", 5000), room("b"), room("c", 300))
     held = turn(cached={"a": 912})
-    made = POLICY.decide(replace(held, cut_off={"b": "quarantined for 9 s"}), cluster)
+    made = POLICY.decide(msgspec.structs.replace(held, cut_off={"b": "quarantined for 9 s"}), cluster)
     assert (made.instance, made.migrate_from) == ("c", "a")
     assert ruled_out(made)["b"] == "no KV can be moved there: quarantined for 9 s"
-    everywhere = POLICY.decide(replace(held, cut_off={"b": "quarantined", "c": "it has no transfer"}), cluster)
+    everywhere = POLICY.decide(
+        msgspec.structs.replace(held, cut_off={"b": "quarantined", "c": "it has no transfer"}), cluster
+    )
     assert (everywhere.instance, everywhere.reason) == ("a", "hot_no_target")
     assert "can be sent its KV" in everywhere.gates[-1].text
-    cold = POLICY.decide(replace(ask(), cut_off={"b": "quarantined"}), cluster)
+    cold = POLICY.decide(msgspec.structs.replace(ask(), cut_off={"b": "quarantined"}), cluster)
     assert cold.instance == "b", "a new session needs no KV"
-    free = MIGRATION_ONLY.decide(replace(held, cut_off={"b": "quarantined", "c": "quarantined"}), cluster)
+    free = MIGRATION_ONLY.decide(
+        msgspec.structs.replace(held, cut_off={"b": "quarantined", "c": "quarantined"}), cluster
+    )
     assert (free.instance, free.migrate_from) == ("b", ""), "placed by load, with nothing to bring along"
-    evicted = POLICY.decide(replace(turn(), cut_off={"b": "quarantined"}), cluster)
+    evicted = POLICY.decide(msgspec.structs.replace(turn(), cut_off={"b": "quarantined"}), cluster)
     assert (evicted.instance, evicted.migrate_from) == ("b", "a"), "there is no KV to move: b computes in any case"
 
 
@@ -159,7 +163,7 @@ def test_where_no_kv_can_be_moved_to_is_no_target() -> None:
 )
 def test_how_much_kv_there_is_to_move_does_not_keep_a_session(cached: dict[str, int], goes_to: str, least: int) -> None:
     """4.3.2: the fewest pending tokens among those with room. What is worth moving decides only how KV gets there."""
-    asked = replace(turn(1000, cached=cached), min_move_tokens=least)
+    asked = msgspec.structs.replace(turn(1000, cached=cached), min_move_tokens=least)
     cluster = view(room("a", 5000), room("b", 100), room("c", 200))
     for policy in (POLICY, MIGRATION_ONLY):
         made = policy.decide(asked, cluster)
@@ -195,7 +199,7 @@ def test_it_decides_as_the_specification_is_written() -> None:
         tokens = int(rng.integers(1, 8000))
         cached = {name: (0, int(rng.integers(0, tokens + 1)), tokens)[int(rng.integers(3))] for name in names}
         since = None if rng.random() < 0.5 else float(rng.uniform(0, 60))
-        asked = replace(
+        asked = msgspec.structs.replace(
             turn(tokens, owner=names[int(rng.integers(len(names)))], cached=cached, since=since, max_tokens=3000),
             min_move_tokens=(0, 1, 1000)[int(rng.integers(3))],
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from results.records.decisions import Decision
@@ -175,7 +175,7 @@ def test_static_pools_prefill_by_work_and_decode_by_free_kv() -> None:
 def test_static_pools_check_that_prompt_and_reserved_output_fit() -> None:
     made = StaticPD().decide(ask(2000), view(*PD))
     assert {one.instance: one.ruled_out for one in made.candidates}["d0"] == "1500 KV tokens free, 2000 needed"
-    longer = replace(ask(1450), reserved_tokens=100)
+    longer = msgspec.structs.replace(ask(1450), reserved_tokens=100)
     assert {one.instance: one.ruled_out for one in StaticPD().decide(longer, view(*PD)).candidates}["d0"] == (
         "1500 KV tokens free, 1550 needed"
     )

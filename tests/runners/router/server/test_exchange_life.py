@@ -160,7 +160,7 @@ class Life(RuleBasedStateMachine):
         if exchange in self.answered:
             return
         pool = self.pools[exchange.instance]
-        answer = Answer(status, (), chunked=True, sized=False, events=True)
+        answer = Answer(status, (), {}, chunked=True, sized=False, events=True)
         pool.open.remove(exchange)
         if exchange.head_received(answer):
             pool.open.append(exchange)

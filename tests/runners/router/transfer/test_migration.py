@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from results.records.decisions import KvTransfer, RoutedRequest
@@ -309,7 +310,7 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         gate = on.target.tokenize_gate = asyncio.Event()
         done: list[Movement] = []
         on.specs["h2"] = replace(on.specs["h"], instance="h2")
-        early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
+        early = msgspec.structs.replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
         waiting = begin(on, early, body("word " * 20), done.append, source="h2")
         await until(lambda: bool(on.target.seen))
         stuck = begin(on, done=done.append)

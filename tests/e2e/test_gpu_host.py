@@ -1,0 +1,123 @@
+"""`tracon run` with CUDA profiles on a host with made-up GPUs: real engines under asynchronous scheduling."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pytest
+
+from results.records.events import CellChanged, CellState, GpusSampled, RunState
+from results.records.gpu import read_gpu_log
+from results.records.launches import LaunchRecord
+from results.records.layout import RunLayout
+from state.store import RunStore
+from tests.e2e.cli import data, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
+from tests.e2e.gpu_runs import arguments, gpu_host, write_config
+from tests.e2e.test_routing import came_from_elsewhere, transfers
+from tests.patches.ring_file import decode
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+CONFIG, FIRST, SECOND = "plain", "phase-a/plain/r4", "phase-a/plain/r8"
+RUN_S = 800.0
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with gpu_host(tmp_path_factory.mktemp("gpus")) as profile:
+        yield profile
+
+
+@pytest.fixture(scope="module")
+def tax(host: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose process was killed with -9 after the first piece that measures, and resumed to its end."""
+    workspace = tmp_path_factory.mktemp("tax")
+    started = tracon(*arguments("connector-tax", host, CONFIG), "--detach", "--json", workspace=workspace)
+    assert started.returncode == 0, started.stderr
+    run = Path(data(started)["folder"])
+    wait_until(run, lambda view: view.cells[FIRST].state is CellState.DONE, RUN_S)
+    pid = worker_pid(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until_no_engine(run)
+    resumed = tracon("resume", run.name, "--json", workspace=workspace, timeout_s=RUN_S)
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    return run
+
+
+def launches(folder: Path) -> list[LaunchRecord]:
+    files = sorted(folder.glob("**/launches.jsonl"))
+    return [msgspec.json.decode(line, type=LaunchRecord) for file in files for line in file.open("rb")]
+
+
+def test_killed_between_two_pieces_it_measures_every_cell_once(tax: Path) -> None:
+    view = view_of(tax)
+    assert view.state is RunState.DONE
+    assert {cell.state for cell in view.cells.values()} <= {CellState.DONE, CellState.SKIPPED}
+    with RunStore.open(tax, read_only=True) as store:
+        events = [recorded.event for recorded in store.events()]
+    done = Counter(event.cell for event in events if isinstance(event, CellChanged) and event.state is CellState.DONE)
+    assert set(done.values()) == {1}
+
+
+def test_engines_have_the_arguments_and_the_environment_of_the_cuda_profile(tax: Path) -> None:
+    for launch in launches(tax):
+        options = dict(pairwise(launch.argv))
+        assert options["--load-format"] == "dummy"
+        assert options["--gpu-memory-utilization"] == "0.9"
+        assert launch.started_by == "spawn/default"
+        assert not {"TORCHDYNAMO_DISABLE", "TRACON_CPU_CONNECTORS"} & launch.env.keys(), "a CPU engine's alone"
+
+
+def test_overlapping_steps_are_timed_by_the_probe(tax: Path) -> None:
+    layout = RunLayout(tax).config(tax.name[:8], CONFIG)
+    rings = [decode(path) for path in layout.root.glob("rings/*/engine_step.engine.*.ring")]
+    assert rings
+    for ring in rings:
+        assert (ring.status["batch_queue"], ring.status["settings"]["async_scheduling"]) == (True, True)
+        assert ring.status["step_timing_available"], ring.status["reason"]
+    record: dict[str, Any] = msgspec.json.decode(layout.cell("A", "r4").read_bytes())
+    assert record["step_timing"]["available"], record["step_timing"]["reason"]
+    steps = pd.read_json(layout.engine_step("A", "r4"), lines=True)
+    overlapping = steps.t_ns.shift(-1) < steps.t_ns + 1000 * steps.engine_step_us
+    assert overlapping.mean() > 0.5, "the next step is scheduled while one runs"
+
+
+def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
+    log = read_gpu_log(RunLayout(tax).gpu_csv)
+    measured = {cell.plan.cell for cell in view_of(tax).cells.values() if cell.state is CellState.DONE}
+    sampled = {sample.cell for sample in log.samples}
+    assert {FIRST, SECOND} <= sampled <= measured
+    assert {sample.gpu for sample in log.samples} == {0, 1}
+    layout = RunLayout(tax).config(tax.name[:8], CONFIG)
+    assert msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu"]["utilisation"] == pytest.approx(0.97)
+    report = RunLayout(tax).report_md.read_text()
+    assert "GPU 0 was sampled once a second" in report
+    assert "power cap 50% of the time" in report, "of two GPUs one"
+    status = data(tracon("status", tax.name, "--json", workspace=tax.parent))
+    assert [gpu["power_w"] for gpu in status["gpus"]] == [698.0, 698.0]
+    with RunStore.open(tax, read_only=True) as store:
+        assert any(isinstance(recorded.event, GpusSampled) for recorded in store.events())
+
+
+@pytest.mark.long
+def test_engines_share_a_gpu_and_sessions_migrate_between_them(host: Path, tmp_path: Path) -> None:
+    config = write_config(host.parent, "mooncake_both")
+    done = tracon(*arguments("routing", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Path(data(done)["folder"])
+    pair = [launch for launch in launches(run) if launch.instance.startswith("e")]
+    assert {launch.instance.partition("-")[0] for launch in pair} == {"e0", "e1"}
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in pair} == {"0"}
+    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in pair} == {"0.45"}
+    assert [move for move in transfers(run, "EAR") if move.status == "transferred"]
+    assert came_from_elsewhere(run, "EAR") > 0
+    assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()

@@ -1,0 +1,93 @@
+"""What a CUDA environment does without a GPU: its modules import, and its vLLM settles Tracon's launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from launch.builtin_models import write_builtin
+from launch.command import LaunchSpec, build_launch
+from launch.environment import Engine
+from launch.profile import config_names, load_config, load_profile
+from results.records.layout import ConfigLayout
+from tests.launch.cuda_settings import MARK
+
+PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")
+MODULES = (
+    "vllm.v1.core.sched.async_scheduler", "vllm.v1.engine.core", "vllm.v1.engine.async_llm",
+    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.executor.multiproc_executor",
+    "vllm.entrypoints.openai.api_server", "vllm.model_executor.models.qwen3_moe",
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
+    "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector",
+    "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "tracon_patches.noop_connector",
+)  # fmt: skip
+"""What an engine on a GPU imports."""
+_IMPORT = """
+import importlib, json, sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+failed = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        failed[name] = f"{type(error).__name__}: {error}"
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+for name in ("schedule", "update_from_output"):
+    if "tracon_patches" not in getattr(AsyncScheduler, name).__code__.co_filename:
+        failed[name] = "the step probe is not on it"
+print()
+print(sys.argv[2] + json.dumps(failed), flush=True)
+"""
+TIMEOUT_S = 1200.0
+
+
+def import_modules(engine: Engine) -> dict[str, str]:
+    """Import MODULES with the probes on, as an engine's process would; module, or method without probe, to why not."""
+    folder = engine.root.parent / "steps"
+    folder.mkdir(exist_ok=True)
+    environ = {"AGENTIC_STEP_LOG_PATH": str(folder / "engine_step.jsonl"), "TRACON_TRANSFER_LOG": str(folder)}
+    failed: dict[str, str] = _read_answer(engine, ("-c", _IMPORT, json.dumps(MODULES), MARK), environ)
+    return failed
+
+
+def settle_launches(engine: Engine, folder: Path) -> None:
+    """vLLM's own parser and configuration take the launch arguments of every config, and settle on what a GPU's engine
+    has: asynchronous scheduling, CUDA graphs, the connector. Asserts it."""
+    specs = [_build_spec(engine, folder, profile, config) for profile in PROFILES for config in config_names()]
+    lines = folder / "arguments.json"
+    lines.write_text(json.dumps([spec.argv[3:] for spec in specs]))
+    script = Path(__file__).with_name("cuda_settings.py")
+    settled: list[dict[str, Any]] = _read_answer(engine, (str(script), str(lines)), {"HF_HUB_OFFLINE": "1"})
+    assert len(settled) == len(specs) == 16
+    for spec, one in zip(specs, settled, strict=True):
+        transfer = load_config(spec.config).kv_transfer_on("cuda")
+        assert one["connector"] == (transfer["kv_connector"] if transfer else None), spec.config
+        settings = one["settings"]
+        assert (settings["async_scheduling"], settings["enforce_eager"]) == (True, False), spec.config
+        assert settings["cudagraph_mode"] == "FULL_AND_PIECEWISE", spec.config
+        assert settings["prefix_caching"] is True, spec.config
+
+
+def _build_spec(engine: Engine, folder: Path, profile: str, config: str) -> LaunchSpec:
+    spec = build_launch(
+        load_profile(profile), load_config(config), engine, instance=config, port=18_100, layout=ConfigLayout(folder),
+        launch=1,
+    )  # fmt: skip
+    assert spec.model_folder is not None
+    write_builtin(spec.model_folder)
+    return spec
+
+
+def _read_answer(engine: Engine, arguments: tuple[str, ...], environ: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
+    done = subprocess.run(
+        [str(engine.python), *arguments], env={**os.environ, **engine.env, "VLLM_PLUGINS": "tracon", **environ},
+        capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert lines, (done.stdout + done.stderr)[-3000:]
+    return json.loads(lines[-1].removeprefix(MARK))
