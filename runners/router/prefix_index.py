@@ -55,8 +55,6 @@ class PrefixIndex:
 
     def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; changes nothing."""
-        if not keys or keys[0] not in self._used:
-            return 0
         return self._count_held(keys) * self.block_tokens
 
     def insert_keys(self, keys: Sequence[int]) -> None:
@@ -81,7 +79,9 @@ class PrefixIndex:
             return 0
         if keys[-1] in used:
             return len(keys)
-        low, high = 1, len(keys) - 1
+        if keys[1] not in used:  # many instances hold the one block with which most prompts begin
+            return 1
+        low, high = 2, len(keys) - 1
         while low < high:
             middle = (low + high) // 2
             if keys[middle] in used:
@@ -124,14 +124,13 @@ def chain_key(parent: int | None, block: Sequence[int]) -> int:
     return xxh3_64_intdigest(pack_tokens(block), parent or 0)
 
 
-def cached_tokens(index: Index, keys: Sequence[int], input_tokens: int) -> int:
-    """How much of a prompt of `input_tokens` the instance need not compute: full blocks, and never its last token."""
-    held_tokens = index.count_matching(keys)
-    if not held_tokens:  # most instances of many, for most requests
-        return 0
-    return min(held_tokens, max(0, input_tokens - 1) // index.block_tokens * index.block_tokens)
-
-
 def cached_by_instance(indexes: Mapping[str, Index], keys: Sequence[int], input_tokens: int) -> dict[str, int]:
-    """`cached_tokens` of every instance, by name."""
-    return {name: cached_tokens(index, keys, input_tokens) for name, index in indexes.items()}
+    """How much of a prompt of `input_tokens` each instance need not compute: full blocks, and never its last token."""
+    most = max(0, input_tokens - 1)
+    cached = {}
+    for name, index in indexes.items():
+        tokens = index.count_matching(keys)
+        if tokens > most:
+            tokens = most // index.block_tokens * index.block_tokens
+        cached[name] = tokens
+    return cached

@@ -17,7 +17,7 @@ from launch.preflight_checks import counter, exposition
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
+from runners.router.prefix_index import PrefixIndex, block_keys, cached_by_instance
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
@@ -77,8 +77,9 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
                 for number in range(PROMPTS):
                     prompt = source.choice(heads) + [source.randrange(256) for _ in range(source.randrange(1, 300))]
                     keys = block_keys(prompt, BLOCK)
-                    indexed_tokens = cached_tokens(index, keys, len(prompt))
-                    approximate += cached_tokens(guess, keys, len(prompt)) == indexed_tokens
+                    cached = cached_by_instance({"engine": index, "guess": guess}, keys, len(prompt))
+                    indexed_tokens = cached["engine"]
+                    approximate += cached["guess"] == indexed_tokens
                     before, messages = await hits(client), events.messages
                     body = {"model": spec.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
                     (await client.post("/v1/completions", json=body)).raise_for_status()

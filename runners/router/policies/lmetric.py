@@ -80,10 +80,11 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
         counts = [load.num_requests for load in may.loads]
+        most, mean = max(1, *counts), sum(counts) / len(counts)
         weighing = weigh_instances(
             request,
             may.loads,
-            lambda load, new: (-self._sum_terms(request, load, counts),),
+            lambda load, new: (-self._sum_terms(request, load, most, mean),),
             self.tie,
             cluster.fallbacks,
             lambda load: {"cached_share": cached_share(request, load.instance)},
@@ -91,9 +92,8 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
         keys = ("load_less_cache", "turns_away")
         return draft_for(self.name, may, weighing, keys, "lowest_score", advances=True)
 
-    def _sum_terms(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
+    def _sum_terms(self, request: RoutedRequest, load: InstanceLoad, most: int, mean: float) -> float:
         share = cached_share(request, load.instance)
         if self.form == "mix":
-            return self.w * share - (1 - self.w) * load.num_requests / max(1, *counts)
-        mean = sum(counts) / len(counts)
+            return self.w * share - (1 - self.w) * load.num_requests / most
         return share - self.beta * (load.num_requests - mean) / max(1.0, mean)

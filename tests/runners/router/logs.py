@@ -12,7 +12,7 @@ import msgspec
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.policies import make_policy
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
+from runners.router.prefix_index import PrefixIndex, block_keys, cached_by_instance
 from runners.router.sessions.bindings import Bindings
 
 NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldown_s": 5.0}}
@@ -42,7 +42,7 @@ class PolicyRouter:
 
     def send(self, session: str, prompt: list[int], name: str = "r") -> Sent:
         keys, bindings = block_keys(prompt, 16), self.bindings
-        cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in self.indexes.items()}
+        cached = cached_by_instance(self.indexes, keys, len(prompt))
         turn, owner = bindings.count_arrival(session, self.now), bindings.owner_of(session)
         since_s, moving_to = bindings.since_migration_s(session, self.now), bindings.moving_to(session)
         request = RoutedRequest(

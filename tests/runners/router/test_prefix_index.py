@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_tokens, chain_key
+from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_by_instance, chain_key
 from tests.examples import examples
 
 
@@ -61,9 +61,9 @@ def test_a_prompts_last_token_is_never_cached() -> None:
     index = PrefixIndex(16)
     keys = block_keys(range(48), 16)
     index.insert_keys(keys)
-    assert cached_tokens(index, keys, 48) == 32
-    assert cached_tokens(index, block_keys(range(49), 16), 49) == 48
-    assert cached_tokens(index, (), 0) == 0
+    assert cached_by_instance({"a": index}, keys, 48) == {"a": 32}
+    assert cached_by_instance({"a": index}, block_keys(range(49), 16), 49) == {"a": 48}
+    assert cached_by_instance({"a": index}, (), 0) == {"a": 0}
 
 
 def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
