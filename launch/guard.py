@@ -364,6 +364,7 @@ def keep(control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # a closed terminal is no reason to end an engine, the owner's death is
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the owner may have it blocked for a moment
     remove_sockets("")
     sockets = make_socket_folder()
     outer = os.getpid()

@@ -13,7 +13,7 @@ import stat
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -132,7 +132,7 @@ async def start_child(
     module: str, *arguments: str, line_type: type[LineOf], end_grace_s: float
 ) -> ChildProcess[LineOf]:
     """Start `python -m module`, in a session of its own. `end_grace_s`: how long `end` waits before it kills."""
-    with _sigterm_held():
+    with _HELD_SIGTERM:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -147,14 +147,26 @@ async def start_child(
     return ChildProcess(process, line_type, end_grace_s)
 
 
-@contextlib.contextmanager
-def _sigterm_held() -> Iterator[None]:
-    """A process started in here takes a SIGTERM only when it is ready to: one that comes early must not kill it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class _HeldSigterm:
+    """Blocks SIGTERM while processes are started: one that comes before they are ready to take it must not kill them.
+
+    Starts overlap, because each awaits: the last one to end lets the signal through again.
+    """
+
+    def __init__(self) -> None:
+        self._starts = 0
+
+    def __enter__(self) -> None:
+        self._starts += 1
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def __exit__(self, *_: object) -> None:
+        self._starts -= 1
+        if not self._starts:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+_HELD_SIGTERM = _HeldSigterm()
 
 
 def write_spec(path: Path, spec: object, refusal: type[RunnerError]) -> Path:

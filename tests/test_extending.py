@@ -83,7 +83,7 @@ def test_the_experiment_is_on_the_command_line(toy: str) -> None:
     ]
     assert len(plan["cells"]) == 5
     shown = " ".join(tracon("plan", "--help").stdout.replace("│", " ").split())
-    assert "connector-tax, routing, pd-lifecycle, start-time" in shown
+    assert "connector-tax, routing, pd-lifecycle, capacity, start-time" in shown
     assert "start-time: e.g. repetitions=5" in shown
     refused = tracon("plan", NAME, "-p", toy, "--set", "repetition=2")
     assert "repetition" in str(refused.exception)

@@ -13,6 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
+from results.records.percent import format_percent
 from results.statistics.estimates import DRAWS, LEVEL, holm
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, p_value
 
@@ -117,8 +118,9 @@ def judge_errors(name: str, errors: Sequence[float], repeats: Sequence[float]) -
     mape, repeated = (statistics.fmean(map(abs, some)) for some in (errors, repeats))
     limit = repeated + MAPE_ABOVE_REPETITION
     text = (
-        f"bias {bias:+.1%} (limit {BIAS_LIMIT:.0%}), mean error {mape:.1%} (limit {limit:.1%}: a real cell against its "
-        f"own repetition {repeated:.1%}, and {MAPE_ABOVE_REPETITION * 100:g} points), over {len(errors)} cells"
+        f"bias {format_percent(bias, 1, signed=True)} (limit {format_percent(BIAS_LIMIT)}), mean error "
+        f"{format_percent(mape, 1)} (limit {format_percent(limit, 1)}: a real cell against its own repetition "
+        f"{format_percent(repeated, 1)}, and {MAPE_ABOVE_REPETITION * 100:g} points), over {len(errors)} cells"
     )
     return Gate(name, abs(bias) <= BIAS_LIMIT and mape <= limit, text)
 

@@ -94,6 +94,22 @@ async def test_shared_memory_is_removed_where_a_guard_was_killed(tmp_path: Path,
     assert await asyncio.to_thread(wait_until, lambda: not segment.exists(), SOON_S)
 
 
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", [0, 1], ids=["inner", "outer"])
+async def test_a_guard_that_was_started_with_term_blocked_ends_its_engine_all_the_same(
+    tmp_path: Path, victim: int
+) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        link, pid = await start(tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    link.go()
+    os.kill(guards_of(pid)[victim], signal.SIGKILL)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not psutil.pid_exists(pid), SOON_S)
+
+
 async def test_an_engine_that_obeys_term_is_not_killed(tmp_path: Path) -> None:
     link, _ = await start(tmp_path, "import sys, time; print('up', flush=True); time.sleep(600)")
     link.go()

@@ -34,7 +34,7 @@ async def test_requests_leave_no_objects_behind(tmp_path: Path) -> None:
                 return len(gc.get_objects())
 
             before = await count_objects_after(range(100))
-            assert await count_objects_after(range(100, 400)) - before < 100
+            assert await count_objects_after(range(100, 700)) - before < 300, "one object per request gives 600"
 
 
 @pytest.mark.parametrize("stream", [True, False])
