@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 from runners.child_process import ChildLine, ChildProcess, start_child
 
@@ -11,8 +12,8 @@ from runners.child_process import ChildLine, ChildProcess, start_child
 async def test_processes_started_at_once_leave_sigterm_as_it_was() -> None:
     """A run process that kept it blocked could not be ended, and every engine that it starts would inherit that."""
 
-    async def start() -> ChildProcess[ChildLine]:
-        return await start_child("json.tool", line_type=ChildLine, end_grace_s=30.0)
+    async def start() -> ChildProcess[ChildLine[Any]]:
+        return await start_child("json.tool", line_type=ChildLine[Any], end_grace_s=30.0)
 
     children = await asyncio.gather(start(), start(), start())
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
