@@ -18,6 +18,7 @@ from signal import SIGKILL
 
 import psutil
 
+from launch.environment import home
 from launch.ports import free_port
 from results.records.events import (
     CellChanged,
@@ -200,7 +201,7 @@ class Campaign:
             self._run = None
             return
         if failed and run.view.state is RunState.FAILED:
-            self._outcome.retried.extend(cell.reason.splitlines()[0][:200] for cell in failed)
+            self._outcome.retried.extend(_shorten(cell.reason) for cell in failed)
             ask_run(run.folder, "retry", "", "")
         self._outcome.resumes += 1
         run.resume()
@@ -365,6 +366,11 @@ class _Moment:
             self._load = loads[0] if loads else 0
             return False
         return not processes.is_running(self._load)
+
+
+def _shorten(reason: str) -> str:
+    """Why a cell failed, in one line without this machine's folders: the journal of faults is published."""
+    return reason.splitlines()[0].replace(str(home()), "$TRACON_HOME")[:200]
 
 
 def _is_moment(name: str, event: Event) -> bool:
