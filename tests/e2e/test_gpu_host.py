@@ -101,7 +101,7 @@ def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
     assert msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu"]["utilisation"] == pytest.approx(0.97)
     report = RunLayout(tax).report_md.read_text()
     assert "GPU 0 was sampled once a second" in report
-    assert "power cap 50% of the time" in report, "of two GPUs one"
+    assert "power cap 50 % of the time" in report, "of two GPUs one"
     status = data(tracon("status", tax.name, "--json", workspace=tax.parent))
     assert [gpu["power_w"] for gpu in status["gpus"]] == [698.0, 698.0]
     with RunStore.open(tax, read_only=True) as store:

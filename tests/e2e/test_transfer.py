@@ -12,9 +12,10 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -60,7 +61,7 @@ class Bench:
     def begin(self, prompt: list[int], held: int = PREFIX, at_target: int = 0) -> tuple[Movement, asyncio.Event]:
         """A migration of the prompt's prefix from h to t."""
         over = asyncio.Event()
-        request = replace(REQUEST, input_tokens=len(prompt), cached_tokens={"h": held, "t": at_target})
+        request = msgspec.structs.replace(REQUEST, input_tokens=len(prompt), cached_tokens={"h": held, "t": at_target})
         body = json.dumps({"model": PROFILE.model.served_name, "prompt": prompt}).encode()
         message = ClientMessage(b"/v1/completions", HEADERS, body)
         movement = self.transfers.start_movement(
@@ -179,7 +180,7 @@ async def test_only_what_the_target_lacks_is_moved(bench: Bench) -> None:
 async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
     chat = {"model": PROFILE.model.served_name, "messages": [{"role": "user", "content": bytes(draw(1500)).hex()}]}
     over = asyncio.Event()
-    request = replace(REQUEST, input_tokens=800, cached_tokens={"h": 600})
+    request = msgspec.structs.replace(REQUEST, input_tokens=800, cached_tokens={"h": 600})
     message = ClientMessage(b"/v1/chat/completions", HEADERS, json.dumps(chat).encode())
     movement = bench.transfers.start_movement(
         MoveRequest("migration", request, "h", "t", message), lambda movement: over.set()
