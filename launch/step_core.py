@@ -99,7 +99,7 @@ def _list_engine_processes(api_server: int) -> list[int]:
     try:
         children = psutil.Process(api_server).children()
         return [child.pid for child in children if TRACKER not in " ".join(child.cmdline())]
-    except psutil.Error:  # the engine dies: whoever uses it is told
+    except psutil.Error:  # the engine has died; its caller reports that
         return []
 
 

@@ -40,31 +40,31 @@ def build_page(analysis: CapacityAnalysis) -> Page:
     )
 
 
-def _order(policy: PolicyCapacity) -> tuple[int, int]:
-    """By the number of instances, and as the plan has them."""
+def _order(policy: PolicyCapacity) -> int:
+    """By the number of instances; equal ones stay as the plan has them."""
     fewest = policy.answer.fewest
-    return (policy.search.most + 1 if fewest is None else fewest.instances), 0
+    return policy.search.most + 1 if fewest is None else fewest.instances
 
 
 def describe_answer(policy: PolicyCapacity) -> str:
     """One sentence or a few; every number with its interval."""
-    found = policy.answer
-    if found.unfinished is not None:
-        return f"the search is not over: a point of {found.unfinished.text} instances is missing."
-    if found.fewest is None:
+    answer = policy.answer
+    if answer.unfinished is not None:
+        return f"the search is not over: a point of {answer.unfinished.text} instances is missing."
+    if answer.fewest is None:
         largest = max(policy.points, default=None)
         at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
         return f"no size of up to {policy.search.most} instances holds it{at}."
-    parts = [f"{found.fewest.text} instances hold it ({_describe_values(policy.points[found.fewest])})"]
-    below = [size for size in policy.points if size.instances == found.fewest.instances - 1]
+    parts = [f"{answer.fewest.text} instances hold it ({_describe_values(policy.points[answer.fewest])})"]
+    below = [size for size in policy.points if size.instances == answer.fewest.instances - 1]
     if below:
         nearest = min(below, key=lambda size: policy.points[size].distance)
         point = policy.points[nearest]
         parts.append(f"{nearest.text} {_name_standing(point)} ({_describe_values(point)})")
-    if found.possible is not None and found.possible != found.fewest:
-        parts.append(f"undecided from {found.possible.text} on")
-    if found.not_monotone:
-        sizes = ", ".join(size.text for size in found.not_monotone)
+    if answer.possible is not None and answer.possible != answer.fewest:
+        parts.append(f"undecided from {answer.possible.text} on")
+    if answer.not_monotone:
+        sizes = ", ".join(size.text for size in answer.not_monotone)
         parts.append(f"not monotone: of the larger sizes {sizes} do not hold it")
     return f"{'; '.join(parts)}."
 
@@ -137,7 +137,7 @@ def _build_points(analysis: CapacityAnalysis) -> Table:
         Column("turns completed", lambda row: _share_completed(*row), "%", 4, 100),
     )
     rows = [(policy, size) for policy in analysis.policies for size in policy.points]
-    note = "A turn that was not completed counts as never served. `-`: so many were not that the percentile is one."
+    note = "A turn that did not complete counts as never served. `-`: the percentile is such a turn."
     return make_table("Points", columns, rows, note)
 
 

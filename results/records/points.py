@@ -25,8 +25,8 @@ class PointRecord:
     completed: int
     """Of them."""
     values: Mapping[str, float | None]
-    """`ttft_p90` and so on, in seconds, over all turns of the trace: one that was not completed counts as never served.
-    None = so many were not completed that the percentile is one of them."""
+    """`ttft_p90` and so on, in seconds, over all turns of the trace: one that did not complete counts as never served.
+    None = the percentile is such a turn."""
     simulated: str
     """The engine model: nothing was measured."""
     simulation_s: float

@@ -126,7 +126,7 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
 
 
 def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
-    """What was measured in one sentence: a run that ranks nobody has no answer per metric."""
+    """What was measured in one sentence: a run that ranks no policy has no answer per metric."""
     shown = [
         f"{join_load(metric_named(row.metric).title, row.load)} {row.best} {_describe_value(row)}"
         for row in analysis.standings

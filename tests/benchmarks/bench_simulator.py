@@ -64,7 +64,7 @@ print(json.dumps(row | {"requests": values["num_ttft_samples"], "ttft_p50_s": va
 
 
 def repeat_trace(source: Path, requests: int, seed: int, path: Path) -> None:
-    """Write a Mooncake trace of so many requests. Ids stay numbered by their first appearance."""
+    """Write a Mooncake trace of this many requests. Ids stay numbered by their first appearance."""
     rows = [msgspec.json.decode(line) for line in read_packed(source).splitlines()]
     ids = 1 + max(max(row["hash_ids"]) for row in rows)
     gap_ms = rows[-1]["timestamp"] / len(rows)
