@@ -23,7 +23,6 @@ from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
-from launch.step_core import why_no_step_core
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
@@ -76,13 +75,11 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
-    own_step_core: bool = False,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory; `own_step_core` that its steps are to have a
-    core of their own. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -101,7 +98,6 @@ def examine(
         _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
         _check_memory(kind),
         _check_cpu(),
-        *([_check_step_core()] if own_step_core else []),
         _check_instruction_set(flags),
         *(_describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
@@ -292,13 +288,6 @@ def _check_cpu() -> Row:
         remedy = "raise the container's or service's CPU limit: a quota stops every process of it for up to 0.1 s"
         return Row("CPU", WARN, detail, remedy)
     return Row("CPU", OK, detail)
-
-
-def _check_step_core() -> Row:
-    reason = why_no_step_core()
-    if reason:
-        return Row("core for the steps", WARN, f"none: {reason}", "give it two cores: launches then differ less")
-    return Row("core for the steps", OK, "one, left alone by API server and load, where a single engine is measured")
 
 
 def _check_instruction_set(flags: frozenset[str]) -> Row:

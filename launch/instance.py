@@ -30,7 +30,6 @@ from launch.gpu_memory import wait_for_release
 from launch.guard_link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import end_members, members
-from launch.step_core import StepCore
 from results.records.events import EngineDeath
 from state.process_identity import ProcessIdentity, is_alive, is_verifiable
 
@@ -107,8 +106,6 @@ class Instance:
         self.identity = identity
         self.name, self.url, self.model, self.pid = spec.instance, spec.url, spec.model, identity.pid
         self.ports = spec.ports
-        self.cores: StepCore | None = None
-        """How this host's cores are divided while it lives; None = as the kernel does."""
         self._link = link
         self._started_ns = started_ns
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}

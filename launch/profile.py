@@ -69,8 +69,6 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     release_wait_s: Seconds
     """Pause after the engine is gone, until the device's memory is free."""
     port_base: Port
-    own_step_core: bool = False
-    """Where one engine runs alone, the thread of its steps has a core that API server and load do not use."""
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,8 +171,6 @@ def load_profile(name_or_path: str | Path) -> Profile:
     profile = _decode_file(path, Profile)
     if profile.engine.kind == "cuda" and profile.launch.method == "fork_server":
         raise _make_error(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
-    if profile.launch.own_step_core and (profile.engine.kind != "cpu" or profile.launch.executor != "uni"):
-        raise _make_error(path, "launch.own_step_core", 'needs a CPU engine with executor = "uni"', "leave it out")
     if profile.model.vocab_low >= profile.model.vocab_high:
         raise _make_error(path, "model.vocab_low", "is not below model.vocab_high", "swap or widen the two")
     return profile

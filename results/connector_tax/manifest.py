@@ -66,7 +66,6 @@ def _build_row(
         result_directory="; ".join(str(layout.root.relative_to(root)) for layout in layouts),
         step_timing_available=timed,
         step_timing_reason=timing_reason,
-        step_core="; ".join(dict.fromkeys(_name_step_core(summary) for summary in done)),
         cells_done=len(done),
         cells_failed=failed,
         cells_dropped=dropped,
@@ -86,11 +85,6 @@ def _count_unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) 
     open_cells = [cell.cell for cell in facts.cells if cell.config == config and cell.cell not in done]
     tried = sum(RunLayout(root).attempt(cell, 1).parent.is_dir() for cell in open_cells)
     return tried, len(open_cells) - tried if facts.cells else None
-
-
-def _name_step_core(summary: CellSummary) -> str:
-    core = summary.cores.get("step")
-    return str(summary.cores.get("reason", "not divided")) if core is None else str(core)
 
 
 def _step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:

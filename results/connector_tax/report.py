@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.tables import build_tables
@@ -47,23 +46,6 @@ def describe_whole_step(cells: Sequence[CellSummary]) -> str:
     return f"`period_us`, the time between the ends of two steps, because steps overlap in {', '.join(overlapping)}"
 
 
-def describe_cores(cells: Sequence[CellSummary]) -> Iterator[str]:
-    """Where the engine's steps ran, as far as the cells' records tell."""
-    divided = {
-        (cell.cores["step"], tuple(cell.cores["others"])) for cell in cells if cell.cores.get("step") is not None
-    }
-    for step, others in sorted(divided):
-        rest = ", ".join(map(str, others))
-        yield (
-            f"The thread of the engine's steps had core {step}; its API server and the load shared {rest}. Its other "
-            "threads, a connector's among them, ran on all of these."
-        )
-    refused = Counter(cell.cores["reason"] for cell in cells if cell.cores.get("reason"))
-    for reason, count in sorted(refused.items()):
-        where = f"in {count} of {len(cells)} cells"
-        yield f"The engine's steps had no core of their own {where}: {reason}. Launches then differ more."
-
-
 def list_limits(analysis: Analysis) -> tuple[str, ...]:
     limits = [*analysis.facts.host_notes]
     if analysis.facts.engine_kind == "cpu":
@@ -78,7 +60,6 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             "run: nothing is called higher or lower, and no hypothesis is judged. "
             f"`--trials {MIN_PAIRED}` gives verdicts."
         )
-    limits.extend(describe_cores(analysis.cells))
     if any(drift.verdict == DriftVerdict.DETECTED for drift in analysis.drift):
         limits.append("The run drifted: configs were measured in a random order, and a tax holds what drift that left.")
     limits.append(

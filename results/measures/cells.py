@@ -72,7 +72,6 @@ def analyse_cell(cell_json: Path) -> CellSummary:
         instance=str(record.instance.get("instance", "")),
         settings=record.instance.get("settings") or {},
         gpu=record.gpu,
-        cores=record.instance.get("cores") or {},
     )
 
 

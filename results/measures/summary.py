@@ -75,8 +75,6 @@ class CellSummary:
     """What vLLM settled on for the engine; empty = not recorded."""
     gpu: Mapping[str, Any] = field(default_factory=dict)
     """As in the cell's record; empty = not recorded."""
-    cores: Mapping[str, Any] = field(default_factory=dict)
-    """How the host's cores were divided: `step`, `others`, `reason`; empty = they were not."""
 
     def estimate(self, name: str) -> Estimate:
         """The value called `name`; one that no cell of this kind has is unknown, not an error."""

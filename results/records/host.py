@@ -6,7 +6,8 @@ A cell that a stalled host has measured looks like a slow engine. `runners/sampl
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from results.records.percent import format_percent
 
 STOLEN = 0.1
 """A share of one core's second: more, and the second is a disturbed one."""
+SLOW = 1.5
+"""A core is slow where a fixed piece of work takes so many times what it takes in the best tenth of the run."""
 LATE_S = 0.25
 """A thread that sleeps for a second and asks for nothing else wakes later than that only on a disturbed host."""
 
@@ -34,6 +37,9 @@ class HostSample:
     """0..1: the largest share of one core's time that a hypervisor gave to others; None = this host does not say."""
     waiting: float | None
     """0..1: the share of the time in which some task was ready and had no core (pressure stall information)."""
+    work_us: float | None = None
+    """A core's time for a fixed piece of work. It grows where the core is shared in a way that no counter shows: as a
+    hyperthread, or with a lower clock. None = a run of a version that did not measure it."""
 
 
 HEADER = tuple(one.name for one in fields(HostSample))
@@ -83,14 +89,30 @@ def host_notes(path: Path) -> tuple[str, ...]:
         return ()
     cells = find_disturbed(samples)
     looked = f"looked at once a second ({len(samples)} times)"
+    slow = _describe_slow(samples)
     if not cells:
         return (f"The host was {looked}: no core was taken away for more than {format_percent(STOLEN)} of a second, "
-                f"and a sleeping thread was never woken more than {LATE_S:g} s late.",)  # fmt: skip
+                f"and a sleeping thread was never woken more than {LATE_S:g} s late.", *slow)  # fmt: skip
     named = "; ".join(_describe_cell(one) for one in cells[:5])
     more = f"; and {len(cells) - 5} more cells" if len(cells) > 5 else ""
     return (f"The host was disturbed in {sum(one.seconds for one in cells)} of the {len(samples)} seconds in which it "
             "was looked at: its cores were elsewhere, or too few for all that ran. Read these cells with care: what "
-            f"they show may be that and not the policy or connector: {named}{more}.",)  # fmt: skip
+            f"they show may be that and not the policy or connector: {named}{more}.", *slow)  # fmt: skip
+
+
+def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
+    known = sorted(one.work_us for one in samples if one.work_us is not None)
+    if not known:
+        return ()
+    usual_us = known[len(known) // 10]
+    share = sum(value > SLOW * usual_us for value in known) / len(known)
+    if not share:
+        return ()
+    longest_us = known[math.ceil(0.99 * len(known)) - 1]
+    return (f"Its cores were slow in {format_percent(share, 1)} of the seconds: a fixed piece of work, otherwise "
+            f"{usual_us:.0f} us of a core's time, took {longest_us:.0f} us at p99. On a virtual machine this is "
+            "another tenant on the same physical core, or both cores on one; no counter of the kernel shows it. "
+            "Configs that alternate are slowed alike; a number by itself is not that of a fast core.",)  # fmt: skip
 
 
 def _describe_cell(one: Disturbed) -> str:
@@ -100,11 +122,11 @@ def _describe_cell(one: Disturbed) -> str:
 
 def _parse_row(row: dict[str, str | None]) -> HostSample | None:
     try:
-        t_unix_s, late_s, busy, stolen, waiting = (
-            float(value) if (value := row[name]) else None for name in HEADER[1:]
+        t_unix_s, late_s, busy, stolen, waiting, work_us = (
+            float(value) if (value := row.get(name)) else None for name in HEADER[1:]
         )
         if not row["cell"] or t_unix_s is None or late_s is None:
             return None
-        return HostSample(row["cell"], t_unix_s, late_s, busy, stolen, waiting)
+        return HostSample(row["cell"], t_unix_s, late_s, busy, stolen, waiting, work_us)
     except (KeyError, ValueError):
         return None

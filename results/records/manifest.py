@@ -39,8 +39,6 @@ class ManifestRow:
     """Whether every finished cell has step timing; None where no cell was finished."""
     step_timing_reason: str
     """Why it is not available."""
-    step_core: str
-    """Core of the thread of the engine's steps, which API server and load did not use; else why it had none."""
     cells_done: int
     """Cells with a complete record."""
     cells_failed: int

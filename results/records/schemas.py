@@ -186,9 +186,7 @@ class CellRecord:
     overlap: asynchronous scheduling or pipeline stages), children (classes of a MultiConnector's connectors)."""
     instance: Mapping[str, Any]
     """instance id, url, pid, started_by; settings: what vLLM settled on for it (async_scheduling, cudagraph_mode,
-    kv_blocks, kv_capacity_tokens ..), empty where the probe did not run; cores: {step: the core of its steps' thread,
-    null where it has none, others: those of API server and load, reason: why none}, null where the profile asks for
-    none."""
+    kv_blocks, kv_capacity_tokens ..), empty where the probe did not run."""
     checksums: Mapping[str, str] = field(default_factory=dict)
     """File name to SHA-256, of every file that cannot be made again from another."""
     client: Mapping[str, Any] = field(default_factory=dict)

@@ -17,14 +17,13 @@ from launch.errors import LaunchError
 from launch.instance import EngineDied, Instance
 from launch.local import LocalBackend
 from launch.profile import ConnectorConfig, Profile
-from launch.step_core import give_step_core
 from results.records.events import EngineDeath, InstanceChanged, InstanceState, Noted
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
 from results.records.schemas import EngineFault
 from state.process_identity import ProcessIdentity
 from state.store import RunStore
 
-POLL_S = 1.0
+STALL_POLL_S = 1.0
 
 
 class Launcher:
@@ -66,15 +65,13 @@ class Launcher:
         *,
         preflight: bool = False,
         transfer_log: bool = False,
-        alone: bool = False,
         prefix: str = "",
         extra_args: Sequence[str] = (),
         extra_env: Mapping[str, str] | None = None,
     ) -> Instance:
         """A ready engine of the config, its files in `layout`. It is named `<prefix, else config>-<number>`.
 
-        One that is measured `alone` on this host may have a core for its steps. Cancelled or failed, no process of it
-        is left. Raises LaunchError.
+        Cancelled or failed, no process of it is left. Raises LaunchError.
         """
         number = self._launches[config] = self._launches.get(config, 0) + 1
         spec = build_launch(
@@ -105,10 +102,8 @@ class Launcher:
             death = error.death if isinstance(error, EngineDied) else None
             self._record_state(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
             raise
-        if alone and self.profile.launch.own_step_core:
-            instance.cores = give_step_core(instance.identity.pid)
         self._record_state(instance, InstanceState.READY, "")
-        self._watches[instance.name] = asyncio.create_task(self._watch(instance))
+        self._watches[instance.name] = asyncio.create_task(self._watch_stalls(instance))
         return instance
 
     def _record_start(self, spec: LaunchSpec, process: ProcessIdentity, started_by: str) -> None:
@@ -134,23 +129,17 @@ class Launcher:
         """End it and wait until all of it is gone."""
         death = await instance.find_death()
         self._record_state(instance, InstanceState.STOPPING, reason)
-        try:
-            await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
-        finally:
-            if instance.cores is not None:
-                instance.cores.release()
+        await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
         await self._end_watch(instance)
         if death is None:
             self._record_state(instance, InstanceState.GONE, reason)
         else:
             self._record_state(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
 
-    async def _watch(self, instance: Instance) -> None:
+    async def _watch_stalls(self, instance: Instance) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(STALL_POLL_S)
             self._note_stalls(instance)
-            if instance.cores is not None:
-                instance.cores.free_new_threads()
 
     async def _end_watch(self, instance: Instance) -> None:
         """Raises what ended the watch before its time: the state or the run's folder cannot be written."""

@@ -29,11 +29,10 @@ class EngineSlot:
         self._instance: Instance | None = None
         self._failures: dict[tuple[str, str], LaunchError] = {}
 
-    async def get(self, config: str, purpose: str, *, preflight: bool = False, alone: bool = False) -> Instance:
+    async def get(self, config: str, purpose: str, *, preflight: bool = False) -> Instance:
         """A ready instance of the config: the one at hand if it serves this purpose and lives, else a fresh one.
 
-        One launched for pre-flight has what its proofs need, so the purpose must not be shared with a measurement. One
-        measured `alone` may have a core for its steps (`launch.step_core`).
+        One launched for pre-flight has what its proofs need, so the purpose must not be shared with a measurement.
         Raises LaunchError. A config that failed to start LAUNCH_TRIES times in a row for a purpose is not tried again.
         """
         key = (config, purpose)
@@ -45,7 +44,7 @@ class EngineSlot:
         layout, port = self._launcher.config_layout(config), self._launcher.profile.launch.port_base
         for tries in range(1, LAUNCH_TRIES + 1):
             try:
-                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight, alone=alone)
+                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight)
             except LaunchError as error:
                 if tries == LAUNCH_TRIES:
                     self._failures[key] = error

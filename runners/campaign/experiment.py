@@ -50,8 +50,6 @@ class RunOptions:
     """Name or path of the engine model; empty = the preset's."""
     on: str = ""
     """Where simulations run; empty = on this host."""
-    own_step_core: bool | None = None
-    """None = as the profile has it. A run that began before profiles had the key goes on without."""
     instances: int | None = None
     """None = the preset's."""
 

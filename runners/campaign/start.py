@@ -54,12 +54,9 @@ def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: boo
     Raises RunnerError or LaunchError naming the wrong key, config, missing GPU or missing engine.
     """
     profile = load_profile(options.profile)
-    launch = profile.launch
     if options.port is not None:
-        launch = msgspec.structs.replace(launch, port_base=options.port)
-    if options.own_step_core is not None:
-        launch = msgspec.structs.replace(launch, own_step_core=options.own_step_core)
-    profile = msgspec.structs.replace(profile, launch=launch)
+        launch = msgspec.structs.replace(profile.launch, port_base=options.port)
+        profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment.draft_plan(options, profile)
     if need_engine and draft.needs_engine:
         require_gpu(profile)
@@ -90,8 +87,6 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
     described = msgspec.to_builtins(draft.profile)
     for key in ("description", "capacity", "experiments", "experiment"):
         described.pop(key, None)
-    if not draft.profile.launch.own_step_core:
-        del described["launch"]["own_step_core"]  # as a plan of a version has it that did not know the key
     return {
         "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
@@ -128,7 +123,6 @@ def options_of(plan: RunPlan) -> RunOptions:
         engine_python=python if python is not None and python.exists() else None,
         trials=plan.inputs["grid"].get("trials"),
         port=plan.inputs["profile"]["launch"]["port_base"],
-        own_step_core=plan.inputs["profile"]["launch"].get("own_step_core", False),
         policies=tuple(plan.inputs.get("policy_names", ())),
         settings=tuple(plan.inputs.get("settings", ())),
         trace=plan.inputs.get("trace_path", ""),

@@ -60,7 +60,6 @@ def doctor(
         port_base=chosen.launch.port_base,
         workspace=workspace,
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
-        own_step_core=chosen.launch.own_step_core,
     )
     if json:
         terminal.print_json(to_json(report))

@@ -152,7 +152,7 @@ def check(
 
     Live runs of routing judge whether the simulator's router picks as the live one did, decision by decision. Runs of
     connector-tax judge the calibration. Live and simulated runs of routing together judge APC and the order of the
-    policies. A gate for which the runs hold too little is not judged, and says what is missing.
+    policies. A gate for which the runs hold too little is open, and says what is missing.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
@@ -176,10 +176,9 @@ def check_tables(checked: Check) -> RenderableType:
 
     from runners.cli.tables import begin_table
 
-    gates = begin_table("gate", "result", "numbers")
+    gates = begin_table("gate", "rule", "outcome", "numbers")
     for gate in checked.gates:
-        result = "not judged" if gate.passed is None else "passes" if gate.passed else "FAILS"
-        gates.add_row(gate.name, result, gate.text)
+        gates.add_row(gate.name, gate.rule, gate.outcome, gate.reason)
     cells = begin_table(
         "cell", ">decisions", ">equal", ">not compared", ">different", "first difference, or why none is compared"
     )

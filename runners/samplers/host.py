@@ -14,6 +14,8 @@ import psutil
 from results.records.host import HEADER
 from runners.samplers.cell_sampler import CellSampler
 
+WORK_ITEMS = 5000
+"""Of the fixed piece of work: some 0.1 ms, a ten-thousandth of a core."""
 PRESSURE = Path("/proc/pressure/cpu")
 log = logging.getLogger("tracon.host")
 
@@ -55,7 +57,8 @@ class HostSampler(CellSampler):
                     late_s = max(0.0, time.monotonic() - due_s)
                     now = read_clock()
                     if cell and cell == self.cell:
-                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *_format_shares(before, now)])
+                        shares = _format_shares(before, now)
+                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *shares, f"{time_work():.1f}"])
                     before, cell = now, self.cell
         except OSError as error:
             log.warning("the host is not looked at any more: %s: %s", self._path.name, error.strerror)
@@ -70,6 +73,14 @@ def read_clock() -> HostClock:
     total = tuple(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
     worked = tuple(all_s - idle_s - stolen_s for all_s, idle_s, stolen_s in zip(total, idle, stolen, strict=True))
     return HostClock(time.monotonic(), worked, total, stolen, _waited_s())
+
+
+def time_work() -> float:
+    """Microseconds of a core's time that a fixed piece of work takes; waiting for a core is not in it."""
+    begun_ns, total = time.thread_time_ns(), 0
+    for item in range(WORK_ITEMS):
+        total += item * item
+    return (time.thread_time_ns() - begun_ns) / 1000
 
 
 def _waited_s() -> float | None:

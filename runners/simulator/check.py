@@ -16,9 +16,10 @@ from results.records.turns import RoutingCell
 from results.routing.loads import load_of, strip_load
 from results.routing.read import LoadedCell, load_cells
 from results.routing.summary import summary_of
+from results.statistics.judgement import Judgement, Outcome
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
-from runners.simulator.gates import Gate, LoadValues, Rank, judge_apc, judge_errors, judge_rank
+from runners.simulator.gates import LoadValues, Rank, held, judge_apc, judge_errors, judge_rank
 from runners.simulator.logged_run import CellParity, compare_run
 
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
@@ -30,14 +31,14 @@ CONFIG = "plain"
 class Check:
     """What the runs say of the simulator."""
 
-    gates: tuple[Gate, ...]
+    gates: tuple[Judgement, ...]
     parity: tuple[CellParity, ...]
     ranks: tuple[Rank, ...]
 
     @property
     def passed(self) -> bool:
         """No gate fails; those that are not judged do not."""
-        return all(gate.passed is not False for gate in self.gates)
+        return all(gate.outcome is not Outcome.FAILS for gate in self.gates)
 
 
 def check_runs(runs: Sequence[Path]) -> Check:
@@ -57,33 +58,35 @@ def check_runs(runs: Sequence[Path]) -> Check:
         judge_parity(parity),
         *judge_calibrations(calibrations),
         judge_apc(loads["apc"]),
-        *(rank.gate for rank in ranks),
+        *(rank.judgement for rank in ranks),
     )
     return Check(gates, parity, ranks)
 
 
-def judge_parity(cells: Sequence[CellParity]) -> Gate:
+def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     """Every decision that can be compared is the same, on the same view."""
+    name, claim = "parity", "The simulated router decides as the live one did on the same views."
+    rule = "every decision that can be compared is equal"
     compared = [cell.parity for cell in cells if cell.parity is not None]
     decisions = sum(parity.compared for parity in compared)
     if not decisions:
-        return Gate("parity", None, "no decision of a live run was compared")
+        return Judgement(name, claim, rule, Outcome.OPEN, "no decision of a live run was compared")
     different = sum(parity.different for parity in compared)
     unsure = sum(sum(parity.unsure.values()) for parity in compared)
     from_log = sum(parity.without_index for parity in compared)
     text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
     text += f"; {unsure} cannot be compared" if unsure else ""
     text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
-    return Gate("parity", different == 0, text)
+    return Judgement(name, claim, rule, held(different == 0), text)
 
 
-def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Gate, ...]:
+def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Judgement, ...]:
     """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit."""
     gates = []
     for series in COMPARED:
         errors = [error for one in calibrations for error in one.list_errors(series)]
         repeats = [error for one in calibrations for error in one.list_repeats(series)]
-        gates.append(judge_errors(f"calibration, {percentile_name(series, 'p90')}", errors, repeats))
+        gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats))
     return tuple(gates)
 
 

@@ -1,6 +1,6 @@
 """What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
 
-Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is not judged, and says what is missing.
+Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from results.records.percent import format_percent
 from results.statistics.estimates import DRAWS, LEVEL, holm
+from results.statistics.judgement import Judgement, Outcome
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, p_value
 
 BIAS_LIMIT = 0.05
@@ -27,17 +28,6 @@ _SEED = 20260101
 
 Values = Mapping[str, Mapping[int, float]]
 """One metric under one load: by policy and trial."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """One judgement."""
-
-    name: str
-    passed: bool | None
-    """None = not judged."""
-    text: str
-    """The numbers, or why it is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,45 +88,61 @@ class Rank:
     """Why it is not judged; empty = it is."""
 
     @property
-    def gate(self) -> Gate:
+    def judgement(self) -> Judgement:
         name = f"rank, {self.metric}"
+        claim = f"The simulation orders the policies by {self.metric} as real runs do."
+        rule = "every pair of policies that real runs tell apart under one load, after Holm, keeps its sign"
         if self.reason:
-            return Gate(name, None, self.reason)
+            return Judgement(name, claim, rule, Outcome.OPEN, self.reason)
         kept = self.told_apart - len(self.flips)
         interval = f"{self.tau:.2f} [{self.tau_low:.2f}, {self.tau_high:.2f}]"
         text = f"{kept} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
-        return Gate(name, not self.flips, text)
+        return Judgement(name, claim, rule, held(not self.flips), text)
 
 
-def judge_errors(name: str, errors: Sequence[float], repeats: Sequence[float]) -> Gate:
+def held(holds: bool) -> Outcome:
+    """Of a gate that was judged."""
+    return Outcome.HOLDS if holds else Outcome.FAILS
+
+
+def judge_errors(metric: str, errors: Sequence[float], repeats: Sequence[float]) -> Judgement:
     """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
     repetitions."""
+    name = f"calibration, {metric}"
+    claim = f"A fitted engine model predicts {metric} of cells that it was not fitted to."
+    rule = (
+        f"bias at most {format_percent(BIAS_LIMIT)}, mean error at most that of a real cell against its own repetition "
+        f"and {MAPE_ABOVE_REPETITION * 100:g} points"
+    )
     if not errors or not repeats:
         lacking = "no cell was held out of the fit" if not errors else "no load was measured twice"
-        return Gate(name, None, f"{lacking}: there is nothing to hold the error against")
+        return Judgement(name, claim, rule, Outcome.OPEN, f"{lacking}: there is nothing to hold the error against")
     bias = statistics.fmean(errors)
     mape, repeated = (statistics.fmean(map(abs, some)) for some in (errors, repeats))
     limit = repeated + MAPE_ABOVE_REPETITION
     text = (
-        f"bias {format_percent(bias, 1, signed=True)} (limit {format_percent(BIAS_LIMIT)}), mean error "
-        f"{format_percent(mape, 1)} (limit {format_percent(limit, 1)}: a real cell against its own repetition "
-        f"{format_percent(repeated, 1)}, and {MAPE_ABOVE_REPETITION * 100:g} points), over {len(errors)} cells"
+        f"bias {format_percent(bias, 1, signed=True)}, mean error {format_percent(mape, 1)} (limit "
+        f"{format_percent(limit, 1)}: a real cell against its own repetition {format_percent(repeated, 1)}), over "
+        f"{len(errors)} cells"
     )
-    return Gate(name, abs(bias) <= BIAS_LIMIT and mape <= limit, text)
+    return Judgement(name, claim, rule, held(abs(bias) <= BIAS_LIMIT and mape <= limit), text)
 
 
-def judge_apc(loads: Sequence[LoadValues]) -> Gate:
+def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
     """The share of prompt tokens that came from caches, of every policy under every load."""
+    claim = "The simulation has the APC of real runs."
+    rule = f"at most {APC_LIMIT * 100:g} points off for every policy under every load"
     off = {
         f"{policy} ({load.load})": _mean(load.simulated[policy]) - _mean(load.real[policy])
         for load in loads
         for policy in load.policies
     }
     if not off:
-        return Gate("APC", None, "no policy was both measured and simulated under one load")
+        text = "no policy was both measured and simulated under one load"
+        return Judgement("APC", claim, rule, Outcome.OPEN, text)
     worst = max(off, key=lambda name: abs(off[name]))
-    text = f"the most {off[worst] * 100:+.1f} points, of {worst} (limit {APC_LIMIT * 100:g}), over {len(off)} cells"
-    return Gate("APC", abs(off[worst]) <= APC_LIMIT, text)
+    text = f"the most {off[worst] * 100:+.1f} points, of {worst}, over {len(off)} cells"
+    return Judgement("APC", claim, rule, held(abs(off[worst]) <= APC_LIMIT), text)
 
 
 def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:

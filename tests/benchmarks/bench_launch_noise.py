@@ -1,13 +1,17 @@
 """How much launches of plain alone differ from one another, and which suspected cause is behind it.
 
     python -m tests.benchmarks.bench_launch_noise [--launches 20] [--cause cores] [--cause first_touch] [--rate 10]
-                                                  [--input 512] [--output 32] [--seconds 5] [--seed 1] [--json]
+                                                  [--loads 1] [--input 512] [--output 32] [--seconds 5] [--seed 1]
+                                                  [--json]
 
 Prints the standard deviation between launches (sigma) of the logarithm of TTFT and TPOT, p50 and p90, at the load of
 the preset `demo`, with its 95 % interval, a sigma that outliers do not move, and the geometric mean. Each `--cause` is
 measured beside the baseline and changes one thing only; in every block each variant has one launch, in a random order.
 Run it on a machine at rest: it says first whether that is so. A launch takes about 12 s with a fork server, 30 s
 without.
+
+With `--loads N` each engine is measured N times in a row, with other prompts. Then sigma is split: what two loads of
+one engine differ by is no property of the launch.
 """
 
 from __future__ import annotations
@@ -35,7 +39,6 @@ from launch.environment import Engine, find_engine
 from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
-from launch.step_core import give_step_core
 from results.measures.latency import TPOT, TTFT
 from results.records.layout import ConfigLayout
 from results.records.schemas import RequestRecord
@@ -61,8 +64,6 @@ class Variant:
     spawn: bool = False
     """Each engine from scratch, without the fork server."""
     env: Mapping[str, str] = field(default_factory=dict)
-    own_step_core: bool = False
-    """A core for the thread of the steps as `launch.own_step_core` of a profile divides them."""
     split_cores: bool = False
     """The engine on the first half of the cores, the client on the others."""
     own_core: bool = False
@@ -75,16 +76,10 @@ class Variant:
     """The measured window is as many times as long."""
 
 
-BASELINE = Variant("baseline", "launched and loaded as `tracon run` does, no core for the steps")
+BASELINE = Variant("baseline", "launched and loaded as `tracon run` does")
 CAUSES = {
     variant.name: variant
     for variant in (
-        Variant(
-            "own_step_core",
-            "what the profile cpu-tiny does: the step thread has a core, the engine's other threads all of them, API "
-            "server and client the remaining ones",
-            own_step_core=True,
-        ),
         Variant("cores", "engine and client on separate cores", split_cores=True),
         Variant("engine_core", "the engine core alone on a core, API server and client on the others", own_core=True),
         Variant("step_thread", "the thread of the engine's steps stays on one core", step_thread=True),
@@ -101,6 +96,7 @@ CAUSES = {
 @dataclass(frozen=True, slots=True)
 class Options:
     launches: int
+    loads: int
     rate_per_s: float
     input_tokens: int
     output_tokens: int
@@ -117,6 +113,19 @@ def sigma_between(values: Sequence[float]) -> tuple[float, float, float]:
 
 _TAILS = (CHI_SQUARE_TAIL, 1 - CHI_SQUARE_TAIL)
 """Upper-tail probabilities of the chi-square quantiles behind the lower and the upper bound."""
+
+
+def split_sigma(launches: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Sigma of the logarithm between launches and between loads of one launch, by analysis of variance.
+
+    Every launch has the same number of loads, at least two. The first is 0 where launches differ no more than their
+    loads explain.
+    """
+    logs = np.log(np.asarray(launches))
+    loads = logs.shape[1]
+    within = float(logs.var(axis=1, ddof=1).mean())
+    between = float(logs.mean(axis=1).var(ddof=1)) - within / loads
+    return math.sqrt(max(0.0, between)), math.sqrt(within)
 
 
 def read_percentiles(requests: Path) -> dict[str, float]:
@@ -138,8 +147,8 @@ async def measure_launch(
     number: int,
     options: Options,
     folder: Path,
-) -> dict[str, float]:
-    """One launch of plain under the load, and its percentiles."""
+) -> list[dict[str, float]]:
+    """One launch of plain under the load, and the percentiles of each time."""
     layout = ConfigLayout(folder / f"{variant.name}_{number}")
     layout.root.mkdir(parents=True)
     spec = build_launch(
@@ -147,12 +156,10 @@ async def measure_launch(
         launch=number, extra_env=variant.env,
     )  # fmt: skip
     write_launch(spec, layout)
-    everywhere, divided = os.sched_getaffinity(0), None
+    everywhere = os.sched_getaffinity(0)
     instance = await backend.start(spec, ignore_start)
     try:
         await instance.wait_ready(profile.launch.ready_timeout_s)
-        if variant.own_step_core:
-            divided = give_step_core(instance.identity.pid)
         if variant.split_cores:
             _split_cores(instance, sorted(everywhere))
         if variant.own_core:
@@ -161,13 +168,14 @@ async def measure_launch(
             os.sched_setaffinity(_find_engine_core(instance).pid, sorted(everywhere)[-1:])
         if variant.touch_first:
             await _load(instance, profile, options, layout.requests("touch", "first"), cell_index=2 * number)
-        requests = layout.requests("A", "measured")
         measured = replace(options, seconds=variant.windows * options.seconds)
-        await _load(instance, profile, measured, requests, cell_index=2 * number + 1)
-        return read_percentiles(requests)
+        percentiles = []
+        for load in range(options.loads):
+            requests = layout.requests("A", f"measured_{load}")
+            await _load(instance, profile, measured, requests, cell_index=2 * (number + load * options.launches) + 1)
+            percentiles.append(read_percentiles(requests))
+        return percentiles
     finally:
-        if divided is not None:
-            divided.release()
         os.sched_setaffinity(0, everywhere)
         await instance.stop(profile.launch.stop_grace_s, profile.launch.release_wait_s)
 
@@ -215,12 +223,16 @@ def _bind(processes: Sequence[psutil.Process], cores: Sequence[int]) -> None:
             os.sched_setaffinity(thread.id, cores)
 
 
-async def measure(variants: Sequence[Variant], options: Options, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """By variant, the percentiles of each launch."""
+Launches = list[list[dict[str, float]]]
+"""Percentiles of each load of each launch."""
+
+
+async def measure(variants: Sequence[Variant], options: Options, folder: Path) -> dict[str, Launches]:
+    """Launches by variant."""
     profile = load_profile("cpu-tiny")
     spawning = msgspec.structs.replace(profile, launch=msgspec.structs.replace(profile.launch, method="spawn"))
     engine, draw = find_engine(profile.engine.kind), random.Random(options.seed)
-    measured: dict[str, list[dict[str, float]]] = {variant.name: [] for variant in variants}
+    measured: dict[str, Launches] = {variant.name: [] for variant in variants}
     async with AsyncExitStack() as stack:
         backends = {
             one.launch.method: (await stack.enter_async_context(LocalBackend(one, engine)), one)
@@ -241,6 +253,7 @@ def main() -> None:
     parser.add_argument(
         "--cause", action="append", choices=sorted(CAUSES), default=[], help="measured beside the baseline"
     )
+    parser.add_argument("--loads", type=int, default=1, help="of each engine, one after the other (default 1)")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second (default 10)")
     parser.add_argument("--input", type=int, default=512, help="prompt tokens (default 512)")
     parser.add_argument("--output", type=int, default=32, help="output tokens (default 32)")
@@ -250,7 +263,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.launches < 2:
         parser.error("sigma needs at least two launches")
-    options = Options(given.launches, given.rate, given.input, given.output, given.seconds, given.seed)
+    options = Options(given.launches, given.loads, given.rate, given.input, given.output, given.seconds, given.seed)
     variants = (BASELINE, *(CAUSES[name] for name in dict.fromkeys(given.cause)))
     unrest = explain_unrest(read_rest())
     with tempfile.TemporaryDirectory() as folder:
@@ -261,13 +274,17 @@ def main() -> None:
     print(unrest or "The host is at rest.")
     for variant in variants:
         print(f"{variant.name}: {variant.what}, {options.launches} launches")
-        for name in measured[variant.name][0]:
-            values = [launch[name] for launch in measured[variant.name]]
+        for name in measured[variant.name][0][0]:
+            launches = [[load[name] for load in launch] for launch in measured[variant.name]]
+            values = [launch[0] for launch in launches]
             sigma, low, high = sigma_between(values)
             logs = np.log(values)
             middle = 1e3 * float(np.exp(logs.mean()))
             robust = MAD_TO_SIGMA * float(np.median(np.abs(logs - np.median(logs))))
             print(f"  {name}: {middle:.3f} ms, sigma {sigma:.3f} [{low:.3f}, {high:.3f}], robust {robust:.3f}")
+            if options.loads > 1:
+                between, within = split_sigma(launches)
+                print(f"    between launches {between:.3f}, between loads of one launch {within:.3f}")
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def data(done: subprocess.CompletedProcess[str]) -> Any:  # noqa: ANN401  # what
     return json.loads(done.stdout)
 
 
-def port() -> str:
-    """A free range of ports for a run, away from the profile's own and from those of tests that run beside this one."""
+def port(count: int = 8) -> str:
+    """The first of `count` free ports in a row, away from the profile's own and from those of tests beside this one."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return str(free_port(19_100 + 500 * worker, 8))
+    return str(free_port(19_100 + 500 * worker, count))
 
 
 def view_of(folder: Path) -> RunView:

@@ -19,6 +19,8 @@ from tests.e2e.cli import port
 from tests.fake_gpus import DRIVER_TEXT, FakeGpu, FakeHost
 
 PROFILE = "h200-qwen3-0.6b-dummy"
+PORTS = 40
+"""Eight engines with their connector's take fewer."""
 SMALLER = {
     'source = "builtin:qwen3-0.6b"': 'source = "builtin:tiny"',
     "vocab_low = 1000": "vocab_low = 0",
@@ -52,27 +54,14 @@ input_tokens = 128
 output_tokens = 16
 rates_per_s = [4, 8]
 
-[experiment.routing.short]
-like = "two"
-trials = 1
-engine_start_s = 40.0
-expected_replay_s = 6.0
-policies = [{ name = "ear", label = "EAR", parameters = { hot_tokens = 100, cooldown_s = 0.5 } }]
+[experiment.connector-tax.confirmed]
+like = "short"
+configs = ["plain", "plain_again", "noop_connector"]
+confirm = true
+trials = 3
 
-[experiment.routing.short.trace]
-sessions = 12
-turns = 6
-tokens = 0.0625
-output_tokens = 0.03125
-statistics = { apc_bound_any = 0.9, apc_bound_intra = 0.89, span_s = 100.0 }
-
-[experiment.routing.short.replay]
-time_scale = 0.01
-idle_gap_cap_s = 0.1
-max_inflight_sessions = 12
-max_duration_s = 30.0
-lateness_p99_s = 0.5
-achieved_ratio = 0.5
+[experiment.connector-tax.confirmed.phase_a]
+rates_per_s = [4]
 
 [experiment.pd-lifecycle.short]
 like = "gpu-demo"
@@ -84,6 +73,31 @@ repetitions = 3
 warmup_repetitions = 1
 age = false
 """
+
+ROUTING = """
+[experiment.routing.short-PRESET]
+like = "PRESET"
+trials = 1
+engine_start_s = 40.0
+expected_replay_s = 6.0
+policies = [{ name = "ear", label = "EAR", parameters = { hot_tokens = 100, cooldown_s = 0.5 } }]
+
+[experiment.routing.short-PRESET.trace]
+sessions = 12
+turns = 6
+tokens = 0.0625
+output_tokens = 0.03125
+statistics = { apc_bound_any = 0.9, apc_bound_intra = 0.89, span_s = 100.0 }
+
+[experiment.routing.short-PRESET.replay]
+time_scale = 0.01
+idle_gap_cap_s = 0.1
+max_inflight_sessions = 12
+max_duration_s = 30.0
+lateness_p99_s = 0.5
+achieved_ratio = 0.5
+"""
+"""Of `two`, `four` and `eight` engines on one GPU; none of their shipped settings but those named here is replaced."""
 
 
 @contextmanager
@@ -109,7 +123,8 @@ def write_profile(folder: Path) -> Path:
         assert text.count(shipped) == 1, shipped
         text = text.replace(shipped, here)
     path = folder / f"{PROFILE}.toml"
-    path.write_text(text + SHORT)
+    routing = "".join(ROUTING.replace("PRESET", preset) for preset in ("two", "four", "eight"))
+    path.write_text(text + SHORT + routing)
     return path
 
 
@@ -120,8 +135,8 @@ def write_config(folder: Path, name: str) -> Path:
     return path
 
 
-def arguments(experiment: str, profile: Path, *configs: Path | str) -> tuple[str, ...]:
-    """Of `tracon run`, in its short preset."""
+def arguments(experiment: str, profile: Path, *configs: Path | str, preset: str = "short") -> tuple[str, ...]:
+    """Of `tracon run`, in one of the presets above."""
     chosen = [word for config in configs for word in ("--config", str(config))]
     engine = ("--engine-python", str(find_engine("cpu").python))
-    return ("run", experiment, "--profile", str(profile), "--preset", "short", *chosen, *engine, "--port", port())
+    return ("run", experiment, "--profile", str(profile), "--preset", preset, *chosen, *engine, "--port", port(PORTS))

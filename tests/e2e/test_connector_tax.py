@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,6 @@ def test_every_config_has_its_artifacts_whole(folder: Path, config: str) -> None
     assert layout.stderr.exists()
     for phase, cell in (("A", "r4"), ("A", "r8"), ("B", "64x8")):
         record: dict[str, Any] = msgspec.json.decode(layout.cell(phase, cell).read_bytes())
-        first, *others, last = sorted(os.sched_getaffinity(0))
-        assert record["instance"]["cores"] == {"step": last, "others": [first, *others]}
         assert {layout.requests(phase, cell).name, layout.metrics(phase, cell).name} <= set(record["checksums"])
         for name, digest in record["checksums"].items():
             assert sha256(layout.root / name) == digest

@@ -18,6 +18,8 @@ from results.records.events import CellChanged, CellState, GpusSampled, RunState
 from results.records.gpu import read_gpu_log
 from results.records.launches import LaunchRecord
 from results.records.layout import RunLayout
+from runners.simulator.calibrate import FEWEST_STEPS
+from runners.simulator.engine_file import read_engine
 from state.store import RunStore
 from tests.e2e.cli import data, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
 from tests.e2e.gpu_runs import arguments, gpu_host, write_config
@@ -108,20 +110,55 @@ def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
         assert any(isinstance(recorded.event, GpusSampled) for recorded in store.events())
 
 
-def assert_two_share_a_gpu(run: Path) -> None:
-    pair = [launch for launch in launches(run) if launch.instance.startswith("e")]
-    assert {launch.instance.partition("-")[0] for launch in pair} == {"e0", "e1"}
-    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in pair} == {"0"}
-    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in pair} == {"0.45"}
+@pytest.mark.long
+def test_an_engine_model_is_fitted_to_overlapping_steps(tax: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fitted.json"
+    done = tracon("simulate", "calibrate", tax.name, "--out", str(out), "--json", workspace=tax.parent)
+    assert done.returncode == 0, done.stderr
+    step = read_engine(str(out)).model.step
+    assert data(done)["steps"] >= FEWEST_STEPS
+    assert step.base_s > 0
+    assert step.prefill_token_s > 0
 
 
 @pytest.mark.long
-def test_engines_share_a_gpu_and_sessions_migrate_between_them(host: Path, tmp_path: Path) -> None:
-    config = write_config(host.parent, "mooncake_both")
-    done = tracon(*arguments("routing", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
+def test_the_confirm_stage_judges_every_config_by_its_launches(host: Path, tmp_path: Path) -> None:
+    done = tracon(*arguments("connector-tax", host, preset="confirmed"), "--json", workspace=tmp_path, timeout_s=RUN_S)
     assert done.returncode == 0, done.stderr[-4000:]
     run = Path(data(done)["folder"])
-    assert_two_share_a_gpu(run)
+    measured = Counter(
+        cell.plan.config
+        for cell in view_of(run).cells.values()
+        if cell.plan.stage == "confirm" and cell.state is CellState.DONE
+    )
+    assert set(measured) == {"plain", "plain_again", "noop_connector"}
+    assert min(measured.values()) >= 3
+    report = RunLayout(run).report_md.read_text()
+    assert "between launches" in report
+    assert "asynchronous scheduling" in report
+
+
+def assert_they_share_a_gpu(run: Path, engines: int, fraction: str) -> None:
+    group = [launch for launch in launches(run) if launch.instance.startswith("e")]
+    assert {launch.instance.partition("-")[0] for launch in group} == {f"e{number}" for number in range(engines)}
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in group} == {"0"}
+    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in group} == {fraction}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("preset", "engines", "fraction"), [("two", 2, "0.45"), ("four", 4, "0.225"), ("eight", 8, "0.11")]
+)
+def test_engines_share_a_gpu_and_sessions_migrate_between_them(
+    preset: str, engines: int, fraction: str, host: Path, tmp_path: Path
+) -> None:
+    config = write_config(host.parent, "mooncake_both")
+    done = tracon(
+        *arguments("routing", host, config, preset=f"short-{preset}"), "--json", workspace=tmp_path, timeout_s=RUN_S
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Path(data(done)["folder"])
+    assert_they_share_a_gpu(run, engines, fraction)
     assert [move for move in transfers(run, "EAR") if move.status == "transferred"]
     assert came_from_elsewhere(run, "EAR") > 0
     assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
@@ -133,6 +170,6 @@ def test_two_engines_on_one_gpu_have_every_phase_of_a_transfer(host: Path, tmp_p
     done = tracon(*arguments("pd-lifecycle", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
     assert done.returncode == 0, done.stderr[-4000:]
     run = Path(data(done)["folder"])
-    assert_two_share_a_gpu(run)
+    assert_they_share_a_gpu(run, 2, "0.45")
     assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
     assert "Breakdown is complete" in tracon("report", run.name, workspace=tmp_path).stdout

@@ -157,18 +157,6 @@ def test_a_disk_without_room_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     assert "1000000000 GB needed" in row.detail
 
 
-@pytest.mark.parametrize(("reason", "state"), [("", OK), ("this process may use one core only", WARN)])
-def test_a_core_for_the_steps_is_looked_for_where_the_profile_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
-) -> None:
-    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "why_no_step_core", lambda: reason)
-    row = rows(examine("cpu", {}, own_step_core=True))["core for the steps"]
-    assert row.state == state
-    assert reason in row.detail
-    assert "core for the steps" not in rows(examine("cpu", {}))
-
-
 def test_json_holds_all_of_it(python: Path) -> None:
     report = examine("cpu", REQUIRES, engine_python=python)
     document = json.loads(json.dumps(to_json(report)))

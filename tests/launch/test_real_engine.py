@@ -20,12 +20,11 @@ import pytest
 
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
-from launch.instance import Instance, http_client
+from launch.instance import http_client
 from launch.local import LocalBackend
 from launch.patching import PatchUse
 from launch.preflight import verify
 from launch.profile import load_config, load_profile
-from launch.step_core import StepCore, give_step_core
 from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start, pid_with_model
 from tests.launch.programs import running, wait_until
@@ -74,31 +73,13 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             write_launch(spec, layout)
             instance = await backend.start(spec, ignore_start)
             await instance.wait_ready(START_S)
-            cores = give_step_core(instance.identity.pid)
             result = await verify(instance, config, profile, tmp_path / "verify_plain.log")
-            check_cores(instance, cores)
             family = psutil.Process(instance.pid).children(recursive=True)
             report = await instance.stop(profile.launch.stop_grace_s, 0.0)
             assert result.passed, result.reason
             assert family, "the engine core is a process of its own"
             assert running([instance.pid, *(process.pid for process in family)]) == []
             assert report.exit_code == 0, instance.tail(60)
-
-
-def check_cores(instance: Instance, cores: StepCore) -> None:
-    """Of every thread of a real engine and of this process, after a request."""
-    assert cores.core is not None, cores.reason
-    everywhere = {*cores.others, cores.core}
-    cores.free_new_threads()
-    (core,) = psutil.Process(instance.identity.pid).children()
-    threads = {thread.id: os.sched_getaffinity(thread.id) for thread in core.threads()}
-    assert threads.pop(core.pid) == {cores.core}
-    assert threads, "the engine core has threads beside that of the steps"
-    assert set(map(frozenset, threads.values())) == {frozenset(everywhere)}
-    for process in (psutil.Process(instance.identity.pid), psutil.Process()):
-        assert all(os.sched_getaffinity(thread.id) == set(cores.others) for thread in process.threads())
-    cores.release()
-    assert all(os.sched_getaffinity(thread.id) == everywhere for thread in psutil.Process().threads())
 
 
 TGKILL = 234

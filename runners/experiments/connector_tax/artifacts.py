@@ -86,7 +86,6 @@ def publish_cell(
             "pid": instance.pid,
             "started_by": instance.spec.started_by,
             "settings": dict(cut.settings),
-            "cores": None if instance.cores is None else instance.cores.describe(),
         },
         client=_pick_facts(outcome, CLIENT_FACTS),
         gpu=msgspec.to_builtins(gpu),

@@ -31,7 +31,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     """
     assert cell.config is not None
     # A repeated attempt sends the same prompts: an engine that has seen them would answer from its prefix cache.
-    instance = await context.slot.get(cell.config, f"{cell.stage}/{cell.trial}/{attempt}", alone=True)
+    instance = await context.slot.get(cell.config, f"{cell.stage}/{cell.trial}/{attempt}")
     folder = AttemptLayout(context.attempt_folder(cell, attempt))
     spec = load_spec(cell, rate_per_s, instance, context, folder.requests)
     with StepTail(instance.spec.rings) as steps:

@@ -12,7 +12,6 @@ import msgspec
 
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
-from launch.step_core import why_no_step_core
 from results.records.baseline import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
@@ -81,18 +80,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
             *describe_own_rates(grid),
             *list_unsustainable(grid, profile.capacity),
-            *describe_step_core(profile),
         ),
     )
-
-
-def describe_step_core(profile: Profile) -> tuple[str, ...]:
-    if not profile.launch.own_step_core:
-        return ()
-    reason = why_no_step_core()
-    if reason:
-        return (f"An engine's steps get no core of their own: {reason}. Launches then differ more.",)
-    return ("One core is left to the thread of an engine's steps; its API server and the load use the others.",)
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:

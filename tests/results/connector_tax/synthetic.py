@@ -97,7 +97,6 @@ class Cell:
     slow: float = 1.0
     """A factor on every latency: what this launch and this hour add."""
     t_start_unix_s: float = 1_800_000_000.0
-    cores: Mapping[str, Any] | None = None
 
     def rng(self) -> np.random.Generator:
         """The cell's own: its config, load, trial and phase."""
@@ -157,7 +156,7 @@ def write_cell(folder: ConfigLayout, cell: Cell) -> Path:
         dropped=0,
         fidelity={"degraded": bool(cell.degraded), "reason": cell.degraded, "lateness_p99_s": 0.0005},
         step_timing={**timing, **cell.step_timing},
-        instance={"instance": f"{cell.config}-1", "cores": cell.cores},
+        instance={"instance": f"{cell.config}-1"},
         checksums={path.name: sha256(path) for path in (requests, metrics, steps) if path.exists()},
     )
     path = folder.cell(load.phase, load.stem)

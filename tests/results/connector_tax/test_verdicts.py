@@ -173,8 +173,8 @@ def row(config: str, status: str = RAN, why: str = "") -> ManifestRow:
     return ManifestRow(
         date="20260131", config=config, status=status, skip_reason=why, vllm_version="", vllm_sha="", torch_version="",
         mooncake_version="", nixl_version="", lmcache_version="", gpu="", launch_command="",
-        result_directory=f"results/20260131_{config}", step_timing_available=True, step_timing_reason="", step_core="",
-        cells_done=7, cells_failed=0, cells_dropped=0,
+        result_directory=f"results/20260131_{config}", step_timing_available=True, step_timing_reason="", cells_done=7,
+        cells_failed=0, cells_dropped=0,
     )  # fmt: skip
 
 

@@ -78,19 +78,6 @@ def test_a_cell_without_step_timing_shows_in_the_manifest(root: Path) -> None:
     assert (row.step_timing_available, row.step_timing_reason) == (False, "no probe")
 
 
-def test_manifest_and_report_tell_which_core_the_steps_had(root: Path) -> None:
-    assert "of the engine's steps had" not in report_text(analyse(root))
-    folder, refused = RunLayout(root).config(DATE, "plain"), {"step": None, "others": [0], "reason": "one core only"}
-    write_cell(folder, Cell("plain", Behaviour(), Load(2.0), cores={"step": 3, "others": [0, 1, 2]}))
-    write_cell(folder, Cell("plain", Behaviour(), Load(4.0), cores=refused))
-    analysis = analyse(root)
-    row = next(row for row in analysis.manifest if row.config == "plain")
-    assert row.step_core == "not divided; 3; one core only"
-    text = report_text(analysis)
-    assert "The thread of the engine's steps had core 3; its API server and the load shared 0, 1, 2." in text
-    assert "The engine's steps had no core of their own in 1 of 8 cells: one core only." in text
-
-
 def test_cells_that_failed_or_were_never_tried_are_counted(root: Path) -> None:
     layout = RunLayout(root)
     folder = layout.config(DATE, "plain")

@@ -43,3 +43,12 @@ def test_a_report_says_whether_the_host_was_quiet_or_not_looked_at(tmp_path: Pat
     (note,) = host_notes(write(tmp_path / "host.csv", "a,10.5,14.5,0.5,0.0,0.1", "b,11.5,0.0,0.5,0.0,0.1"))
     assert "`a` (1 of 1 s; woken 14.50 s late, 0 % of a core taken away)" in note
     assert "`b`" not in note
+
+
+def test_seconds_in_which_no_counter_shows_why_a_core_was_slow_are_counted(tmp_path: Path) -> None:
+    rows = [f"a,{second},0.0,0.5,0.0,0.1,{work_us}" for second, work_us in enumerate([100.0] * 15 + [190.0] * 5)]
+    path = write(tmp_path / "host.csv", *rows, "a,21,0.0,0.5,0.0,0.1")
+    _, slow = host_notes(path)
+    assert "slow in 25.0 % of the seconds: a fixed piece of work, otherwise 100 us" in slow
+    assert "took 190 us at p99" in slow
+    assert len(host_notes(write(tmp_path / "even.csv", *rows[:15]))) == 1

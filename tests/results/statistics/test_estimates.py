@@ -93,9 +93,7 @@ def test_the_interval_of_a_ratio_covers_the_true_tax(p: float, n: int) -> None:
     trials = 150
     for seed in range(trials):
         draws = np.random.default_rng(seed)
-        ours, base = (
-            bootstrap_quantiles(level * rng.lognormal(0, 0.3, n), p, 300, draws) for level in (1 + tax, 1.0)
-        )
+        ours, base = (bootstrap_quantiles(level * rng.lognormal(0, 0.3, n), p, 300, draws) for level in (1 + tax, 1.0))
         low, high = np.quantile(ours / base - 1, BOUNDS)
         covered += bool(low <= tax <= high)
     assert 0.88 < covered / trials < 1.0

@@ -221,26 +221,6 @@ def test_a_setting_changes_the_grid_of_connector_tax_and_is_kept_for_the_resume(
     assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
-def test_a_run_from_before_the_core_of_the_steps_goes_on_without_one() -> None:
-    plan = prepare(RunOptions("connector-tax", "cpu-tiny", "smoke")).plan
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
-    inputs = msgspec.to_builtins(plan.inputs)
-    assert inputs["profile"]["launch"].pop("own_step_core") is True
-    before = replace(plan, inputs=inputs)
-    again = prepare(options_of(before))
-    assert not again.profile.launch.own_step_core
-    assert find_changes(before, again.plan) == ""
-
-
-@pytest.mark.parametrize(("reason", "note"), [("", "One core is left"), ("one core only", "no core of their own: one")])
-def test_a_plan_tells_whether_the_steps_get_a_core(monkeypatch: pytest.MonkeyPatch, reason: str, note: str) -> None:
-    monkeypatch.setattr("runners.experiments.connector_tax.plan.why_no_step_core", lambda: reason)
-    (told,) = [text for text in prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke")).draft.notes if "steps" in text]
-    assert note in told
-    on_gpu = prepare(RunOptions(EXPERIMENT, "h20-qwen3-coder-30b")).draft.notes
-    assert not [text for text in on_gpu if "steps" in text]
-
-
 def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
     """A run that was begun before connector-tax had settings resumes: its fingerprint is the same."""
     assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke")).plan.inputs

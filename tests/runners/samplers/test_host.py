@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from results.records.host import HostSample, read_host
-from runners.samplers.host import HostSampler
+from runners.samplers.host import HostSampler, time_work
 
+CORES = os.sched_getaffinity(0)
 REPOSITORY = Path(__file__).resolve().parents[3]
 SOON_S = 20.0
 LOOKS = """
@@ -47,6 +48,20 @@ def test_only_seconds_of_a_cell_are_kept_and_a_resumed_run_goes_on_in_its_file(t
     assert {row.cell for row in rows} == {"a", "b"}
     for row in rows:
         assert all(share is None or 0 <= share <= 1.5 for share in (row.busy, row.stolen, row.waiting))
+        assert row.work_us is not None
+        assert row.work_us > 0
+
+
+def test_waiting_for_a_core_is_not_in_the_time_of_a_piece_of_work() -> None:
+    alone_us = min(time_work() for _ in range(20))
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * len(CORES))]
+    try:
+        rivalled_us = min(time_work() for _ in range(20))
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert rivalled_us < 3 * alone_us
 
 
 def test_a_host_that_stands_still_is_seen(tmp_path: Path) -> None:

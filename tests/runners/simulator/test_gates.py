@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.check import check_runs
@@ -43,14 +44,14 @@ def test_the_same_order_everywhere_passes_with_a_tau_of_one() -> None:
     rank = judge_rank("ttft_p90_s", [a_load(name, LEVELS, LEVELS) for name in LOADS])
     assert (rank.loads, rank.policies, rank.pairs, rank.told_apart, rank.flips) == (3, 6, 45, 45, ())
     assert (rank.tau, rank.tau_low, rank.tau_high) == (1.0, 1.0, 1.0)
-    assert rank.gate.passed is True
+    assert rank.judgement.outcome is Outcome.HOLDS
 
 
 def test_a_pair_that_real_runs_tell_apart_and_the_simulation_turns_round_fails_and_is_named() -> None:
     turned = LEVELS | {"a": 1.0, "b": 0.0}
     loads = [a_load("low", LEVELS, turned), *(a_load(name, LEVELS, LEVELS) for name in LOADS[1:])]
     rank = judge_rank("ttft_p90_s", loads)
-    assert rank.gate.passed is False
+    assert rank.judgement.outcome is Outcome.FAILS
     assert [(flip.load, flip.lower, flip.higher) for flip in rank.flips] == [("low", "a", "b")]
     assert rank.flips[0].p_value < 0.05
     assert rank.tau == pytest.approx(43 / 45)
@@ -59,7 +60,7 @@ def test_a_pair_that_real_runs_tell_apart_and_the_simulation_turns_round_fails_a
 def test_a_pair_that_real_runs_do_not_tell_apart_may_turn_round() -> None:
     close, turned = LEVELS | {"a": 1.0 - 1e-4}, LEVELS | {"a": 1.5}
     rank = judge_rank("ttft_p90_s", [a_load(name, close, turned) for name in LOADS])
-    assert rank.gate.passed is True
+    assert rank.judgement.outcome is Outcome.HOLDS
     assert rank.told_apart == 42
     assert rank.tau is not None
     assert rank.tau < 1.0
@@ -85,34 +86,34 @@ def test_taus_interval_widens_with_the_spread_of_the_trials() -> None:
     ],
 )
 def test_too_few_policies_loads_or_trials_are_not_judged(loads: list[LoadValues], why: str) -> None:
-    gate = judge_rank("ttft_p90_s", loads).gate
-    assert gate.passed is None
-    assert why in gate.text
+    gate = judge_rank("ttft_p90_s", loads).judgement
+    assert gate.outcome is Outcome.OPEN
+    assert why in gate.reason
 
 
 @pytest.mark.parametrize(
-    ("errors", "repeats", "passed"),
+    ("errors", "repeats", "outcome"),
     [
-        ([0.04, -0.04], [0.01, -0.01], True),
-        ([0.06, 0.06], [0.10], False),
-        ([0.08, -0.08], [0.02], False),
-        ([0.08, -0.08], [0.04], True),
-        ([], [0.1], None),
-        ([0.01], [], None),
+        ([0.04, -0.04], [0.01, -0.01], Outcome.HOLDS),
+        ([0.06, 0.06], [0.10], Outcome.FAILS),
+        ([0.08, -0.08], [0.02], Outcome.FAILS),
+        ([0.08, -0.08], [0.04], Outcome.HOLDS),
+        ([], [0.1], Outcome.OPEN),
+        ([0.01], [], Outcome.OPEN),
     ],
     ids=["within", "biased", "spread", "as far as a repetition", "nothing held out", "nothing repeated"],
 )
-def test_errors_are_held_against_real_repetitions(errors: list[float], repeats: list[float], passed: bool) -> None:
-    assert judge_errors("TTFT", errors, repeats).passed is passed
+def test_errors_are_held_against_real_repetitions(errors: list[float], repeats: list[float], outcome: Outcome) -> None:
+    assert judge_errors("ttft_p90_s", errors, repeats).outcome is outcome
 
 
-@pytest.mark.parametrize(("off", "passed"), [(0.019, True), (-0.019, True), (0.021, False)])
-def test_apc_is_within_two_points_of_every_policy(off: float, passed: bool) -> None:
+@pytest.mark.parametrize(("off", "outcome"), [(0.019, Outcome.HOLDS), (-0.019, Outcome.HOLDS), (0.021, Outcome.FAILS)])
+def test_apc_is_within_two_points_of_every_policy(off: float, outcome: Outcome) -> None:
     real = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.7}}
     simulated = {"a": {0: 0.55, 1: 0.55}, "b": {0: 0.7 + off, 1: 0.7 + off}}
     gate = judge_apc([LoadValues("one", real, simulated)])
-    assert gate.passed is passed
-    assert "b (one)" in gate.text
+    assert gate.outcome is outcome
+    assert "b (one)" in gate.reason
 
 
 def unpack(experiment: str, folder: Path) -> Path:
@@ -138,7 +139,7 @@ def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Pa
     assert "retained_tokens" in done.stdout
     shown = json.loads(CliRunner().invoke(app, ["simulate", "check", str(live), str(fitted), "--json"]).stdout)
     assert shown["passed"] is False
-    assert {gate["name"]: gate["passed"] for gate in shown["gates"]}["parity"] is False
+    assert {gate["name"]: gate["outcome"] for gate in shown["gates"]}["parity"] == "fails"
     assert len(shown["parity"]) == 18
 
 
@@ -149,9 +150,9 @@ def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, t
         path.write_bytes(msgspec.json.encode(cell | {"simulated": "a model"}))
     checked = check_runs([live, copy])
     gates = {gate.name: gate for gate in checked.gates}
-    assert gates["APC"].passed is True
-    assert "over 6 cells" in gates["APC"].text
-    assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].text
+    assert gates["APC"].outcome is Outcome.HOLDS
+    assert "over 6 cells" in gates["APC"].reason
+    assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].reason
     assert len(checked.parity) == 18, "a simulated cell has no live log"
     assert checked.ranks[0].tau == 1.0
 
