@@ -199,7 +199,8 @@ def _judge_locality(difference: Estimate) -> Judgement:
     if difference.low is None or difference.high is None or judged(difference) is None:
         outcome, reason = leave_undecided(difference), difference.reason or NO_TRIALS
     elif difference.low >= -LOCALITY_WITHIN:
-        outcome, reason = Outcome.HOLDS, f"at most {format_percent(max(-difference.low, 0.0), 1)} below"
+        below = f"at most {format_percent(-difference.low, 1)} below" if difference.low < 0 else "not below"
+        outcome, reason = Outcome.HOLDS, below
     elif difference.high < -LOCALITY_WITHIN:
         outcome, reason = Outcome.FAILS, f"at least {format_percent(-difference.high, 1)} below"
     else:

@@ -53,12 +53,17 @@ ROUTER = SpecOptions(
     (
         SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
         SpecOption("host", "--host", "Listen on this address"),
+        SpecOption(
+            "processes", "--processes",
+            "Listen with N processes on the one port, on a host with cores to spare; needs --bindings. Each counts "
+            "only the load that it sends", None, 1,
+        ),
         SpecOption("index", "--index", "Track what instances hold by an `approximate` LRU index, or by their `events`"),
         SpecOption(
             "block_tokens", "--block-tokens", "Set the block size of the index in tokens (0 = ask the engines)", None, 0
         ),
     ),
-)
+)  # fmt: skip
 TRANSFERS = SpecOptions(
     _transfer_rules,
     (
@@ -302,6 +307,8 @@ class _Narrator:
             say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)
             summary = describe_policy(policy_class(self._spec.policy)).summary
             say(f"policy {self._spec.policy}: {summary}", markup=False, soft_wrap=True)
+            for number, page in enumerate(line.ready.pages, 1):
+                say(f"process {number}: its metrics and admin pages are at {page}", soft_wrap=True)
             say(f"blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
         elif line.tick is not None:
             down = {row.instance: row.why for row in line.tick.instances if not row.available}
@@ -316,6 +323,8 @@ class _Narrator:
                 f"{end.requests} requests, {end.retries} retried, {end.errors} failed, "
                 f"{end.aborted} left by their clients, {end.cut} cut"
             )
+            if end.died:
+                say(f"processes died {end.died} times and were started again; what they had counted is not in these")
             if end.records_lost:
                 say(f"{end.records_lost} decision records were lost: {end.log_error}")
 

@@ -176,6 +176,11 @@ class RouterSpec:
     host: str = "127.0.0.1"
     port: int = 0
     """0 = any free one; the ready line names it."""
+    processes: int = 1
+    """That share the port, for hosts with cores to spare. Each has its own loads and index, and writes records of its
+    own beside `decisions_path` (`decisions.1.jsonl` ..)."""
+    own_port: int | None = None
+    """One of several processes: it shares `port`, and listens here alone; 0 = any free one."""
     decisions_path: str = ""
     """Where decision records go (JSONL); an existing file is replaced. Empty = they are not stored."""
     index: str = "approximate"
@@ -289,6 +294,18 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
         (bool(names), "it has no instance", "at least one instance"),
         (not twice, f"instances are named twice: {', '.join(twice)}", "every instance a name of its own"),
         (0 <= spec.port < 65536, f"port is {spec.port}", "a port from 0 to 65535"),
+        (0 <= (spec.own_port or 0) < 65536, f"own_port is {spec.own_port}", "a port from 0 to 65535, or null"),
+        (spec.processes >= 1, f"processes is {spec.processes}", "at least 1"),
+        (
+            spec.processes == 1 or bool(spec.bindings.redis_url),
+            f"{spec.processes} processes share no table of sessions",
+            "one in Redis (--bindings redis://HOST:PORT/DB), or one process",
+        ),
+        (
+            spec.processes == 1 or spec.index != "events",
+            f"{spec.processes} processes cannot bind one endpoint of KV events",
+            "the index approximate, or one process",
+        ),
         (spec.reserved_output == "max_tokens" or spec.reserved_output >= 0, "reserved_output is below 0", "at least 0"),
         (spec.index in INDEXES, f"index is {spec.index!r}", f"one of {', '.join(INDEXES)}"),
         (
@@ -375,6 +392,8 @@ class RouterReady:
     pid: int
     instances: tuple[str, ...]
     block_tokens: int
+    pages: tuple[str, ...] = ()
+    """Where each of several processes has its metrics and the operator's pages; empty = at `url`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +414,13 @@ class RouterOutcome:
     """Requests still in flight when the drain was over."""
     decisions: Mapping[str, int]
     decide_us_p50: float | None
-    """Of the latest picks; None = there were none."""
+    """Of the latest picks, of several processes the largest; None = there were none."""
     decide_us_p99: float | None
     records_lost: int
     """Decision records that could not be written."""
     log_error: str = ""
+    died: int = 0
+    """Times that one of several processes died and was started again; what it had counted is not in here."""
 
 
 class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):

@@ -100,6 +100,8 @@ class ClientConnection(asyncio.Protocol):
     keep_alive: bool = True
     local: bool = False
     """The client is on this machine."""
+    shared: bool = False
+    """It came to a port that several processes listen on."""
     peer: str = ""
     """Its address; empty = a socket without one."""
     t_read_s: float = field(default_factory=monotonic)

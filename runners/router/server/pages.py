@@ -46,6 +46,7 @@ class ServerState(Protocol):
     """What the pages read of the server."""
 
     closing: bool
+    own_url: str
 
     @property
     def connections(self) -> int: ...
@@ -95,6 +96,9 @@ class Pages:
                 await self._pass_on(connection, request)
             elif path in HEALTH and method in ("GET", "POST"):
                 self._answer_health(connection)
+            elif connection.shared and (path == "/metrics" or path == ADMIN or path.startswith(ADMIN + "/")):
+                why = f"several processes listen here; the pages of this one are at {self._server.own_url}{path}"
+                connection.refuse(421, why, "shared_port")
             elif path == "/metrics" and method == "GET":
                 connection.reply(200, self._make_metrics(), TEXT)
             elif path == ADMIN or path.startswith(ADMIN + "/"):

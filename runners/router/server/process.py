@@ -47,6 +47,18 @@ class RouterProcess:
     def alive(self) -> bool:
         return self._child.alive
 
+    async def explain_end(self) -> str:
+        """Wait until it ends, by itself or by `end`; why it died, empty where it gave an account of itself."""
+        line = await asyncio.shield(self._following)
+        if line is not None and line.end is not None:
+            return ""
+        await self._child.end()  # its exit code is known then
+        return str(self._child.make_error(line, "it died", RouterError))
+
+    def hurry(self) -> None:
+        """Cut its drain short."""
+        self._child.close_stdin()  # the end of its input does that
+
     async def __aenter__(self) -> Self:
         path = write_spec(self._spec_path, self._spec, RouterError)
         self._child = await start_child("runners.router", str(path), line_type=RouterLine, end_grace_s=END_GRACE_S)
@@ -78,7 +90,7 @@ class RouterProcess:
         wait_s = (self._spec.limits.drain_s if drain_s is None else drain_s) + END_GRACE_S
         self._child.terminate()
         if drain_s == 0:
-            self._child.close_stdin()  # the end of its input cuts the drain short
+            self.hurry()
         line = None
         with contextlib.suppress(TimeoutError):
             line = await asyncio.wait_for(asyncio.shield(self._following), wait_s)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
 from runners.child_process import end_on_signals
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
+from runners.router.server.several import Processes
 from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
 
 COLLECT_AFTER = (10_000, 50, 50)
@@ -26,11 +28,13 @@ def serve(
     """
     policy = make_policy(spec.policy, spec.parameters)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_until_stopped(Server(spec, policy, lambda tick: _say_tick(say, tick)), say, on_loop))
+        on_tick = partial(_say_tick, say)
+        server = Server(spec, policy, on_tick) if spec.processes == 1 else Processes(spec, on_tick)
+        return runner.run(_serve_until_stopped(server, say, on_loop))
 
 
 async def _serve_until_stopped(
-    server: Server, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
+    server: Server | Processes, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
 ) -> RouterOutcome:
     stop, now = asyncio.Event(), asyncio.Event()
 

@@ -65,6 +65,8 @@ class Server:
 
     def __init__(self, spec: RouterSpec, policy: Policy, on_tick: Callable[[RouterTick], None]) -> None:
         self.closing = False
+        self.own_url = ""
+        """Where this process listens alone; empty = it shares no port."""
         self.body_limit_bytes = spec.limits.body_bytes
         self.held_limit_bytes = spec.limits.held_bytes
         self.held_bytes = 0
@@ -93,7 +95,7 @@ class Server:
         self._proxy: Proxy
         self._pages: Pages
         self._beating: asyncio.Task[None] | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._drained: asyncio.Event | None = None
         self._outcome: RouterOutcome | None = None
         self._due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
@@ -141,27 +143,37 @@ class Server:
         fleet.on_lost = self._traffic.lose_instance
         self._proxy = Proxy(self._traffic, fleet.pools)
         self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
-        loop = asyncio.get_running_loop()
+        pages: tuple[str, ...] = ()
+        if spec.own_port is not None:
+            self.own_url = await self._listen(spec.own_port)
+            pages = (self.own_url,)
+        url = await self._listen(spec.port, shared=spec.own_port is not None)
+        self._beating = asyncio.create_task(self._keep_time())
+        names = tuple(instance.instance for instance in spec.instances)
+        return RouterReady(url, os.getpid(), names, fleet.block_tokens, pages)
+
+    async def _listen(self, port: int, *, shared: bool = False) -> str:
+        """Take connections there, for several processes if `shared`; returns the URL. Raises RouterError."""
+        host = self._spec.host
         try:
-            self._listening = await loop.create_server(
-                lambda: ClientConnection(self), spec.host, spec.port, backlog=BACKLOG
+            listening = await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(self, shared=shared), host, port, backlog=BACKLOG, reuse_port=shared
             )
         except OSError as error:
             remedy = "Give another --port (0 = any free one), or end what listens there."
-            raise RouterError(f"cannot listen on {spec.host}:{spec.port}: {error.strerror}", remedy=remedy) from error
-        self._beating = asyncio.create_task(self._keep_time())
-        host, port = self._listening.sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        names = tuple(instance.instance for instance in spec.instances)
-        return RouterReady(f"http://{shown}:{port}", os.getpid(), names, fleet.block_tokens)
+            raise RouterError(f"cannot listen on {host}:{port}: {error.strerror}", remedy=remedy) from error
+        self._listening.append(listening)
+        bound, taken = listening.sockets[0].getsockname()[:2]
+        shown = f"[{bound}]" if ":" in bound else bound
+        return f"http://{shown}:{taken}"
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
         """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
         if self._outcome is not None:
             return self._outcome
         self.closing = True
-        if self._listening is not None:
-            self._listening.close()
+        for listening in self._listening:
+            listening.close()
         for client in tuple(self._clients):
             if client.idle:
                 client.abort()

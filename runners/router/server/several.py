@@ -1,0 +1,235 @@
+"""Several router processes on one port: the kernel gives each connection to one of them (SO_REUSEPORT).
+
+They share their sessions through Redis. Loads, prefix indexes and breakers are each process's own: docs/router.md has
+the error of that. Each also listens at a port of its own, where its metrics and the operator's pages are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+from urllib.parse import urlsplit
+
+from results.records.migrations import TickMigration
+from results.records.visible import visible
+from runners.router.server.process import RouterProcess
+from runners.router.spec import (
+    LATEST,
+    RouterError,
+    RouterOutcome,
+    RouterReady,
+    RouterSpec,
+    RouterTick,
+    TickInstance,
+)
+
+TICK_S = 1.0
+RESTART_S = 0.5
+"""Between the death of a process and its next start."""
+
+
+class Processes:
+    """As a `Server` from `start` to `end`. A process that dies is started again; what it had in flight is cut."""
+
+    def __init__(self, spec: RouterSpec, on_tick: Callable[[RouterTick], None]) -> None:
+        self._spec = spec
+        self._on_tick = on_tick
+        self._t_start_ns = perf_counter_ns()
+        self._folder = TemporaryDirectory(prefix="tracon-router-")
+        self._port: socket.socket | None = None
+        self._running: dict[int, RouterProcess] = {}
+        self._own_ports = dict.fromkeys(range(1, spec.processes + 1), 0)
+        """Of each process; 0 = any free one, for its first start."""
+        self._ticks: dict[int, RouterTick] = {}
+        self._migrations: list[TickMigration] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._died = 0
+
+    async def start(self) -> RouterReady:
+        """Hold the port and start every process. Raises RouterError where one does not start."""
+        loop = asyncio.get_running_loop()
+        self._port = hold_port(self._spec.host, self._spec.port)
+        ready: list[asyncio.Future[RouterReady]] = [loop.create_future() for _ in self._own_ports]
+        self._tasks = [
+            loop.create_task(self._keep_process(number, first))
+            for number, first in zip(self._own_ports, ready, strict=True)
+        ]
+        try:
+            all_ready = await asyncio.gather(*ready)
+        except RouterError:
+            await self.end(0.0)
+            raise
+        self._tasks.append(loop.create_task(self._keep_time()))
+        pages = tuple(page for one in all_ready for page in one.pages)
+        return replace(all_ready[0], pid=os.getpid(), pages=pages)
+
+    async def end(self, drain_s: float | None = None) -> RouterOutcome:
+        """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        self._closing = True
+        ended = await asyncio.gather(
+            *(process.end(drain_s) for process in tuple(self._running.values())), return_exceptions=True
+        )
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._port is not None:
+            self._port.close()
+        self._folder.cleanup()
+        outcomes = [one for one in ended if isinstance(one, RouterOutcome)]
+        self._died += len(ended) - len(outcomes)
+        if self._migrations:
+            self._tick_once()
+        return self._merge_outcomes(outcomes)
+
+    def hurry(self) -> None:
+        """Cut a drain short that `end` waits for."""
+        for process in self._running.values():
+            process.hurry()
+
+    async def _keep_process(self, number: int, ready: asyncio.Future[RouterReady]) -> None:
+        while not self._closing:
+            why = ""
+            try:
+                async with RouterProcess(
+                    self._spec_of(number), Path(self._folder.name) / f"{number}.json", partial(self._note_tick, number)
+                ) as process:
+                    self._running[number] = process
+                    self._own_ports[number] = urlsplit(process.ready.pages[0]).port or 0
+                    if not ready.done():
+                        ready.set_result(process.ready)
+                    why = await process.explain_end()
+            except RouterError as error:
+                if not ready.done():
+                    ready.set_exception(error)
+                    return
+                why = str(error)
+            finally:
+                self._running.pop(number, None)
+                self._ticks.pop(number, None)
+            if not self._closing:
+                self._died += 1
+                sys.stderr.write(visible(f"router process {number} is started again: {why}\n"))
+                await asyncio.sleep(RESTART_S)
+
+    def _spec_of(self, number: int) -> RouterSpec:
+        assert self._port is not None
+        log = Path(self._spec.decisions_path)
+        return replace(
+            self._spec,
+            processes=1,
+            port=self._port.getsockname()[1],
+            own_port=self._own_ports[number],
+            decisions_path=str(log.with_suffix(f".{number}{log.suffix}")) if self._spec.decisions_path else "",
+        )
+
+    def _note_tick(self, number: int, tick: RouterTick) -> None:
+        self._ticks[number] = tick
+        self._migrations += tick.migrations
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._ticks:
+                self._tick_once()
+
+    def _tick_once(self) -> None:
+        migrations, self._migrations = tuple(self._migrations), []
+        with contextlib.suppress(BrokenPipeError):
+            ticks = tuple(self._ticks.values())
+            if ticks:
+                self._on_tick(replace(merge_ticks(ticks), t_ns=perf_counter_ns(), migrations=migrations))
+
+    def _merge_outcomes(self, ended: Sequence[RouterOutcome]) -> RouterOutcome:
+        decisions: Counter[str] = Counter()
+        for one in ended:
+            decisions.update(one.decisions)
+        return RouterOutcome(
+            t_start_ns=self._t_start_ns,
+            t_end_ns=perf_counter_ns(),
+            policy=ended[0].policy if ended else self._spec.policy,
+            index=self._spec.index,
+            requests=sum(one.requests for one in ended),
+            picks=sum(one.picks for one in ended),
+            retries=sum(one.retries for one in ended),
+            errors=sum(one.errors for one in ended),
+            aborted=sum(one.aborted for one in ended),
+            cut=sum(one.cut for one in ended),
+            decisions=decisions,
+            decide_us_p50=_largest(one.decide_us_p50 for one in ended),
+            decide_us_p99=_largest(one.decide_us_p99 for one in ended),
+            records_lost=sum(one.records_lost for one in ended),
+            log_error=next((one.log_error for one in ended if one.log_error), ""),
+            died=self._died,
+        )
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that is bound and never listens: the port stays ours while a process is started again.
+
+    Raises RouterError where something listens there already, another router with several processes included.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if port:
+            with socket.socket(family, kind, protocol) as probe:  # without SO_REUSEPORT: alone, or not at all
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        held = socket.socket(family, kind, protocol)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        remedy = "Give another --port (0 = any free one), or end what listens there."
+        raise RouterError(f"cannot listen on {host}:{port}: {error.strerror}", remedy=remedy) from error
+    return held
+
+
+def merge_ticks(ticks: Sequence[RouterTick]) -> RouterTick:
+    """One tick of all processes, at least one: sums of what each counts, the largest of what they share."""
+    decisions: Counter[str] = Counter()
+    for tick in ticks:
+        decisions.update(tick.decisions)
+    names = dict.fromkeys(row.instance for tick in ticks for row in tick.instances)
+    latest = sorted((pick for tick in ticks for pick in tick.latest), key=lambda pick: pick.t_ns)
+    return replace(
+        ticks[0],
+        t_ns=max(tick.t_ns for tick in ticks),
+        instances=tuple(_merge_rows(name, ticks) for name in names),
+        sessions=max(tick.sessions for tick in ticks),
+        decisions=decisions,
+        latest=tuple(latest[-LATEST:]),
+        retries=sum(tick.retries for tick in ticks),
+        errors=sum(tick.errors for tick in ticks),
+        migrations=tuple(line for tick in ticks for line in tick.migrations),
+    )
+
+
+def _merge_rows(name: str, ticks: Sequence[RouterTick]) -> TickInstance:
+    rows = [row for tick in ticks for row in tick.instances if row.instance == name]
+    away = [row.why for row in rows if not row.available]
+    part = f"by {len(away)} of {len(rows)} processes: " if len(away) < len(rows) else ""
+    return TickInstance(
+        instance=name,
+        available=not away,
+        why=f"{part}{away[0]}" if away else "",
+        num_requests=sum(row.num_requests for row in rows),
+        pending_prefill_tokens=sum(row.pending_prefill_tokens for row in rows),
+        ongoing_tokens=sum(row.ongoing_tokens for row in rows),
+        sessions=max(row.sessions for row in rows),
+        picks=sum(row.picks for row in rows),
+    )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
