@@ -112,7 +112,7 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
             remedy="name a run of connector-tax with several rates, or another --config",
         )
     fitting = cells[::2]
-    step, count, mape = fit_steps(*_list_work([cell.steps for cell in fitting]))
+    step, count, mape = fit_steps(*list_work([cell.steps for cell in fitting]))
     model = EngineModel(step, _read_capacity(run, config))
     first = [_compare(cell, model, fitted=True) for cell in fitting]
     late = [
@@ -200,18 +200,17 @@ def read_cells(run: Path, config: str) -> Iterator[Cell]:
                 yield Cell(record, requests, steps_in_window(steps, record))
 
 
-def _list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Prompt tokens, sequences that decode, and seconds of every step with work.
 
-    A step that follows an idle moment has no period; it takes its own time and what usually lies between two steps.
-    Where steps overlap (async scheduling) only periods count.
+    A step that follows an idle moment has no period; it takes its own time and what usually lies between two steps:
+    nothing where steps overlap (async scheduling).
     """
     steps = pd.concat(frames)
     steps = steps[(steps["prefill_tokens"] + steps["decode_tokens"]) > 0]
     between_us = (steps["period_us"] - steps["engine_step_us"]).median()
-    step_us = steps["period_us"]
-    if between_us >= 0:
-        step_us = step_us.fillna(steps["engine_step_us"] + between_us)
+    after_idle_us = steps["engine_step_us"] + (between_us if between_us > 0 else 0.0)
+    step_us = steps["period_us"].fillna(after_idle_us)
     known = step_us.notna()
     columns = (steps["prefill_tokens"][known], steps["decode_tokens"][known], step_us[known] / 1e6)
     prefill, decode, step_s = (column.to_numpy(dtype=np.float64) for column in columns)

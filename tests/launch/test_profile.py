@@ -128,6 +128,16 @@ def test_a_config_changes_with_the_kind_of_engine() -> None:
     assert plain.connectors == ()
 
 
+def test_mooncake_lets_the_blocks_of_long_prompts_wait_for_one_peer() -> None:
+    """By its own limit of 1024 two prompts of 4500 tokens that are handed over together fail."""
+    configs = [load_config(name) for name in config_names()]
+    with_mooncake = [config for config in configs if "mooncake" in config.requires_on("cuda")]
+    assert len(with_mooncake) == 4
+    for config in with_mooncake:
+        assert config.env_on("cpu")["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
+        assert config.env_on("cuda")["MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"] == "65535"
+
+
 def test_a_connector_without_a_class_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(NIXL.replace('kv_connector = "NixlConnector"', ""))

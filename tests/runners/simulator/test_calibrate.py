@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
 from runners.cli import app
 from runners.errors import RunnerError
-from runners.simulator.calibrate import calibrate, fit_steps, read_cells, simulate_cell
+from runners.simulator.calibrate import calibrate, fit_steps, list_work, read_cells, simulate_cell
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import read_engine
 from runners.simulator.step_time import StepTime
@@ -51,6 +53,21 @@ def test_a_few_steps_that_the_host_held_up_do_not_bend_the_fit() -> None:
     step_s[::250] += 5.0
     step, _, _ = fit_steps(prefill, decode, step_s)
     assert step.prefill_token_s == pytest.approx(1e-5, rel=0.01)
+
+
+def test_a_step_after_an_idle_moment_counts_where_steps_overlap() -> None:
+    """Under async scheduling a step is begun before the last one ends; prompts of a low rate come to an idle engine."""
+    steps = pd.DataFrame(
+        {
+            "prefill_tokens": [512, 0, 0],
+            "decode_tokens": [0, 1, 1],
+            "engine_step_us": [9000.0, 3500.0, 3500.0],
+            "period_us": [math.nan, 2000.0, 2000.0],
+        }
+    )
+    prefill, _, step_s = list_work([steps])
+    assert prefill.tolist() == [512, 0, 0]
+    assert step_s.tolist() == pytest.approx([0.009, 0.002, 0.002])
 
 
 @pytest.mark.parametrize(
