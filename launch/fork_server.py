@@ -26,6 +26,7 @@ import multiprocessing
 import runpy
 import signal
 import socket
+import tempfile
 import time
 from types import ModuleType
 from typing import Any
@@ -111,6 +112,7 @@ def serve_engine(request: dict[str, Any]) -> None:
     os.register_at_fork(after_in_child=leave_ports_to_the_server)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # else the folder that was looked up when this server imported vLLM
     for folder in reversed(request["env"].get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)

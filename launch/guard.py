@@ -7,13 +7,14 @@ The owner talks to it over one stream socket whose other end exists only in the 
 Two processes hold each engine, `outer` and, below it, `inner`. Both adopt orphans (PR_SET_CHILD_SUBREAPER), so neither
 a new session nor a double fork takes a process out of reach; when either is killed the other ends the engine.
 
-    owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": ""}, {"go": true}, {"stop": grace_s}
+    owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": "", "own_folder": true}
+    owner -> {"go": true}, {"stop": grace_s}
     guard -> {"started": pid}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
 
 A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
 
-Each guard makes a folder for its engine's sockets, which vLLM would leave among the temporary files, and removes it at
-the engine's end. Both processes hold a lock on it: every guard also removes the folders on which no lock is held.
+Each guard makes a folder for its engine's sockets and temporary files, which vLLM would leave, and removes it at the
+engine's end. Both processes hold a lock on it: every guard also removes the folders on which no lock is held.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import getpass
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 ORPHAN_GRACE_S = 2.0
@@ -44,6 +47,8 @@ SOCKETS = "tracon-sockets-"
 """How the folders of sockets begin, in the folder of temporary files."""
 SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for the folder of its sockets; an engine whose environment has it already keeps its own."""
+TEMPORARY_FOLDER = "TMPDIR"
+TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 SOCKET_PATH_BYTES = 107
 """The longest path of a unix socket."""
 UUID_CHARACTERS = 36
@@ -153,8 +158,11 @@ def kill_descendants() -> int:
 
 def _socket_parents() -> list[str]:
     """Where folders of sockets may be, the first choice first."""
-    parents = [os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", "/dev/shm"]  # noqa: PTH100
-    return list(dict.fromkeys(parents))
+    return list(dict.fromkeys([_temporary_folder(os.environ), "/tmp", "/dev/shm"]))
+
+
+def _temporary_folder(env: Mapping[str, str]) -> str:
+    return os.path.abspath(env.get(TEMPORARY_FOLDER) or "/tmp")  # noqa: PTH100
 
 
 def make_socket_folder() -> str:
@@ -172,10 +180,31 @@ def make_socket_folder() -> str:
     return ""
 
 
+def use_folder(folder: str, env: dict[str, str]) -> None:
+    """Have an engine with this environment put its sockets into `folder`, and its temporary files, where these would be
+    in the folder above it.
+
+    Not where the user has sent them elsewhere, nor where the path is too long: what an engine binds among its temporary
+    files would have a longer one. Torch's caches stay where torch puts them by itself: the next engine needs them.
+    """
+    env.setdefault(SOCKET_FOLDER, folder)
+    temporary = _temporary_folder(env)
+    if os.path.dirname(folder) == temporary:  # noqa: PTH120
+        env.setdefault(TORCH_CACHE, os.path.join(temporary, f"torchinductor_{_user_name()}"))  # noqa: PTH118
+        env[TEMPORARY_FOLDER] = folder
+
+
+def _user_name() -> str:
+    """As torch finds it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid_{os.getuid()}"
+
+
 def remove_sockets(folder: str) -> None:
     """Remove this engine's folder, and every other one on which no process holds a lock."""
-    with contextlib.suppress(OSError):
-        _remove_folder(folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    shutil.rmtree(folder, ignore_errors=True)
     for parent in _socket_parents():
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(parent) if name.startswith(SOCKETS)]  # noqa: PTH208
@@ -189,15 +218,9 @@ def _remove_unheld(path: str) -> None:
         try:
             if os.fstat(folder).st_uid == os.getuid():
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_folder(path, folder)
+                shutil.rmtree(path)
         finally:
             os.close(folder)
-
-
-def _remove_folder(path: str, folder: int) -> None:
-    for name in os.listdir(folder):
-        os.unlink(name, dir_fd=folder)
-    os.rmdir(path)  # noqa: PTH106
 
 
 class Inner:
@@ -309,8 +332,8 @@ class Inner:
             os._exit(0)  # the owner died, or thought better of it, before it had recorded this engine
         os.close(gate)
         _redirect_output(request)
-        if self.sockets:
-            request["env"].setdefault(SOCKET_FOLDER, self.sockets)
+        if self.sockets and request["own_folder"]:
+            use_folder(self.sockets, request["env"])
         self.body(request)
         return True
 

@@ -53,10 +53,22 @@ class GuardLink:
         reader, writer = await asyncio.open_connection(sock=connection)
         return cls(reader, writer)
 
-    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, stdout: Path, stderr: Path) -> int:
-        """Have the guard fork the process; its pid. It runs nothing of `argv` before `go`."""
-        request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr)}
-        self._send_message(request)
+    async def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: Path,
+        stdout: Path,
+        stderr: Path,
+        own_folder: bool = True,
+    ) -> int:
+        """Have the guard fork the process; its pid. It runs nothing of `argv` before `go`.
+
+        `own_folder`: its sockets and temporary files are put into the guard's folder, and removed with it.
+        """
+        files = {"cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr), "own_folder": own_folder}
+        self._send_message({"argv": list(argv), "env": dict(env), **files})
         await first_of(START_TIMEOUT_S, self._started, self.gone)
         if not self._started.done():
             self.close()

@@ -69,7 +69,7 @@ class ForkServer:
         try:
             link = await spawn_guard(log, (theirs.fileno(),))
             argv = (str(python), str(FORK_SERVER), str(theirs.fileno()), *preload)
-            pid = await link.start(argv, env, cwd=folder, stdout=log, stderr=log)
+            pid = await link.start(argv, env, cwd=folder, stdout=log, stderr=log, own_folder=False)
             link.go()
             import_s = await cls._wait_ready(link, ours, log)
         except BaseException:

@@ -31,9 +31,10 @@ class Histogram(Drawing):
 
     _bands: tuple[Counts, ...] = ()
 
-    def show(self, bands: Sequence[Counts]) -> None:
-        self._bands = tuple(bands)
-        self.change_content(self._bands)
+    def show(self, bands: Sequence[Counts], empty: str = "") -> None:
+        """Draw these bands; where they hold nothing, the text `empty`."""
+        self._bands, self._empty = tuple(bands), empty
+        self.change_content(self._bands, empty)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         bands = [band for band in self._bands if sum(band.counts)]

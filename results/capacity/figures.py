@@ -10,6 +10,7 @@ import pandas as pd
 from results.capacity.analyse import CapacityAnalysis
 from results.capacity.report import FIGURE
 from results.capacity.search import Standing
+from results.records.count import format_count
 from results.report.figure import Figure
 from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
 from results.report.marks import draw_line
@@ -25,9 +26,10 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     if table.empty or table["value"].isna().all():
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
     caption = (
-        f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over {analysis.traces} traces; bars: intervals. "
-        "Of the splits of a pooled fleet the nearest to the objective. Filled: the size holds the objective; open: it "
-        "does not, or that is undecided. A size that leaves the percentile unserved has no mark."
+        f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
+        f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the "
+        "nearest to the objective. Filled: the size holds the objective; open: it does not, or that is undecided. A "
+        "size that leaves the percentile unserved has no mark."
     )
     return (Figure(FIGURE, TITLE, caption, table, {limit.title: limit.limit_s for limit in analysis.limits}),)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size, Standing
 from results.capacity.slo import Limit
+from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
@@ -24,19 +25,20 @@ def build_page(analysis: CapacityAnalysis) -> Page:
     for policy in sorted(analysis.policies, key=_order):
         text = describe_answer(policy)
         if policy.answer.unfinished is None and policy.answer.fewest is not None:
-            answers.append(PageAnswer(policy.label, f"{policy.answer.fewest.text} instances", text, FIGURE))
+            answers.append(PageAnswer(policy.label, policy.answer.fewest.phrase, text, FIGURE))
         else:
             questions.append(OpenQuestion(policy.label, text, _find_remedy(policy), FIGURE))
+    gaps, policies = len(analysis.gaps), format_count(len(analysis.policies), "policy", "policies")
     return Page(
         question=f"SIMULATED: how few instances hold {analysis.slo}?",
         setting=(
-            f"Profile {analysis.facts.label}{describe_engine(analysis.facts)}: {len(analysis.policies)} policies, "
-            f"{analysis.traces} {_name_traces(analysis)} at each point. {_describe_brackets(analysis)}",
+            f"Profile {analysis.facts.label}{describe_engine(analysis.facts)}: "
+            f"{policies}, {_describe_traces(analysis)} at each point. {_describe_brackets(analysis)}",
         ),
         noise="Noise floor: none; nothing is measured, and equal points have equal numbers.",
         answers=tuple(answers),
         undecided=tuple(questions),
-        trouble=f"{len(analysis.gaps)} gaps: {analysis.gaps[0].reason}" if analysis.gaps else "",
+        trouble=f"{format_count(gaps, 'gap', 'gaps')}: {analysis.gaps[0].reason}" if gaps else "",
     )
 
 
@@ -50,17 +52,18 @@ def describe_answer(policy: PolicyCapacity) -> str:
     """One sentence or a few; every number with its interval."""
     answer = policy.answer
     if answer.unfinished is not None:
-        return f"the search is not over: a point of {answer.unfinished.text} instances is missing."
+        return f"the search is not over: a point of {answer.unfinished.phrase} is missing."
     if answer.fewest is None:
         largest = max(policy.points, default=None)
         at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
-        return f"no size of up to {policy.search.most} instances holds it{at}."
-    parts = [f"{answer.fewest.text} instances hold it ({_describe_values(policy.points[answer.fewest])})"]
+        return f"no size of up to {Size(policy.search.most).phrase} holds it{at}."
+    held = policy.points[answer.fewest]
+    parts = [f"{answer.fewest.phrase} {_name_standing(answer.fewest, held)} ({_describe_values(held)})"]
     below = [size for size in policy.points if size.instances == answer.fewest.instances - 1]
     if below:
         nearest = min(below, key=lambda size: policy.points[size].distance)
         point = policy.points[nearest]
-        parts.append(f"{nearest.text} {_name_standing(point)} ({_describe_values(point)})")
+        parts.append(f"{nearest.text} {_name_standing(nearest, point)} ({_describe_values(point)})")
     if answer.possible is not None and answer.possible != answer.fewest:
         parts.append(f"undecided from {answer.possible.text} on")
     if answer.not_monotone:
@@ -69,8 +72,10 @@ def describe_answer(policy: PolicyCapacity) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _name_standing(point: Assessed) -> str:
-    return {Standing.HOLDS: "hold it", Standing.MISSES: "miss it", Standing.UNDECIDED: "are undecided"}[point.standing]
+def _name_standing(size: Size, point: Assessed) -> str:
+    one = {Standing.HOLDS: "holds it", Standing.MISSES: "misses it", Standing.UNDECIDED: "is undecided"}
+    more = {Standing.HOLDS: "hold it", Standing.MISSES: "miss it", Standing.UNDECIDED: "are undecided"}
+    return (one if size.instances == 1 else more)[point.standing]
 
 
 def _describe_values(point: Assessed) -> str:
@@ -86,13 +91,13 @@ def _describe_values(point: Assessed) -> str:
 def _find_remedy(policy: PolicyCapacity) -> str:
     if policy.answer.unfinished is not None:
         return "`tracon resume`, or `tracon retry` where a cell failed"
-    return f"a search beyond {policy.search.most} instances (`--max-instances N`)"
+    return f"a search beyond {Size(policy.search.most).phrase} (`--max-instances N`)"
 
 
-def _name_traces(analysis: CapacityAnalysis) -> str:
+def _describe_traces(analysis: CapacityAnalysis) -> str:
     if analysis.distinct_traces >= analysis.traces or not analysis.distinct_traces:
-        return "traces"
-    return "replays of one trace, which differ by the noise of single steps alone,"
+        return format_count(analysis.traces, "trace", "traces")
+    return f"{analysis.traces} replays of one trace, which differ by the noise of single steps alone,"
 
 
 def _describe_brackets(analysis: CapacityAnalysis) -> str:

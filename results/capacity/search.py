@@ -45,6 +45,11 @@ class Size:
             return str(self.instances)
         return f"{self.prefill_instances}P+{self.instances - self.prefill_instances}D"
 
+    @property
+    def phrase(self) -> str:
+        """With its unit."""
+        return f"{self.text} {'instance' if self.instances == 1 else 'instances'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Assessed:

@@ -66,7 +66,8 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
 def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 8) -> None:
     """Names to the right of the panel at the ends of their lines (x, y, name, colour), moved apart where they meet.
 
-    To be called when the limits of the axes are final.
+    To be called when the limits of the axes are final. A zero, which a logarithmic axis cannot show, is named without a
+    leader: it would be endless and take all room from the panel.
     """
     if not ends:
         return
@@ -77,6 +78,9 @@ def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size:
     ups = _move_apart(np.clip(places[order, 1], 0, 1), height)
     for place, up in zip(order, ups, strict=True):
         x, y, name, color = ends[place]
+        if axes.get_yscale() == "log" and y <= 0:
+            axes.text(1.02, float(up), name, va="center", fontsize=size, color=color, transform=axes.transAxes)
+            continue
         arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(name, (x, y), xytext=(1.02, float(up)), textcoords="axes fraction", va="center", fontsize=size,
                       color=color, arrowprops=arrow, annotation_clip=False)  # fmt: skip

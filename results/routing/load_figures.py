@@ -15,7 +15,7 @@ from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sh
 from results.routing.analyse import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind, why_missing
 from results.routing.occupancy import WALL, Deployment
-from results.statistics.estimates import LEVEL
+from results.statistics.estimates import LEVEL, Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,15 +107,16 @@ def draw_occupancy(figure: Figure) -> Drawing:
         low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
         axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
         axes.plot(size, high, linestyle=dashes, color=color)
-        ends += [(float(size[-1]), float(high[-1]), str(deployment), color)] if size.size else []
+        ends += [_name_end(size, high, str(deployment), color)] if size.size else []
     measured = table[table["point"] == MEASURED]
     for name, pen in pens(measured["deployment"]).items():
         rows = measured[measured["deployment"] == name]
         high = rows["occupancy_p90"].to_numpy(dtype=np.float64)
         down = np.maximum(high - rows["occupancy_mean"].to_numpy(dtype=np.float64), 0)
-        axes.errorbar(rows["footprint_tokens"], high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color,
-                      markerfacecolor="white", capsize=2)  # fmt: skip
-        ends += [(float(rows["footprint_tokens"].iloc[-1]), float(high[-1]), str(name), pen.color)]
+        size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
+        axes.errorbar(size, high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color, markerfacecolor="white",
+                      capsize=2)  # fmt: skip
+        ends += [_name_end(size, high, str(name), pen.color)]
     _mark_footprints(axes, table)
     axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
     plain_ticks(axes, "x", table["footprint_tokens"])
@@ -129,6 +130,11 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
     marks.label_lines(axes, ends)
     return drawing
+
+
+def _name_end(size: Samples, share: Samples, name: str, color: str) -> tuple[float, float, str, str]:
+    """The end of a line or a circle; one at 0, which the axis does not show, has its value in its name."""
+    return float(size[-1]), float(share[-1]), name if share[-1] > 0 else f"{name}: {format_percent(0.0)}", color
 
 
 def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:

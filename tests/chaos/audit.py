@@ -166,8 +166,10 @@ def check_shared_memory(before: set[str], findings: Findings) -> None:
 
 
 def check_sockets(temporary: Path, findings: Findings) -> None:
-    """Sockets, and the folders that guards make for them, in the folder of a run's temporary files at its end."""
-    paths = (path for path in temporary.rglob("*") if path.is_socket() or path.name.startswith(SOCKETS))
+    """What engines leave in the folder of a run's temporary files at its end: sockets, the files where their workers
+    meet, and the folders that guards make for both."""
+    names = (SOCKETS, "vllm_dist_")
+    paths = (path for path in temporary.rglob("*") if path.is_socket() or path.name.startswith(names))
     findings.add("sockets", *(str(path.relative_to(temporary)) for path in sorted(paths)))
 
 

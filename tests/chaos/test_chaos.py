@@ -146,10 +146,11 @@ def test_sockets_that_stay_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     findings = Findings()
     (tmp_path / f"{SOCKETS}00").mkdir()
     (tmp_path / "notes").touch()
+    (tmp_path / "vllm_dist_0a").touch()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("left")
     audit.check_sockets(tmp_path, findings)
-    assert findings.sentences == ("sockets left: left", f"sockets left: {SOCKETS}00")
+    assert findings.sentences == ("sockets left: left", f"sockets left: {SOCKETS}00", "sockets left: vllm_dist_0a")
 
 
 def limits_of(pid: int) -> dict[str, str]:

@@ -10,8 +10,12 @@ import pytest
 from console.feed import Picture
 from console.glyphs import UNICODE
 from console.panels import instances, migrations, routing, stages
+from console.panels.steps import explain_no_steps
 from console.rows import instance_loads, waterfall
 from console.widgets.table import Column, Row
+from results.records.events import CellState
+from results.records.plan import CellPlan
+from state.model import CellView, RunView
 from tests.console.conftest import NARROW, picture_of, press_and_see, shown, watching
 
 Laid = tuple[Sequence[Column], Sequence[Row]]
@@ -107,3 +111,35 @@ async def test_a_run_without_what_a_panel_shows_says_so(live_run: Path, key: str
         await press_and_see(pilot, "1", "1 Stages")
         assert title not in "\n".join(shown(pilot.app)), "no tab for what the run does not have"
         await press_and_see(pilot, key, why, f"{key} {title}")
+
+
+PROBE = CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, 1.0)
+TIMED: dict[str, object] = {"step_timing_available": True, "reason": ""}
+UNTIMED: dict[str, object] = {"step_timing_available": False, "reason": "vLLM 0.12"}
+
+
+def probed(state: CellState, reason: str = "", summary: dict[str, object] | None = None) -> RunView:
+    """A run whose step probe has come this far."""
+    summary = summary or {}
+    return RunView(cells={PROBE.cell: CellView(PROBE.cell, PROBE, state, reason=reason, summary=summary)})
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (RunView(), "no step timing yet"),
+        (probed(CellState.PENDING), "no step timing yet"),
+        (probed(CellState.DONE, summary=TIMED), "no step timing yet"),
+        (probed(CellState.DONE, summary=UNTIMED), "no step timing: vLLM 0.12"),
+        (probed(CellState.SKIPPED, "by the operator"), "no step timing: by the operator"),
+    ],
+    ids=["no plan", "pending", "available", "unavailable", "skipped"],
+)
+def test_steps_that_are_not_shown_have_a_reason(view: RunView, why: str) -> None:
+    assert explain_no_steps(view) == why
+
+
+@pytest.mark.parametrize(("which", "experiment"), [("routed", "routing"), ("measured", "pd-lifecycle")])
+async def test_a_run_that_never_times_steps_says_so(made: Callable[[str], Path], which: str, experiment: str) -> None:
+    async with watching(made(which), NARROW) as pilot:
+        await press_and_see(pilot, "4", f"a {experiment} run reports no engine steps")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 from runners.router.server.front import ClientConnection, HttpRequest
 from tests.examples import examples
@@ -108,3 +113,15 @@ def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
     requests, answered, _ = serve(data, [])
     assert requests == []
     assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 "))
+
+
+def test_no_parser_may_be_installed_but_the_one_that_is_shown_to_be_strict() -> None:
+    root = Path(__file__).resolve().parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    allowed = next(one for one in map(Requirement, project["dependencies"]) if one.name == "httptools").specifier
+    locked = re.search(r"^httptools==(\S+)", (root / "requirements.lock").read_text(), re.MULTILINE)
+    assert locked is not None
+    assert allowed.contains(locked[1])
+    assert version("httptools") == locked[1], "what this file shows is shown of the locked version"
+    assert not allowed.contains("0.8.99")
+    assert not allowed.contains("0.10.0")

@@ -109,6 +109,7 @@ def _status(pid: int) -> str | None:
     except psutil.NoSuchProcess:
         return None
 
+
 SHARES_MEMORY = """
 import os, signal, sys, time
 from multiprocessing import shared_memory
@@ -124,15 +125,19 @@ time.sleep(600)
 """Ignores TERM and holds a segment of shared memory, whose name it writes into the folder it is given."""
 
 BINDS_SOCKET = """
-import os, signal, socket, sys, time, uuid
+import os, signal, socket, sys, tempfile, time, uuid
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 bound = os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(uuid.uuid4()))
 server = socket.socket(socket.AF_UNIX)
 server.bind(bound)
+with open(os.path.join(tempfile.gettempdir(), "vllm_dist_" + uuid.uuid4().hex), "w") as file:
+    file.write(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+open(os.path.join(tempfile.mkdtemp(), "listener"), "w").close()
 path = os.path.join(sys.argv[1], "socket")
 with open(path + ".partial", "w") as file:
     file.write(bound)
 os.rename(path + ".partial", path)
 time.sleep(600)
 """
-"""Ignores TERM and binds a socket as vLLM does, whose path it writes into the folder it is given."""
+"""Ignores TERM, binds a socket and makes temporary files as vLLM does, one with the folder of torch's caches and one in
+a folder; writes the socket's path into the folder it is given."""

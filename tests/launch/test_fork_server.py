@@ -23,11 +23,12 @@ from tests.ports import own_port
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOON_S = 15.0
 
-PRELOADED = "import time\nLOADED_AT = time.monotonic_ns()\n"
+PRELOADED = "import tempfile, time\nLOADED_AT = time.monotonic_ns()\ntempfile.gettempdir()\n"
 ENGINE = """
-import json, os, sys, preloaded
+import json, os, sys, tempfile, preloaded
 where = {"argv": sys.argv, "pid": os.getpid(), "sid": os.getsid(0), "pgid": os.getpgid(0), "name": __name__,
-         "loaded_at": preloaded.LOADED_AT, "color": os.environ.get("COLOR"), "path0": sys.path[0]}
+         "loaded_at": preloaded.LOADED_AT, "color": os.environ.get("COLOR"), "path0": sys.path[0],
+         "sockets": os.environ["VLLM_RPC_BASE_PATH"], "temporary": tempfile.gettempdir()}
 if sys.argv[1] == "crash":
     raise RuntimeError("no room")
 print(json.dumps(where), flush=True)
@@ -101,6 +102,7 @@ async def test_each_engine_has_its_own_arguments_environment_log_session_and_exi
         assert row["color"] == f"c{n}"
         assert row["pid"] == row["sid"] == row["pgid"]
         assert row["name"] == "__main__"
+        assert row["temporary"] == row["sockets"], "the folder that its guard removes"
     assert said[0]["loaded_at"] == said[1]["loaded_at"], "the imports happened once, in the server"
     assert said[0]["pid"] != said[1]["pid"]
 

@@ -20,13 +20,14 @@ SOON_S = 15.0
 """The product's promise is 5 s; a busy test host gets more."""
 
 OWNER = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
 from launch.guard_link import spawn_guard
 async def main(folder, code, go):
     log = folder / "log"
     link = await spawn_guard(log)
-    pid = await link.start([sys.executable, "-c", code, str(folder)], {}, cwd=folder, stdout=log, stderr=log)
+    argv = [sys.executable, "-c", code, str(folder)]
+    pid = await link.start(argv, dict(os.environ), cwd=folder, stdout=log, stderr=log)
     (folder / "kept").write_text(str(pid))
     if go == "go":
         link.go()

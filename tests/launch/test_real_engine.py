@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import getpass
 import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,24 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path: Path) -> None:
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a short name as /tmp has one."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def meeting_folders(temporary: Path) -> list[Path]:
+    """Where the workers of live engines meet."""
+    return [path.parent for path in temporary.rglob("vllm_dist_*")]
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path: Path, temporary: Path) -> None:
     profile, config, engine = load_profile("cpu-tiny"), load_config("plain"), find_engine("cpu")
     layout = ConfigLayout(tmp_path)
     async with LocalBackend(profile, engine) as backend:
@@ -75,11 +94,15 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             await instance.wait_ready(START_S)
             result = await verify(instance, config, profile, tmp_path / "verify_plain.log")
             family = psutil.Process(instance.pid).children(recursive=True)
+            meeting = meeting_folders(temporary)
             report = await instance.stop(profile.launch.stop_grace_s, 0.0)
             assert result.passed, result.reason
             assert family, "the engine core is a process of its own"
             assert running([instance.pid, *(process.pid for process in family)]) == []
             assert report.exit_code == 0, instance.tail(60)
+            assert len(meeting) == 1, "the file where its workers meet"
+            assert meeting_folders(temporary) == []
+    assert names_in(temporary) <= {f"torchinductor_{getpass.getuser()}"}
 
 
 TGKILL = 234

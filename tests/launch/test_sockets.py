@@ -1,8 +1,9 @@
-"""No engine leaves its sockets: each has a folder of its own for them, which goes with it however it dies."""
+"""No engine leaves sockets or temporary files: each has a folder of its own, which goes with it however it dies."""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import shutil
 import signal
@@ -36,7 +37,7 @@ async def start(folder: Path, env: dict[str, str] | None = None) -> tuple[GuardL
     log = folder / "log"
     link = await spawn_guard(log)
     argv = [sys.executable, "-c", BINDS_SOCKET, str(folder)]
-    pid = await link.start(argv, env or {}, cwd=folder, stdout=log, stderr=log)
+    pid = await link.start(argv, {**os.environ, **(env or {})}, cwd=folder, stdout=log, stderr=log)
     link.go()
     return link, pid, await asyncio.to_thread(socket_in, folder)
 
@@ -56,6 +57,11 @@ def names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
+def rendezvous_in(folder: Path) -> list[Path]:
+    """The file where the workers of an engine meet: vLLM never removes it."""
+    return list(folder.glob("vllm_dist_*"))
+
+
 def folders_in(temporary: Path) -> list[Path]:
     return sorted(temporary.glob(f"{SOCKETS}*"))
 
@@ -64,6 +70,8 @@ async def test_an_engine_that_had_to_be_killed_leaves_no_socket(tmp_path: Path, 
     link, _, path = await start(tmp_path)
     assert [path.parent] == folders_in(temporary)
     assert folder_mode(path) == 0o700
+    assert len(rendezvous_in(path.parent)) == 1
+    assert names_in(temporary) == [path.parent.name]
     link.stop(0.1)
     await asyncio.wait_for(link.gone, SOON_S)
     assert names_in(temporary) == []
@@ -121,7 +129,8 @@ async def test_a_long_temporary_folder_is_not_used(
     link, _, path = await start(tmp_path)
     longest = path.with_name("u" * UUID_CHARACTERS)
     assert len(os.fsencode(longest)) <= SOCKET_PATH_BYTES
-    assert list(long.iterdir()) == []
+    assert folders_in(long) == []
+    assert len(rendezvous_in(long)) == 1, "temporary files stay where the user wants them"
     link.stop(0.0)
     await asyncio.wait_for(link.gone, SOON_S)
     assert not path.parent.exists()
@@ -135,3 +144,27 @@ async def test_a_folder_that_the_engine_s_environment_names_is_used_and_stays(tm
     link.stop(0.0)
     await asyncio.wait_for(link.gone, SOON_S)
     assert path.exists()
+
+
+async def test_temporary_files_stay_where_the_engine_s_environment_wants_them(tmp_path: Path, temporary: Path) -> None:
+    own = temporary / "own"
+    own.mkdir()
+    link, _, _ = await start(tmp_path, {"TMPDIR": str(own)})
+    assert len(rendezvous_in(own)) == 1
+    link.stop(0.0)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert names_in(temporary) == ["own"]
+
+
+async def test_the_caches_of_torch_stay_where_torch_puts_them_by_itself(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    for env in ({}, {"TORCHINDUCTOR_CACHE_DIR": "/own"}):
+        folder = tmp_path / f"{len(env)}"
+        folder.mkdir()
+        link, _, path = await start(folder, env)
+        caches = rendezvous_in(path.parent)[0].read_text()
+        assert caches == env.get("TORCHINDUCTOR_CACHE_DIR", f"{temporary}/torchinductor_{getpass.getuser()}")
+        link.stop(0.0)
+        await asyncio.wait_for(link.gone, SOON_S)

@@ -72,7 +72,7 @@ class Capacity:
         if self._is_ready(cell):
             return ""
         _, wanted = self._trace_path(cell.params["label"])
-        return OVER if wanted is None else f"a point of {wanted.text} instances failed: the search cannot go on"
+        return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot go on"
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         context = self._context
@@ -141,7 +141,7 @@ class Capacity:
 
         def show(tick: SimulationTick) -> None:
             if cell.cell == self._ahead.turn:
-                note = f"{size.text} instances, {tick.replay.completed} turns"
+                note = f"{size.phrase}, {tick.replay.completed} turns"
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()

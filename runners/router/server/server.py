@@ -270,12 +270,11 @@ class Server:
             try:
                 self._beat_once(monotonic())
             except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
-                sys.stderr.write(f"a beat of the router's clock failed:\n{traceback.format_exc()}")
+                sys.stderr.write(visible(f"a beat of the router's clock failed:\n{traceback.format_exc()}"))
 
     def _beat_once(self, now_s: float) -> None:
         limits, due = self._spec.limits, self._due
         self._traffic.sweep_waiting(now_s)
-        self._fleet.follow_events()
         if now_s >= due["stall"]:
             due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
             self._traffic.sweep_streaming(now_s)
@@ -285,6 +284,7 @@ class Server:
         if now_s >= due["tick"]:
             due["tick"] = max(now_s, due["tick"] + TICK_S)
             self._each_second()
+        self._fleet.follow_events()  # last: what engines send must not keep anything from its time limit
 
     def _each_second(self) -> None:
         for pool in self._fleet.pools.values():

@@ -102,7 +102,7 @@ class Processes:
             why = ""
             try:
                 async with RouterProcess(
-                    self._spec_of(number), Path(self._folder.name) / f"{number}.json", partial(self._note_tick, number)
+                    self._spec_of(number), Path(self._folder.name) / f"router-{number}.spec", partial(self._note_tick, number)
                 ) as process:
                     self._running[number] = process
                     self._own_ports[number] = urlsplit(process.ready.pages[0]).port or 0

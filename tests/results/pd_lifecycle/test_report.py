@@ -18,7 +18,7 @@ from results.pd_lifecycle.report import build_report, list_limits
 from results.pd_lifecycle.summary import COLUMNS, build_summary_rows, values_of
 from results.pd_lifecycle.tables import build_tables
 from results.pd_lifecycle.write import write_results
-from results.records.layout import LifecycleLayout, write_indented_json
+from results.records.layout import LifecycleLayout, RunLayout, write_indented_json
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.report.document import render_markdown
 from results.report.output import write_frame
@@ -184,9 +184,8 @@ def test_the_links_limit_is_drawn_with_who_says_so(
 def test_a_preemption_within_a_cell_and_the_share_of_the_cache_are_a_check(
     tmp_path: Path, small: LifecycleLayout, analysis: LifecycleAnalysis
 ) -> None:
-    """KV usage is read between requests only, where it is 0: it is not shown."""
     mark = small.cell(ONE)
-    load = {side: {"begin": {"kv_usage": 0.0, "preemptions": 3}, "end": {"kv_usage": 0.0, "preemptions": 3 + count}}
+    load = {side: {"begin": {"preemptions": 3}, "end": {"preemptions": 3 + count}}
             for side, count in (("prefill", 0), ("decode", 2))}  # fmt: skip
     engines = {side: {"block_tokens": 128, "kv_capacity_tokens": 5130} for side in ("prefill", "decode")}
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"load": load, "engines": engines}))
@@ -194,8 +193,25 @@ def test_a_preemption_within_a_cell_and_the_share_of_the_cache_are_a_check(
     (check,) = (one for one in read.checks if "preempted" in one.what)
     assert (check.agree, check.of) == (0, 1)
     assert check.text == "the largest request takes 10.0 % of the smallest KV cache"
-    assert not any(table.title == "KV caches" for table in build_tables(read))
     assert not any("preempted" in one.what for one in analysis.checks)
+
+
+def test_what_idle_engines_held_is_not_shown_even_where_an_older_run_has_it(
+    tmp_path: Path, small: LifecycleLayout
+) -> None:
+    """KV usage: it was read between requests only."""
+    mark = small.cell(ONE)
+    idle = {"kv_usage": 0.4321, "preemptions": 0}
+    load = {side: {"begin": idle, "end": idle} for side in ("prefill", "decode")}
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"load": load}))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    write_results(tmp_path)
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path not in before]
+    assert RunLayout(tmp_path).report_md in written
+    for path in written:
+        content = path.read_bytes().lower()
+        shown = [form for form in (b"kv usage", b"kv_usage", b"0.4321", b"43.2 %") if form in content]
+        assert shown == [], path.name
 
 
 def test_checks_that_can_fail_do(tmp_path: Path, analysis: LifecycleAnalysis) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from results.records.layout import open_atomically, write_atomic
+from runners.trace.formats.tracon import write_trace
+from tests.runners.trace.files import FACTS
 
 
 def test_two_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
@@ -27,3 +30,24 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         file.close()
     assert path.read_bytes() == b"before"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    synced, replaced = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        done.append("fsync")
+        synced(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        done.append("replace")
+        return replaced(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    write_atomic(tmp_path / "a.json", b"whole")
+    assert done == ["fsync", "replace", "fsync"], "the folder too"
+    done.clear()
+    write_trace(tmp_path / "trace.jsonl.gz", FACTS, [])
+    assert done == ["fsync", "replace", "fsync"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from results.report.figure import Figure
+from results.report.figure_files import draw
 from results.report.marks import WIDE
+from results.routing.load_figures import MEASURED, draw_occupancy
 from results.routing.migration_figures import ARROW, HEAT, draw_timeline
 from results.routing.policy_figures import draw_latencies
 from results.routing.schematics import draw_architecture, draw_coupling_schematic
@@ -117,6 +120,31 @@ def test_the_thresholds_show_intervals_counts_and_what_the_gate_makes_zero() -> 
     assert {text.get_text() for text in accuracy.texts} == {"75.0\n[19.0, 99.0]\nn = 4"}
     assert "0 by construction" in thrash.get_title(loc="left")
     assert "by construction" not in draw_thresholds(grid(0.5)).axes[2].get_title(loc="left")
+
+
+def occupancy(*measured_p90: float, modelled: float = 0.5) -> Figure:
+    """Figure 4b of one deployment, and of measured pools that were so full nine tenths of the time at most."""
+    lines = [("combined 8C", "p50" if tokens == 1e4 else "", tokens, modelled) for tokens in (1e3, 1e4, 1e5)]
+    circles = [(f"pools {place}, measured", MEASURED, 1e4, p90) for place, p90 in enumerate(measured_p90)]
+    rows = [
+        {
+            "deployment": name, "modelled": False, "point": point, "footprint_tokens": tokens, "occupancy_mean": 0.001,
+            "occupancy_p90": p90,
+        }
+        for name, point, tokens, p90 in (*lines, *circles)
+    ]  # fmt: skip
+    return Figure(3, "", "", pd.DataFrame(rows), {"wall": 0.9})
+
+
+@pytest.mark.parametrize("figure", [occupancy(0.2), occupancy(0.2, 0.0), occupancy(modelled=0.0)])
+def test_a_share_of_zero_is_named_beside_the_panel_and_does_not_squeeze_it(figure: Figure) -> None:
+    with catch_warnings():
+        simplefilter("error")  # matplotlib warns where the panel has no room left
+        draw(figure, {3: draw_occupancy})
+    drawing = draw_occupancy(figure)
+    zeros = [name for name in texts(drawing).split(" | ") if name.endswith(": 0 %")]
+    assert len(zeros) == len(set(figure.table[figure.table["occupancy_p90"] == 0]["deployment"]))
+    assert drawing.axes[0].get_yscale() == "log"
 
 
 def texts(drawing: Drawing) -> str:

@@ -46,6 +46,8 @@ class FakeEngine:
     local: int = 0
     """Prompt tokens that were."""
     preempted: int = 0
+    kv_usage: float = 0.0
+    """What its gauge says between requests."""
     said: list[str] = field(default_factory=list)
     """What was asked of it beside the requests that are measured, e.g. `metrics` or `prompt 12`."""
 
@@ -86,7 +88,7 @@ class FakeEngine:
         return (
             f'vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} {self.local}\n'
             f"vllm:num_preemptions_total {self.preempted}\n"
-            "vllm:kv_cache_usage_perc 0.0\n"
+            f"vllm:kv_cache_usage_perc {self.kv_usage}\n"
         )
 
 

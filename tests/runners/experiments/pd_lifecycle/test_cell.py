@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from results.records.events import CellProgressed, LifecycleMeasured
+from results.records.events import CellProgressed, InstanceSampled, LifecycleMeasured
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan
 from results.records.transfer_log import ProbeEvent
@@ -244,6 +244,18 @@ async def test_the_load_of_both_engines_is_kept_and_what_is_not_counted_is_null(
         assert (span.begin.preemptions, span.end.preemptions, span.preemptions) == (0, 0, 0)
         assert span.end.prefix_cache_hits is None
         assert "prefix_cache_hits" in span.end.reason
+
+
+async def test_the_kv_usage_of_an_idle_engine_is_neither_stored_nor_reported(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", FakeEngine(kv_usage=0.4321), FakeEngine(kv_usage=0.4321))
+    measurements, events = await measure(fake.bench(), tmp_path / "cell", SHAPE, grid())
+    assert all("metrics" in engine.said for engine in (fake.prefill, fake.decode)), "the page with the gauge was read"
+    assert "0.4321" not in msgspec.json.encode(measurements.load).decode()
+    assert not any(isinstance(event, InstanceSampled) for event in events)
+    assert "0.4321" not in repr(events)
+    stored = [path.read_text() for path in (tmp_path / "cell").rglob("*") if path.is_file()]
+    assert stored
+    assert not any("0.4321" in content for content in stored)
 
 
 async def test_a_preemption_within_the_cell_spoils_all_of_it(tmp_path: Path) -> None:

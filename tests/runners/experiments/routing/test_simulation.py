@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launch.profile import PROFILES_FOLDER
 from results.records.events import (
     CellProgressed,
     CellState,
@@ -54,11 +55,11 @@ SAME = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
 KILL_WITHIN_S = 120.0
 
 
-def plan_run(*settings: str, **options: object) -> Prepared:
+def plan_run(*settings: str, profile: str = "h20-qwen3-coder-30b", **options: object) -> Prepared:
     chosen: dict[str, Any] = {"policies": ("EAR", "static PD-disagg 4P+4D"), "trials": 3, "simulated": True} | options
     asked = RunOptions(
         experiment="routing",
-        profile="h20-qwen3-coder-30b",
+        profile=profile,
         preset="baselines",
         settings=(*SETTINGS, *settings),
         **chosen,
@@ -115,6 +116,20 @@ def test_every_file_says_that_it_is_simulated(folder: Path) -> None:
         record = json.loads(cell.cell.read_bytes())
         assert (record["gpu_utilisation"], record["gpu_reason"]) == (None, "simulated: no GPU is used")
         assert {engine["started_by"] for engine in record["engines"]} == {"simulated"}
+
+
+def test_no_file_of_a_run_holds_a_secret_of_its_profile(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    text = (PROFILES_FOLDER / "h20-qwen3-coder-30b.toml").read_text()
+    text = text.replace("[engine]", '[engine]\nextra_args = ["--api-key", "swordfish"]', 1)
+    (tmp_path / "own.toml").write_text(text.replace("[engine.env]", '[engine.env]\nMY_TOKEN = "swordfish"', 1))
+    folder = create_run(Workspace(tmp_path / "runs"), plan_run(profile=str(tmp_path / "own.toml")))
+    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    stored = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert any(b"<redacted>" in content for content in stored)
+    assert not any(b"swordfish" in content for content in stored)
 
 
 def test_each_trial_has_a_trace_of_its_own_which_all_policies_replay(folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from runners.router.facts import HASHED_TOKENS, LONG_BYTES, Facts, read_facts
-from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS
+from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
@@ -219,6 +219,24 @@ async def test_a_request_that_drips_in_is_ended_by_an_absolute_limit(part: str) 
         dripping.cancel()
         assert b" 408 " in line
         writer.close()
+
+
+async def test_events_that_cannot_be_read_keep_nothing_from_its_time_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Fleet) -> None:
+        raise ValueError("an event \x1b]52;c;AAAA\x07")
+
+    monkeypatch.setattr(Fleet, "follow_events", fail)
+    async with instances("a") as (a,), router([a], limits=replace(SHORT, head_s=0.2)) as routed:
+        reader, writer = await routed.connect()
+        writer.write(HEAD)
+        async with asyncio.timeout(5.0):
+            assert b" 408 " in await reader.readline()
+        writer.close()
+    stderr = capsys.readouterr().err
+    assert "a beat of the router's clock failed" in stderr
+    assert "\x1b" not in stderr
 
 
 async def drip(writer: asyncio.StreamWriter, piece: bytes) -> None:

@@ -1,0 +1,7 @@
+"""How a number of things is written: one thing is no plural."""
+
+from __future__ import annotations
+
+
+def format_count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"

@@ -1,0 +1,58 @@
+"""What the report of a search says: one thing is one thing, and more are more."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
+from results.capacity.figures import build_figures
+from results.capacity.report import build_page, build_report, describe_answer
+from results.capacity.search import Answer, Assessed, Search, Size, Standing, answer
+from results.records.frames import Gap
+from results.records.points import PointRecord
+from results.records.run_folder import RunFacts
+from tests.results.capacity.test_search import LIMITS, assess_value
+
+ONE_OF_MANY = re.compile(r"\b1 (instances|policies|traces|gaps|replays)\b")
+
+
+def policy(search: Search, points: dict[Size, Assessed], unfinished: Size | None = None) -> PolicyCapacity:
+    known = answer(search, points)
+    shown = Answer(known.fewest, known.possible, known.not_monotone, unfinished)
+    records = {size: (PointRecord("unified", size.instances, 0, 0, "", 1, 1, {}, "a model", 0.1),) for size in points}
+    return PolicyCapacity("unified", search, shown, points, records)
+
+
+def analysis(one: PolicyCapacity, *, distinct_traces: int = 1, gaps: tuple[Gap, ...] = ()) -> CapacityAnalysis:
+    return CapacityAnalysis(RunFacts("r", simulated="a model"), "ttft_p90=2s", LIMITS, 1, distinct_traces, (one,), gaps)
+
+
+HOLDS, MISSES, UNDECIDED = assess_value(1.0), assess_value(4.0), assess_value(2.0, spread=1.5)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (policy(Search(1, 8), {Size(1): HOLDS}), "1 instance holds it"),
+        (policy(Search(1, 8), {Size(1): MISSES, Size(2): HOLDS}), "2 instances hold it"),
+        (policy(Search(1, 8), {Size(1): MISSES, Size(2): HOLDS}), "; 1 misses it"),
+        (policy(Search(1, 8), {Size(1): UNDECIDED, Size(2): HOLDS}), "; 1 is undecided"),
+        (policy(Search(1, 8), {Size(2): MISSES, Size(3): HOLDS}), "; 2 miss it"),
+        (policy(Search(1, 1), {Size(1): MISSES}), "no size of up to 1 instance holds it"),
+        (policy(Search(1, 8), {}, unfinished=Size(1)), "a point of 1 instance is missing"),
+        (policy(Search(1, 8), {Size(2, 1): HOLDS}), "1P+1D instances hold it"),
+    ],
+)
+def test_one_instance_is_no_plural(one: PolicyCapacity, said: str) -> None:
+    assert said in describe_answer(one)
+
+
+@pytest.mark.parametrize("distinct_traces", [0, 1])
+@pytest.mark.parametrize("points", [{Size(1): HOLDS}, {Size(1): MISSES}])
+def test_nothing_that_is_one_is_a_plural(points: dict[Size, Assessed], distinct_traces: int) -> None:
+    assert {HOLDS.standing, MISSES.standing} == {Standing.HOLDS, Standing.MISSES}
+    whole = analysis(policy(Search(1, 1), points), distinct_traces=distinct_traces, gaps=(Gap("a", "is damaged"),))
+    said = f"{build_page(whole)} {build_report(whole)} {build_figures(whole)[0].caption}"
+    assert ONE_OF_MANY.findall(said) == []
