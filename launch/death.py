@@ -244,7 +244,8 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
      "{0}: `tracon doctor` names the package or system library that is missing"),
     (r"Address already in use", "another server holds a port: `ss -ltnp` shows which; use another launch.port_base"),
     (r"Free memory on device|CUDA out of memory|OutOfMemoryError",
-     "the device's memory is taken: end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization"),
+     "the GPU's memory is taken: stop the process that holds it (`nvidia-smi` lists it), or lower "
+     "engine.gpu_memory_utilization"),
     (r"Failed to infer device type",
      "vLLM finds no GPU: `tracon doctor` with this profile names what is missing"),
     (r"larger than the available KV cache|KV cache is needed",
