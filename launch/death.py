@@ -246,6 +246,9 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     (r"Free memory on device|CUDA out of memory|OutOfMemoryError",
      "the GPU's memory is taken: stop the process that holds it (`nvidia-smi` lists it), or lower "
      "engine.gpu_memory_utilization"),
+    (r"Failed to find C compiler|Python\.h: No such file|Could not find nvcc|nvcc: (?:command )?not found",
+     "kernels could not be compiled: `tracon doctor` looks for a compiler and headers; what needs nvcc needs the CUDA "
+     "toolkit, or its feature switched off in engine.env"),
     (r"Failed to infer device type",
      "vLLM finds no GPU: `tracon doctor` with this profile names what is missing"),
     (r"larger than the available KV cache|KV cache is needed",

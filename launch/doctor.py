@@ -156,6 +156,7 @@ def _explain_pip(engine: Engine, component: str) -> str:
 _TRY = """
 import importlib, sys
 try:
+    import torch  # an engine has it by then, and with it the CUDA libraries that a connector links to
     importlib.import_module(sys.argv[1])
 except BaseException as error:
     print(f"tracon-import {type(error).__name__}: {error}")

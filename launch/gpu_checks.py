@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,8 @@ LEAST_CAPABILITY = 7.5
 """Of the GPUs that the CUDA 13 build of torch has kernels for."""
 QUERY = ("--query-gpu=compute_cap,memory.total,memory.used", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 30.0
+COMPILERS = ("gcc", "clang", "cc")
+_INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
 NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"
 
 
@@ -41,6 +44,7 @@ def check_cuda_host(engine: Engine | None, memory_share: float | None, infiniban
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
+        *(() if engine is None else (check_compiler(engine),)),
         _check_memory(gpus, memory_share),
         check_rdma(infiniband),
         _check_samples(),
@@ -129,6 +133,32 @@ def _list_builds(built: set[int]) -> str:
     if not built:
         return "this vLLM has no FlashAttention"
     return f"this vLLM has FlashAttention {' and '.join(map(str, sorted(built)))}"
+
+
+def check_compiler(engine: Engine) -> Row:
+    """What Triton compiles its launchers with when an engine starts: a C compiler, and the headers of its Python."""
+    what = "C compiler"
+    remedy = "`apt-get install gcc python3.11-dev`, or name a compiler in CC"
+    named = os.environ.get("CC")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        looked = f"CC names {named}, which is not on PATH" if named else f"none of {', '.join(COMPILERS)} is on PATH"
+        return Row(what, MISSING, f"{looked}: Triton compiles with one when an engine starts", remedy)
+    header = _find_header(engine)
+    if header is not None and not header.is_file():
+        return Row(what, MISSING, f"{found}, but {header} is not there: the engine's Python has no headers", remedy)
+    return Row(what, OK, found)
+
+
+def _find_header(engine: Engine) -> Path | None:
+    """Where the engine's Python has its header; None where it does not answer."""
+    try:
+        done = subprocess.run(
+            [str(engine.python), "-c", _INCLUDE], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Path(done.stdout.strip()) / "Python.h"
 
 
 def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:

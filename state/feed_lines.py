@@ -74,6 +74,8 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
             return level, f"request {event.request}", _join_reason(word, event.detail)
         case events.Noted():
             return event.level, event.subject, event.text
+        case events.PaceChosen():
+            return "info", "pace", _describe_pace(event)
         case events.CellProgressed() | events.InstanceSampled() | events.RouterSampled() | events.GpusSampled():
             return "info", *_describe_second(event)
         case events.MigrationChanged():
@@ -186,6 +188,12 @@ def _describe_transfer(event: events.MigrationChanged) -> str:
     took = "" if event.transfer_s is None else f"in {event.transfer_s * 1e3:.3g} ms"
     rest = " ".join(part for part in (moved, took) if part)
     return ", ".join(part for part in (tokens, rest) if part)
+
+
+def _describe_pace(event: events.PaceChosen) -> str:
+    if not event.pace:
+        return "cells are simulated as fast as the host can"
+    return f"cells are simulated one at a time, {event.pace:g} times as fast as real time"
 
 
 def _describe_lifecycle(event: events.LifecycleMeasured) -> tuple[str, str, str]:

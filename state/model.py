@@ -167,6 +167,8 @@ class RunView:
     instances: Mapping[str, InstanceView] = field(default_factory=dict)
     """By id, in the order they were started; ended ones stay."""
     requests: Mapping[int, RequestView] = field(default_factory=dict)
+    pace: float = 0.0
+    """Simulated seconds per second; 0 = as fast as the host can."""
     routing: RoutingView | None = None
     """The router of the cell that was routed last; None where no cell has a router."""
     migrations: MigrationsView | None = None

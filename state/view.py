@@ -70,10 +70,8 @@ def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
             return _instance_changed(view, event, recorded.t_unix_s)
         case events.StageChanged() as event:
             return _stage_changed(view, event, recorded.t_unix_s)
-        case events.RunChanged() as event:
-            return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
-        case events.RunTaken() as event:
-            return {"row": changes.run_taken(view.row, event)}
+        case events.RunChanged() | events.RunTaken() | events.PaceChosen() as event:
+            return _change_run(view, event, recorded)
         case events.RequestSubmitted() | events.RequestAnswered() as event:
             return _change_request(view, event, recorded)
         case events.RunPlanned() as event:
@@ -81,6 +79,17 @@ def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
         case events.MigrationChanged() | events.LifecycleMeasured() as event:
             return _change_measured(view, event, recorded.t_unix_s)
     return {}
+
+
+def _change_run(
+    view: RunView, event: events.RunChanged | events.RunTaken | events.PaceChosen, recorded: Recorded
+) -> dict[str, Any]:
+    match event:
+        case events.RunChanged():
+            return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
+        case events.RunTaken():
+            return {"row": changes.run_taken(view.row, event)}
+    return {"pace": event.pace}
 
 
 def _change_measured(
@@ -228,27 +237,38 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
 
     The estimate of each cell left, times observed/estimated over the cells of its kind that are done (over all done
     cells where its kind has none, 1 before the first), plus for each that waits what went by between cells so far.
+    Where the run has a pace, the cell that runs counts too, by its fraction: no estimate is of that pace.
     """
     if view.state in (RunState.DONE, RunState.FAILED):
         return 0.0 if view.state is RunState.DONE else None
     left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
     now_active_s = elapsed_s(view, now_unix_s)
-    scales = _scale_estimates(view)
+    scales = _scale_estimates(view, now_active_s)
     work_s = sum(_left_s(cell, scales.get(cell.plan.kind, scales[None]), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
     return work_s + _between_s(view, now_active_s) * waiting
 
 
-def _scale_estimates(view: RunView) -> dict[str | None, float]:
+def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, float]:
     """observed/estimated seconds of the done cells by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
     for cell in view.cells.values():
-        if cell.observed_s is not None and cell.plan.estimated_s > 0:
+        took_s = cell.observed_s
+        if took_s is None and view.pace:
+            took_s = _extrapolate_s(cell, now_active_s)
+        if took_s is not None and cell.plan.estimated_s > 0:
             for kind in (None, cell.plan.kind):
                 sums = observed.setdefault(kind, [0.0, 0.0])
-                sums[0] += cell.observed_s
+                sums[0] += took_s
                 sums[1] += cell.plan.estimated_s
     return {kind: took / estimated if estimated > 0 else 1.0 for kind, (took, estimated) in observed.items()}
+
+
+def _extrapolate_s(cell: CellView, now_active_s: float) -> float | None:
+    """What the whole of a running cell takes if it goes on as so far."""
+    if cell.state is not CellState.RUNNING or not cell.fraction:
+        return None
+    return (now_active_s - cell.attempts[-1].started_active_s) / cell.fraction
 
 
 def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:

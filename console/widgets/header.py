@@ -77,8 +77,9 @@ def header_lines(
 
 
 def _identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
-    plan = picture.view.plan
-    parts: Line = [("SIMULATED ", "warn")] if plan.inputs.get("simulated") else []
+    plan, pace = picture.view.plan, picture.view.pace
+    paced = f"{pace:g}x " if pace and picture.live else ""
+    parts: Line = [(f"SIMULATED {paced}", "warn")] if plan.inputs.get("simulated") else []
     parts.append((picture.view.run, "bold"))
     if width >= 100:
         parts.append((f"   {plan.experiment} {glyphs.dot} {plan.profile} {glyphs.dot} {plan.preset}", "dim"))

@@ -171,6 +171,10 @@ class EngineDeath:
     """Of its log."""
 
 
+SIMULATED = "simulated"
+"""`started_by` of an instance that is a model and has no process."""
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceFacts:
     """One launched engine process group."""
@@ -192,7 +196,7 @@ class InstanceFacts:
     url: str = ""
     """Base URL; empty = as before."""
     started_by: str = ""
-    """`spawn` or `fork_server`, with the executor, e.g. `fork_server/uni`; empty = as before."""
+    """`spawn` or `fork_server`, with the executor, e.g. `fork_server/uni`; `simulated`; empty = as before."""
     reason: str = ""
     """Why it stops or failed; empty = none is needed."""
 
@@ -389,6 +393,15 @@ class CellProgressed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PaceChosen(Event):
+    """How fast simulated cells pass, from the next start of the run process on. It shapes no number."""
+
+    kind: ClassVar[str] = "pace_chosen"
+    pace: float
+    """Simulated seconds per second; 0 = as fast as the host can."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorRequest:
     """What an operator asked for."""
 
@@ -450,6 +463,7 @@ EVENTS: tuple[type[Event], ...] = (
     MigrationChanged,
     LifecycleMeasured,
     CellProgressed,
+    PaceChosen,
     RequestSubmitted,
     RequestAnswered,
     Noted,

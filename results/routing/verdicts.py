@@ -73,7 +73,8 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
 
     def compare(name: str, claim: str, first: str, second: str, metric: str, expected: Verdict) -> Iterable[Judgement]:
         if labels.get(first) and labels.get(second):
-            yield _judge_direction(name, claim, _compare(pairs, labels[first], labels[second], metric), expected)
+            tested = _compare(pairs, labels[first], labels[second], metric)
+            yield _judge_direction(name, claim, tested, expected, share=metric == "apc")
 
     full = labels.get(FULL, "")
     for claim in compare(
@@ -124,6 +125,7 @@ def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sca
         "without affinity APC is lower than EAR's",
         _compare(pairs, migration, full, "apc"),
         Verdict.LOWER,
+        share=True,
     )
 
 
@@ -200,9 +202,10 @@ def _judge_locality(difference: Estimate) -> Judgement:
         outcome, reason = leave_undecided(difference), difference.reason or NO_TRIALS
     elif difference.low >= -LOCALITY_WITHIN:
         below = f"at most {format_percent(-difference.low, 1)} below" if difference.low < 0 else "not below"
-        outcome, reason = Outcome.HOLDS, below
+        outcome, reason = Outcome.HOLDS, f"{below}: {difference.points()}"
     elif difference.high < -LOCALITY_WITHIN:
-        outcome, reason = Outcome.FAILS, f"at least {format_percent(-difference.high, 1)} below"
+        below = f"at least {format_percent(-difference.high, 1)} below"
+        outcome, reason = Outcome.FAILS, f"{below}: {difference.points()}"
     else:
         outcome, reason = Outcome.UNDECIDED, "the interval allows both"
     return Judgement(
@@ -217,8 +220,10 @@ def _judge_locality(difference: Estimate) -> Judgement:
     )
 
 
-def _judge_direction(name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict) -> Judgement:
-    """`tested`: the number, and what it is held against."""
+def _judge_direction(
+    name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool = False
+) -> Judgement:
+    """`tested`: the number, and what it is held against; `share`: it is a difference of shares."""
     measured, none = tested
     verdict = judged(measured, none)
     if verdict is None:
@@ -227,9 +232,10 @@ def _judge_direction(name: str, claim: str, tested: tuple[Estimate, float], expe
         outcome, reason = Outcome.UNDECIDED, "the interval allows both"
     else:
         outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
-        reason = f"distinguishably {verdict}"
+        reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
     rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
-    return Judgement(name, claim, rule, outcome, reason, measured, p=find_p_value(measured, none))
+    quantity = "ratio" if none else ""
+    return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=find_p_value(measured, none))
 
 
 def _judge_thrashing(label: str, rate: Estimate, sessions: Sequence[str]) -> Judgement:
@@ -243,4 +249,4 @@ def _judge_thrashing(label: str, rate: Estimate, sessions: Sequence[str]) -> Jud
         reason = f"none of {rate.n} migrated sessions did; the cooldown gate refuses it: this checks the gate alone"
     claim = "no session migrates again within its cooldown"
     rule = "holds where none did; fails where a single one did"
-    return Judgement(f"no thrashing: {label}", claim, rule, outcome, reason, rate)
+    return Judgement(f"no thrashing: {label}", claim, rule, outcome, reason, rate, quantity="share of them that did")

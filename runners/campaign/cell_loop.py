@@ -17,6 +17,7 @@ from launch.death import describe_exit_name, was_ended
 from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
 from results.records.events import (
+    SIMULATED,
     CellChanged,
     CellState,
     Event,
@@ -107,7 +108,7 @@ class CellLoop:
     def _end_leftover(self, instance: InstanceView) -> None:
         """GONE only where it is verified; otherwise the instance stays what it was, and the feed says so."""
         process = _find_process(instance)
-        if process is not None and end_leftover(process):
+        if instance.started_by == SIMULATED or (process is not None and end_leftover(process)):
             reason = "left behind by a run process that died"
             gone = InstanceChanged(
                 instance.instance, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason

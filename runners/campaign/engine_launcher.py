@@ -57,6 +57,11 @@ class Launcher:
         """The config's artifact folder."""
         return self._layout.config(self.date, config)
 
+    def take_number(self, config: str) -> int:
+        """Of the next launch of this config."""
+        number = self._launches[config] = self._launches.get(config, 0) + 1
+        return number
+
     async def launch(
         self,
         config: str,
@@ -73,7 +78,7 @@ class Launcher:
 
         Cancelled or failed, no process of it is left. Raises LaunchError.
         """
-        number = self._launches[config] = self._launches.get(config, 0) + 1
+        number = self.take_number(config)
         spec = build_launch(
             self.profile,
             self.configs[config],

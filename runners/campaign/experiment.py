@@ -77,6 +77,8 @@ class DraftPlan:
     """The arithmetic of its time estimate."""
     needs_engine: bool = True
     """False = its engines are simulated: none is looked for, started, or checked."""
+    has_pace: bool = False
+    """Its cells can be simulated at a multiple of real time, which shapes no number."""
     notes: tuple[str, ...] = ()
     """What distinguishes single cells beyond their labels; shown with the plan."""
 

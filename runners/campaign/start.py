@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from launch.errors import LaunchError
 from launch.gpu_devices import require_gpu
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
-from results.records.events import Noted
+from results.records.events import Noted, PaceChosen
 from results.records.layout import RunLayout, write_indented_json
 from results.records.plan import RunPlan
 from runners.campaign.disk import require_disk
@@ -129,10 +130,23 @@ def options_of(plan: RunPlan) -> RunOptions:
     )
 
 
-def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "") -> Path:
+def require_pace(pace: float | None, draft: DraftPlan) -> None:
+    """Raises RunnerError where the run's cells cannot be simulated at this multiple of real time. None = not asked."""
+    if pace is None:
+        return
+    if not draft.has_pace:
+        raise RunnerError(
+            "--pace sets the speed of simulated cells of `routing`, and this run has none",
+            remedy="leave --pace out, or run `tracon run routing --simulated`",
+        )
+    if pace and not 1 <= pace < math.inf:
+        raise RunnerError(f"--pace is {pace:g}", remedy="give 1 or more simulated seconds per second; 0 = no limit")
+
+
+def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace: float | None = None) -> Path:
     """A new run folder with its journal begun and its plan written; returns the folder.
 
-    unrest: why the host is not at rest, for the journal; empty = it is.
+    unrest: why the host is not at rest, for the journal; empty = it is. pace: as `PaceChosen` has it; None = no limit.
     """
     plan = prepared.plan
     require_disk(workspace.root)
@@ -141,6 +155,8 @@ def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "") -> Pa
     with RunStore.create(folder, folder.name, plan, tracon_version()) as store:
         if unrest:
             store.append(Noted("warning", folder.name, unrest))
+        if pace is not None:
+            store.append(PaceChosen(pace))
     return folder
 
 

@@ -58,6 +58,15 @@ SkipStageOption = Annotated[
     list[str] | None,
     typer.Option("--skip-stage", help="Skip this stage (repeatable): `3` or `phase-b`."),
 ]
+PaceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--pace",
+        metavar="N",
+        help="Simulate N seconds per second, one cell at a time, so that the console shows them live "
+        "(0 = as fast as the host can).",
+    ),
+]
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Reason, recorded in the journal and the manifest.")]
 
 

@@ -23,6 +23,7 @@ from runners.cli.options import (
     DetachOption,
     ExperimentArg,
     JsonOption,
+    PaceOption,
     ReasonOption,
     RunArg,
     SkipStageOption,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from runners.campaign.start import Prepared
     from state.lease import LeaseState
     from state.model import RunView
+    from state.store import RunStore
 
 
 MOST_SHORTFALLS = 8
@@ -71,6 +73,7 @@ def run(
         bool, typer.Option("--console", help="Open the console on the run, if stdin and stdout are a terminal.")
     ] = False,
     skip_stage: SkipStageOption = None,
+    pace: PaceOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")
     ] = False,
@@ -85,7 +88,7 @@ def run(
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
-    from runners.campaign.start import create_run, require_ports, spawn_run_process
+    from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.samplers.rest import explain_unrest, read_rest
 
@@ -94,9 +97,10 @@ def run(
         _print_plan(options, workspace, json)
         return
     prepared = _prepare_run(options, need_engine=True)
+    require_pace(pace, prepared.draft)
     require_ports(prepared)
     unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
-    folder = create_run(workspace_of(workspace), prepared, unrest)
+    folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     if unrest:
         terminal.err().print(unrest, style="yellow", markup=False)
@@ -117,6 +121,7 @@ def resume(
     ] = False,
     console: Annotated[bool, typer.Option("--console", help="Open the console on the run.")] = False,
     skip_stage: SkipStageOption = None,
+    pace: PaceOption = None,
     json: JsonOption = False,
 ) -> None:
     """Continue a run that was paused, stopped or killed. Finished cells are never measured again."""
@@ -128,10 +133,13 @@ def resume(
     folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
         if lease_state(store).live:
+            _refuse_pace_of_live_run(pace)
             _ask_run(folder, "resume", "", "")
             return
         if not accept_changes:
             _refuse_changes(store.view())
+        if pace is not None:
+            _choose_pace(store, pace)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
     accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -346,6 +354,22 @@ def _refuse_changes(view: RunView) -> None:
         raise RunnerError(
             f"what shapes the numbers of {view.run} has changed since it began: {changes}",
             remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
+        )
+
+
+def _choose_pace(store: RunStore, pace: float) -> None:
+    from results.records.events import PaceChosen
+    from runners.campaign.start import options_of, require_pace
+
+    require_pace(pace, _prepare_run(options_of(store.plan), need_engine=False).draft)
+    store.append(PaceChosen(pace))
+
+
+def _refuse_pace_of_live_run(pace: float | None) -> None:
+    if pace is not None:
+        raise RunnerError(
+            "a run process that is alive keeps its pace",
+            remedy="end it with `tracon stop`, then `tracon resume --pace N`",
         )
 
 

@@ -8,20 +8,21 @@ from results.records.live import LiveLatency
 
 LIVE_WINDOW_S = 5.0
 _HELD = 4096
-"""Values kept at most: beyond that rate the window is shorter than LIVE_WINDOW_S."""
+"""Values kept at most: beyond that rate the window is shorter."""
 
 
 class RecentValues:
-    """Values of the last LIVE_WINDOW_S seconds."""
+    """Values of the last seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = LIVE_WINDOW_S) -> None:
+        self._window_ns = int(window_s * 1e9)
         self._values: deque[tuple[int, float]] = deque(maxlen=_HELD)
         self.add = self._values.append
         """Takes (t_ns, value), t_ns ascending."""
 
     def quantiles(self, now_ns: int, *levels: float) -> tuple[float | None, ...]:
         """One value per level (nearest rank), None where the window is empty."""
-        oldest, values = now_ns - int(LIVE_WINDOW_S * 1e9), self._values
+        oldest, values = now_ns - self._window_ns, self._values
         while values and values[0][0] < oldest:
             values.popleft()
         ordered = sorted(value for _, value in values)
@@ -33,8 +34,8 @@ class RecentValues:
 class Latencies:
     """TTFT and TPOT of one sender or answerer, in seconds."""
 
-    def __init__(self) -> None:
-        self.ttft, self.tpot = RecentValues(), RecentValues()
+    def __init__(self, window_s: float = LIVE_WINDOW_S) -> None:
+        self.ttft, self.tpot = RecentValues(window_s), RecentValues(window_s)
 
     def summarise(self, now_ns: int) -> LiveLatency:
         return LiveLatency(*self.ttft.quantiles(now_ns, 0.5, 0.9), *self.tpot.quantiles(now_ns, 0.5, 0.9))

@@ -1,5 +1,5 @@
-"""`python -m runners.simulator SPEC.json` simulates one replay; ticks and, last, the outcome go to standard output as
-JSON lines.
+"""`python -m runners.simulator SPEC.json PACE` simulates one replay; ticks and, last, the outcome go to standard output
+as JSON lines. PACE: as `simulate` has it.
 
 Ends at once when its standard input, a pipe from the parent, reaches its end: the parent died, or wants it no more.
 """
@@ -19,8 +19,8 @@ from runners.simulator.spec import SimulationError, SimulationLine, SimulationSp
 
 def main(arguments: list[str]) -> int:
     """Simulate the spec in a file; returns the exit code."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m runners.simulator SPEC.json\n")
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m runners.simulator SPEC.json PACE\n")
         return ExitCode.BAD_INPUT
     threading.Thread(target=_end_with_parent, daemon=True).start()
     parent = ParentPipe()
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
     try:
         spec = read_spec(Path(arguments[0]), SimulationSpec, "simulation spec", SimulationError)
-        outcome = simulate(spec, send_tick)
+        outcome = simulate(spec, send_tick, float(arguments[1]))
     except RunnerError as error:
         parent.write_line(SimulationLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)

@@ -12,14 +12,15 @@ END_GRACE_S = 2.0
 
 
 async def run_simulation(
-    spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None]
+    spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None], pace: float = 0.0
 ) -> SimulationOutcome:
-    """Simulate in a process of its own; `path`: where its spec is written.
+    """Simulate in a process of its own; `path`: where its spec is written. `pace`: as `simulate` has it.
 
     Cancelling this coroutine ends the process. Raises SimulationError where nothing was simulated.
     """
     write_spec(path, spec, SimulationError)
-    child = await start_child("runners.simulator", str(path), line_type=SimulationLine, end_grace_s=END_GRACE_S)
+    arguments = (str(path), f"{pace!r}")
+    child = await start_child("runners.simulator", *arguments, line_type=SimulationLine, end_grace_s=END_GRACE_S)
     try:
         line = await child.follow_ticks(on_tick)
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
-from runners.load.recent_latencies import Latencies
+from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
 from runners.load.replay import describe_replay, session_fields
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
@@ -74,6 +74,8 @@ class SimulatedReplay:
     keys: BlockKeys
     file: BinaryIO
     """For the turns' records, in the order of their ends."""
+    window_s: float = LIVE_WINDOW_S
+    """Simulated seconds that the latencies of a tick are of."""
     counts: _Counts = field(default_factory=_Counts)
     stop_reason: str = "complete"
     t_stop_ns: int = 0
@@ -82,8 +84,12 @@ class SimulatedReplay:
     """By index of the turn, in the order of their sends."""
     _timer: HeapTimer | None = None
     _encode: Callable[[TurnRecord], bytes] = msgspec.json.Encoder().encode
-    _seen: Latencies = field(default_factory=Latencies)
-    _seen_of: defaultdict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
+    _seen: Latencies = field(init=False)
+    _seen_of: defaultdict[str, Latencies] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seen = Latencies(self.window_s)
+        self._seen_of = defaultdict(lambda: Latencies(self.window_s))
 
     @property
     def clock(self) -> SimulatedClock:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import BinaryIO
 
 import msgspec
 
+from results.records.turns import EngineSample
+from runners.load.recent_latencies import LIVE_WINDOW_S
 from runners.router.policies import make_policy
 from runners.router.tick import make_tick
 from runners.simulator.clock import SimulatedClock
@@ -24,9 +26,10 @@ TICK_S = 1.0
 """Of the host's time."""
 
 
-def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None]) -> SimulationOutcome:
+def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pace: float = 0.0) -> SimulationOutcome:
     """Write the router's and the load generator's records, and samples of the engines. Equal specs give equal bytes.
 
+    `pace`: simulated seconds that pass in one of the host's, at most; 0 = no limit. It changes no byte.
     Raises PolicyError for a wrong policy or parameter, TraceError where the trace is malformed, SimulationError where
     its blocks are not those of the spec or it holds no turn.
     """
@@ -47,13 +50,16 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None]) ->
         _open(spec.samples_path) as samples,
     ):
         fleet = Fleet(spec, policy, SimulatedClock(), DecisionFile(decisions))
-        replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns)
+        window_s = LIVE_WINDOW_S * (pace or 1.0)
+        replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns, window_s)
         begin_ns = fleet.clock.now_ns()
+        watch = _Watch(fleet, replay, samples, on_tick, _Pacer(fleet.clock, pace) if pace else None)
         gc.freeze()  # or each full collection looks through every turn of the plan
         try:
-            replay.run(_Watch(fleet, replay, samples, on_tick).look)
+            replay.run(watch.look)
         finally:
             gc.unfreeze()
+        watch.send_tick(last=True)
         return SimulationOutcome(replay.make_outcome(), fleet.make_outcome(begin_ns), fleet.read_counters())
 
 
@@ -61,28 +67,55 @@ def _open(path: str) -> BinaryIO:
     return Path(path).open("wb")
 
 
+class _Pacer:
+    """Lets simulated time pass no faster than a multiple of the host's; a simulation that is slower catches up."""
+
+    def __init__(self, clock: SimulatedClock, pace: float) -> None:
+        self._clock = clock
+        self._pace = pace
+        self._begin_s = clock.now_s()
+        self._host_begin_s = perf_counter()
+
+    def hold_back(self) -> None:
+        due_s = self._host_begin_s + (self._clock.now_s() - self._begin_s) / self._pace
+        sleep(max(0.0, due_s - perf_counter()))
+
+
 class _Watch:
-    """Samples the engines in every simulated second, and says in every second of the host's how it stands."""
+    """Samples the engines in every simulated second, and reports in every second of the host's."""
 
     def __init__(
-        self, fleet: Fleet, replay: SimulatedReplay, file: BinaryIO, on_tick: Callable[[SimulationTick], None]
+        self,
+        fleet: Fleet,
+        replay: SimulatedReplay,
+        file: BinaryIO,
+        on_tick: Callable[[SimulationTick], None],
+        pacer: _Pacer | None,
     ) -> None:
         self._fleet = fleet
         self._replay = replay
         self._file = file
         self._on_tick = on_tick
+        self._pacer = pacer
         self._encode_lines = msgspec.json.Encoder().encode_lines
-        self._told_s = perf_counter()
+        self._samples: list[EngineSample] = []
+        self._reported_s = perf_counter()
 
     def look(self) -> None:
+        self._samples = self._fleet.take_samples()
+        self._file.write(self._encode_lines(self._samples))
+        if self._pacer is not None:
+            self._pacer.hold_back()
+        if perf_counter() - self._reported_s >= TICK_S:
+            self.send_tick()
+
+    def send_tick(self, *, last: bool = False) -> None:
+        """`last`: no outcome of a migration is waited for."""
         fleet = self._fleet
-        self._file.write(self._encode_lines(fleet.take_samples()))
-        if perf_counter() - self._told_s < TICK_S:
-            return
-        self._told_s = perf_counter()
+        self._reported_s = perf_counter()
         router = make_tick(
             fleet.clock.now_ns(), fleet.policy.name, fleet.cluster, fleet.bindings, fleet.counts, fleet.ledger
         )
-        steps = fleet.ledger.take_migrations()
+        steps = fleet.ledger.take_migrations(last=last)
         router = replace(router, migrations=steps)
-        self._on_tick(SimulationTick(self._replay.tick(), router))
+        self._on_tick(SimulationTick(self._replay.tick(), router, tuple(self._samples)))

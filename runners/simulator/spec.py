@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from results.records.samples import PromptCounters
+from results.records.turns import EngineSample
 from runners.child_process import ChildLine
 from runners.errors import RunnerError
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
@@ -40,10 +41,11 @@ class SimulationSpec(msgspec.Struct, frozen=True):
 
 
 class SimulationTick(msgspec.Struct, frozen=True):
-    """How a simulation stands, about once per second of the host's time."""
+    """How a simulation stands, about once per second of the host's time, and at its end."""
 
     replay: ReplayTick
     router: RouterTick
+    engines: tuple[EngineSample, ...]
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):

@@ -187,6 +187,18 @@ def test_the_header_never_exceeds_its_width(view: RunView, width: int) -> None:
             assert sum(len(text) for text, _ in line) <= width
 
 
+def test_the_header_of_a_live_simulated_run_shows_its_pace(view: RunView) -> None:
+    simulated = replace(view, plan=replace(view.plan, inputs={"simulated": "a model"}))
+    for pace, lease, begin in (
+        (0.0, LIVE, "SIMULATED a"),
+        (10.0, LIVE, "SIMULATED 10x a"),
+        (10.0, LeaseState("none"), "SIMULATED a"),
+    ):
+        picture = Picture(replace(simulated, pace=pace, run="a-run"), lease, loading=False)
+        line = header_lines(picture, (), UNICODE, 78, view.last_t_unix_s)[0]
+        assert "".join(text for text, _ in line).startswith(begin)
+
+
 # -- table ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = (Column("name", "name", 10, left=True), Column("a", "a", 6), Column("b", "b", 6))

@@ -18,8 +18,9 @@ from tests.launch.cuda_settings import MARK
 PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")
 MODULES = (
     "vllm.v1.core.sched.async_scheduler", "vllm.v1.engine.core", "vllm.v1.engine.async_llm",
-    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.executor.multiproc_executor",
-    "vllm.entrypoints.openai.api_server", "vllm.model_executor.models.qwen3_moe",
+    "vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.executor.multiproc_executor", "vllm.entrypoints.openai.api_server",
+    "vllm.model_executor.models.qwen3", "vllm.model_executor.models.qwen3_moe",
     "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
     "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector",
@@ -43,6 +44,8 @@ for name in ("schedule", "update_from_output"):
 print()
 print(sys.argv[2] + json.dumps(failed), flush=True)
 """
+SETTLED_WITH = {"HF_HUB_OFFLINE": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Without a driver vLLM finds no Triton and falls back to its first model runner; on a GPU 0.32 takes the second."""
 TIMEOUT_S = 1200.0
 
 
@@ -62,7 +65,7 @@ def settle_launches(engine: Engine, folder: Path) -> None:
     lines = folder / "arguments.json"
     lines.write_text(json.dumps([spec.argv[3:] for spec in specs]))
     script = Path(__file__).with_name("cuda_settings.py")
-    settled: list[dict[str, Any]] = _read_answer(engine, (str(script), str(lines)), {"HF_HUB_OFFLINE": "1"})
+    settled: list[dict[str, Any]] = _read_answer(engine, (str(script), str(lines)), SETTLED_WITH)
     assert len(settled) == len(specs) == 16
     for spec, one in zip(specs, settled, strict=True):
         transfer = load_config(spec.config).kv_transfer_on("cuda")
@@ -71,6 +74,7 @@ def settle_launches(engine: Engine, folder: Path) -> None:
         assert (settings["async_scheduling"], settings["enforce_eager"]) == (True, False), spec.config
         assert settings["cudagraph_mode"] == "FULL_AND_PIECEWISE", spec.config
         assert settings["prefix_caching"] is True, spec.config
+        assert settings["use_v2_model_runner"] is not False, spec.config
 
 
 def _build_spec(engine: Engine, folder: Path, profile: str, config: str) -> LaunchSpec:

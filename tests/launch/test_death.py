@@ -180,3 +180,8 @@ def test_a_kill_on_this_host_is_always_explained_in_some_way() -> None:
 
 def test_an_engine_that_finds_no_gpu_points_to_the_doctor() -> None:
     assert "tracon doctor" in diagnose("RuntimeError: Failed to infer device type, please set ...")
+
+
+def test_a_kernel_that_cannot_be_compiled_is_explained() -> None:
+    assert "compiler" in diagnose("RuntimeError: Failed to find C compiler. Please specify via CC environment variable")
+    assert "CUDA toolkit" in diagnose("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda'")

@@ -45,6 +45,24 @@ def test_a_host_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows["RDMA"].detail == "mlx5_0 (ACTIVE); nvidia_peermem is loaded"
 
 
+def test_a_host_without_a_compiler_or_headers_cannot_start_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch)
+    engine = make_engine(tmp_path)
+    engine.python.write_text("#!/bin/sh\necho " + str(tmp_path) + "\n")
+    engine.python.chmod(0o755)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    row = rows_of(tmp_path, engine)["C compiler"]
+    assert (row.state, row.detail.partition(":")[0]) == (MISSING, "CC names no-such-compiler, which is not on PATH")
+    monkeypatch.setenv("CC", "true")
+    row = rows_of(tmp_path, engine)["C compiler"]
+    assert row.state == MISSING
+    assert f"{tmp_path}/Python.h is not there" in row.detail
+    (tmp_path / "Python.h").touch()
+    assert rows_of(tmp_path, engine)["C compiler"].state == OK
+
+
 def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(tmp_path, monkeypatch)
     (host.folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")

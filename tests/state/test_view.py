@@ -18,6 +18,7 @@ from results.records.events import (
     InstanceSampled,
     InstanceState,
     Noted,
+    PaceChosen,
     RequestAnswered,
     RequestSubmitted,
     RunChanged,
@@ -232,6 +233,28 @@ def test_the_forecast_shrinks_while_a_cell_runs_and_never_goes_below_the_rest() 
     assert forecasts == sorted(forecasts, reverse=True)
     assert forecasts[0] == pytest.approx(140.0)
     assert forecasts[-1] == pytest.approx(130.0)
+
+
+def test_the_first_cell_of_a_pace_is_the_forecast_of_the_others() -> None:
+    first_load = CELLS[2].cell
+    view = folded(
+        PaceChosen(10.0),
+        RunChanged(RunState.RUNNING),
+        CellChanged(first_load, CellState.RUNNING, 1),
+        CellProgressed(first_load, 0.25),
+        step_s=15.0,
+    )
+    begun_s = 100.0 + 3 * 15.0
+    loads = [cell.estimated_s for cell in CELLS if cell.kind == "load"]
+    others = sum(cell.estimated_s for cell in CELLS) - sum(loads)
+    scale = 4 * 60.0 / loads[0]  # 60 s were a quarter of it
+    assert eta_s(view, begun_s + 60.0) == pytest.approx(scale * (sum(loads) + others - 0.25 * loads[0]))
+
+
+def test_the_last_pace_counts() -> None:
+    assert folded().pace == 0.0
+    assert folded(PaceChosen(10.0)).pace == 10.0
+    assert folded(PaceChosen(10.0), PaceChosen(0.0)).pace == 0.0
 
 
 def test_an_ended_run_has_nothing_to_come() -> None:

@@ -85,6 +85,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         ),
         ports=0 if grid.simulation else grid.instances * ports_per_instance(grid, ports_needed(config)),
         needs_engine=grid.simulation is None,
+        has_pace=grid.simulation is not None,
         inputs={
             "grid": _describe_grid(grid),
             **describe_simulation(grid),

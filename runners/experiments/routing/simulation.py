@@ -1,23 +1,24 @@
 """The cells of a simulated run: the router and replay of a live cell before engines that are a model.
 
-A cell is a process of its own; as many run at once as there are cores, ahead of their turn in the journal.
+A cell is a process of its own; as many run at once as there are cores, ahead of their turn in the journal. A run with a
+pace simulates one cell at a time, and its instances are in the journal as those of a live run are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from results.records.decisions import Role
-from results.records.events import CellProgressed, RoutedLine, RoutedLoad, RouterSampled
+from results.records.events import SIMULATED, InstanceChanged, InstanceState
 from results.records.layout import TrialLayout
-from results.records.live import LiveLatency
 from results.records.plan import CellPlan
 from results.records.samples import CounterSpan, PromptCounters
-from results.records.turns import RoutedEngine
+from results.records.turns import RoutedEngine, TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, CellSkipped
@@ -29,12 +30,23 @@ from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.variations import vary_engine
-from runners.experiments.routing.watch import migration_changed
+from runners.experiments.routing.watch import SimulatedWatch
 from runners.router.spec import InstanceSpec, KvEndpoint
 from runners.simulator.places import Simulations, open_simulations
-from runners.simulator.spec import SimulationSpec, SimulationTick
+from runners.simulator.process import run_simulation
+from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
 
 ZERO = PromptCounters(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One simulation to run."""
+
+    trace: TraceRecord
+    spec: SimulationSpec
+    layout: TrialLayout
+    """What it writes, in the attempt's folder."""
 
 
 class SimulatedCells:
@@ -43,8 +55,23 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
-        self._ahead = CellsAhead(context, "replay", self._simulate, self._adopt, lambda: self._simulations.count_room())
-        self.run_cell = self._ahead.run_cell
+        self._ahead = CellsAhead(
+            context, "replay", self._simulate_ahead, self._adopt, lambda: self._simulations.count_room()
+        )
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError.
+
+        Paced, no cell runs ahead of its turn: the console shows the one whose turn it is.
+        """
+        if not self._pace:
+            return await self._ahead.run_cell(cell, attempt)
+        return await asyncio.to_thread(self._adopt, cell) or await self._simulate_paced(cell, attempt)
+
+    @cached_property
+    def _pace(self) -> float:
+        """Simulated seconds per second; 0 = as fast as the host can."""
+        return self._context.store.view().pace
 
     @cached_property
     def _simulations(self) -> Simulations:
@@ -59,15 +86,49 @@ class SimulatedCells:
     def _adopt(self, cell: CellPlan) -> CellOutcome | None:
         return adopt_cell(cell, self._context)
 
-    async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
+    async def _simulate_ahead(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        task = await self._prepare_task(cell, attempt)
+        watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit)
+
+        def show(tick: SimulationTick) -> None:
+            if cell.cell == self._ahead.turn:  # what runs ahead is not in the journal yet
+                watch.show(tick)
+
+        ended = await self._simulations.run(task.spec, task.layout.router_spec, show)
+        return await self._publish(cell, attempt, task, ended)
+
+    async def _simulate_paced(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        task = await self._prepare_task(cell, attempt)
+        with self._announce_instances(cell, task.spec.router.instances) as names:
+            watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit, names, self._pace)
+            ended = await run_simulation(task.spec, task.layout.router_spec, watch.show, self._pace)
+        return await self._publish(cell, attempt, task, ended)
+
+    @contextmanager
+    def _announce_instances(self, cell: CellPlan, instances: Sequence[InstanceSpec]) -> Iterator[Mapping[str, str]]:
+        """Instances of the run while the cell is simulated; gives their names by the router's, as of real engines."""
+        assert cell.config is not None
+        config, number, emit = cell.config, self._context.launcher.take_number, self._context.emit
+        names = {one.instance: f"{one.instance}-{number(config)}" for one in instances}
+        for state in (InstanceState.STARTING, InstanceState.READY):
+            emit(*(InstanceChanged(name, config, state, started_by=SIMULATED) for name in names.values()))
+        try:
+            yield names
+        finally:
+            gone, reason = InstanceState.GONE, "its simulation has ended"
+            emit(*(InstanceChanged(name, config, gone, reason=reason) for name in names.values()))
+
+    async def _prepare_task(self, cell: CellPlan, attempt: int) -> _Task:
         if cell.params["parameters"].get("prewarm_tokens"):
             raise CellSkipped("pre-warming is not simulated")
         context, folder = self._context, self._context.attempt_folder(cell, attempt)
-        written = TrialLayout(folder)
         path = context.layout.trace_of(cell.params.get("trace", ""), cell.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
         spec = make_simulation_spec(cell, self._grid, path, trace.block_tokens, folder, context)
-        ended = await self._simulations.run(spec, written.router_spec, lambda tick: self._emit_tick(cell, spec, tick))
+        return _Task(trace, spec, TrialLayout(folder))
+
+    async def _publish(self, cell: CellPlan, attempt: int, task: _Task, ended: SimulationOutcome) -> CellOutcome:
+        spec, written = task.spec, task.layout
         if not ended.replay.completed:
             raise CellFailed(
                 f"{ended.replay.failed} of {ended.replay.sent} turns failed and none was completed; "
@@ -76,33 +137,10 @@ class SimulatedCells:
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
-        summary = await asyncio.to_thread(publish_cell, cell, attempt, self._grid, trace, replayed, folder, context)
-        return CellOutcome(summary, why_degraded(ended.replay))
-
-    def _emit_tick(self, cell: CellPlan, spec: SimulationSpec, tick: SimulationTick) -> None:
-        """What runs ahead is not in the journal yet."""
-        if cell.cell != self._ahead.turn:
-            return
-        replay, router = tick.replay, tick.router
-        roles = {one.instance: one.role for one in spec.router.instances}
-        unix_of_ns = time.time() - router.t_ns / 1e9
-        note = f"{replay.completed} turns, {replay.elapsed_s:.0f} simulated s"
-        self._context.emit(
-            *(migration_changed(cell.cell, move, unix_of_ns) for move in router.migrations),
-            RouterSampled(
-                cell=cell.cell,
-                policy=router.policy,
-                instances=tuple(RoutedLoad(**asdict(load), role=roles[load.instance]) for load in router.instances),
-                sessions=router.sessions,
-                decisions=router.decisions,
-                latest=tuple(
-                    RoutedLine(unix_of_ns + pick.t_ns / 1e9, pick.request, pick.session, pick.instance, pick.reason)
-                    for pick in router.latest
-                ),
-                latency=LiveLatency(replay.ttft_p50_s, replay.ttft_p90_s, replay.tpot_p50_s, replay.tpot_p90_s),
-            ),
-            CellProgressed(cell.cell, replay.fraction, note),
+        summary = await asyncio.to_thread(
+            publish_cell, cell, attempt, self._grid, task.trace, replayed, written.root, self._context
         )
+        return CellOutcome(summary, why_degraded(ended.replay))
 
 
 def make_simulation_spec(
@@ -148,7 +186,7 @@ def _describe_engine(spec: SimulationSpec, instance: InstanceSpec, span: Counter
         role=instance.role,
         url=instance.url,
         pid=None,
-        started_by="simulated",
+        started_by=SIMULATED,
         block_tokens=instance.block_tokens,
         kv_capacity_tokens=instance.kv_capacity_tokens,
         prompt_tokens=span.gained("prompt_tokens"),

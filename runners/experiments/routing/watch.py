@@ -1,20 +1,20 @@
-"""What is seen of a running `routing` cell: events, a row per engine and second, and whether all engines still live."""
+"""What is seen of a running `routing` cell, live or simulated: events; if live, a row per engine and second too."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
+from results.records.decisions import Role
 from results.records.events import (
     CellProgressed,
-    Event,
     InstanceSampled,
     MigrationChanged,
     RoutedLine,
@@ -28,8 +28,17 @@ from results.records.turns import EngineSample
 from runners.campaign.engine_group import Member
 from runners.errors import CellFailed
 from runners.load.replay_spec import AnsweredBy, ReplayTick
-from runners.router.spec import RouterTick, TickInstance
+from runners.router.spec import InstanceSpec, RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
+from runners.simulator.spec import SimulationTick
+
+
+class EngineFacts(NamedTuple):
+    """What the events of a cell name of an engine, beside the router's name of it."""
+
+    role: Role
+    engine: str
+    """What the run calls it, e.g. `e0-17`; empty = it is no instance of the run."""
 
 
 class Watch:
@@ -46,6 +55,7 @@ class Watch:
     ) -> None:
         self._cell = cell
         self._members = tuple(members)
+        self._facts = {member.name: EngineFacts(member.role, member.engine.name) for member in members}
         self._samplers = samplers
         self._path = path
         self._emit = emit
@@ -67,8 +77,10 @@ class Watch:
     def router_tick(self, tick: RouterTick) -> None:
         """The router's second, and what became of migrations in it."""
         self._routed = {load.instance: load for load in tick.instances}
-        moves = (migration_changed(self._cell.cell, move, self._unix_of_ns) for move in tick.migrations)
-        self._emit(*moves, router_sampled(self._cell.cell, tick, self._members, self._latency, self._unix_of_ns))
+        cell, begin_s = self._cell.cell, self._unix_of_ns
+        moves = (migration_changed(cell, move, begin_s + move.t_ns / 1e9) for move in tick.migrations)
+        lines = tuple(routed_line(pick, begin_s + pick.t_ns / 1e9) for pick in tick.latest)
+        self._emit(*moves, router_sampled(cell, tick, self._facts, self._latency, lines))
 
     def replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
@@ -76,24 +88,7 @@ class Watch:
         t_ns = time.perf_counter_ns()
         samples = [self._take_sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
-        answered = {each.instance: each for each in tick.instances}
-        seen = [answered.get(member.name, AnsweredBy(instance=member.name)) for member in self._members]
-        events: list[Event] = [
-            InstanceSampled(
-                instance=member.engine.name,
-                cell=self._cell.cell,
-                ttft_p50_s=client.ttft_p50_s,
-                ttft_p90_s=client.ttft_p90_s,
-                tpot_p50_s=client.tpot_p50_s,
-                tpot_p90_s=client.tpot_p90_s,
-                running=sample.running,
-                waiting=sample.waiting,
-                kv_usage=sample.kv_usage,
-                pending_prefill_tokens=sample.pending_prefill_tokens,
-                inflight=sample.num_requests or 0,
-            )
-            for member, sample, client in zip(self._members, samples, seen, strict=True)
-        ]
+        events = instances_sampled(self._cell.cell, samples, tick, self._facts)
         self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _progress_note(tick)))
         if not all(member.engine.alive() for member in self._members):
             self._cut.set()  # what is measured from here on is not the policy
@@ -117,32 +112,99 @@ class Watch:
         )
 
 
+class SimulatedWatch:
+    """Fed by the ticks of a simulation. Its times are the host's, as far apart as the pace has them."""
+
+    def __init__(
+        self,
+        cell: str,
+        instances: Sequence[InstanceSpec],
+        emit: Callable[..., None],
+        names: Mapping[str, str] | None = None,
+        pace: float = 0.0,
+    ) -> None:
+        """`names`: of the run's instances, by the router's; None = they are not instances of the run."""
+        self._cell = cell
+        self._emit = emit
+        self._names = names
+        self._pace = pace
+        self._facts = {one.instance: EngineFacts(one.role, (names or {}).get(one.instance, "")) for one in instances}
+        self._lines: dict[TickPick, RoutedLine] = {}
+
+    def show(self, tick: SimulationTick) -> None:
+        """What the tick reports, in the journal."""
+        cell, replay, router = self._cell, tick.replay, tick.router
+        now_s, now_ns, speed = time.time(), router.t_ns, self._pace or 1.0
+
+        def unix_s(t_ns: int) -> float:
+            return now_s - (now_ns - t_ns) / 1e9 / speed
+
+        # a pick that several ticks list keeps its first time: it is one decision
+        self._lines = {pick: self._lines.get(pick) or routed_line(pick, unix_s(pick.t_ns)) for pick in router.latest}
+        latency = LiveLatency(replay.ttft_p50_s, replay.ttft_p90_s, replay.tpot_p50_s, replay.tpot_p90_s)
+        sampled = instances_sampled(cell, tick.engines, replay, self._facts) if self._names else ()
+        note = f"{replay.completed} turns, {replay.elapsed_s:.0f} simulated s"
+        self._emit(
+            *(migration_changed(cell, move, unix_s(move.t_ns)) for move in router.migrations),
+            router_sampled(cell, router, self._facts, latency, tuple(self._lines.values())),
+            *sampled,
+            CellProgressed(cell, replay.fraction, note),
+        )
+
+
+def instances_sampled(
+    cell: str, samples: Sequence[EngineSample], tick: ReplayTick, facts: Mapping[str, EngineFacts]
+) -> Iterator[InstanceSampled]:
+    """Each engine's second as the journal keeps it, with what the client saw of it."""
+    answered = {each.instance: each for each in tick.instances}
+    for sample in samples:
+        client = answered.get(sample.instance, AnsweredBy(instance=sample.instance))
+        yield InstanceSampled(
+            instance=facts[sample.instance].engine,
+            cell=cell,
+            ttft_p50_s=client.ttft_p50_s,
+            ttft_p90_s=client.ttft_p90_s,
+            tpot_p50_s=client.tpot_p50_s,
+            tpot_p90_s=client.tpot_p90_s,
+            running=sample.running,
+            waiting=sample.waiting,
+            kv_usage=sample.kv_usage,
+            pending_prefill_tokens=sample.pending_prefill_tokens,
+            inflight=sample.num_requests or 0,
+        )
+
+
 def router_sampled(
-    cell: str, tick: RouterTick, members: Sequence[Member], latency: LiveLatency, unix_of_ns: float
+    cell: str,
+    tick: RouterTick,
+    facts: Mapping[str, EngineFacts],
+    latency: LiveLatency,
+    lines: tuple[RoutedLine, ...],
 ) -> RouterSampled:
-    """A router's tick as the journal keeps it, with what the client saw last."""
-    known = {member.name: member for member in members}
+    """A router's tick as the journal keeps it, with what the client saw last. `lines`: its latest picks."""
     return RouterSampled(
         cell=cell,
         policy=tick.policy,
         instances=tuple(
-            RoutedLoad(**asdict(load), role=known[load.instance].role, engine=known[load.instance].engine.name)
+            RoutedLoad(**asdict(load), role=facts[load.instance].role, engine=facts[load.instance].engine)
             for load in tick.instances
         ),
         sessions=tick.sessions,
         decisions=tick.decisions,
-        latest=tuple(
-            RoutedLine(unix_of_ns + pick.t_ns / 1e9, pick.request, pick.session, pick.instance, pick.reason)
-            for pick in tick.latest
-        ),
+        latest=lines,
         latency=latency,
     )
 
 
-def migration_changed(cell: str, move: TickMigration, unix_of_ns: float) -> MigrationChanged:
+def routed_line(pick: TickPick, t_unix_s: float) -> RoutedLine:
+    """A pick as the journal keeps it."""
+    return RoutedLine(t_unix_s, pick.request, pick.session, pick.instance, pick.reason)
+
+
+def migration_changed(cell: str, move: TickMigration, t_unix_s: float) -> MigrationChanged:
     """A step of a migration as the journal keeps it."""
     step = {one.name: getattr(move, one.name) for one in fields(MigrationStep)}
-    return MigrationChanged(**step, cell=cell, t_unix_s=unix_of_ns + move.t_ns / 1e9)
+    return MigrationChanged(**step, cell=cell, t_unix_s=t_unix_s)
 
 
 def _progress_note(tick: ReplayTick) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from launch.instance import CrashedAtStart
 from results.records.events import (
+    SIMULATED,
     CellChanged,
     CellState,
     EngineDeath,
@@ -210,6 +211,17 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     finally:
         worker.kill()
         worker.wait()
+
+
+async def test_simulated_instances_of_a_run_process_that_died_are_gone(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store:
+        store.append(InstanceChanged("e0-1", "plain", InstanceState.STARTING, started_by=SIMULATED))
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert code == ExitCode.DONE
+    assert view.instances["e0-1"].state is InstanceState.GONE
+    assert not any("cannot be verified from here" in line.text for line in view.feed)
 
 
 @pytest.mark.fault

@@ -21,7 +21,7 @@ from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRu
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link, engine_names, read_engine
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
+from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
 from runners.simulator.step_time import StepTime
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesise_trace
@@ -116,6 +116,50 @@ def test_the_same_trace_and_policy_give_the_same_bytes(trace: Path, tmp_path: Pa
         run(trace, "ear", tmp_path / name)
     for name in ("metrics.jsonl", "decisions.jsonl", "engines.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+class HostTime:
+    """The host's clock as the simulation sees it: it passes only while the simulation sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.longest_s = 0.0
+        monkeypatch.setattr("runners.simulator.simulate.perf_counter", lambda: self.now_s)
+        monkeypatch.setattr("runners.simulator.simulate.sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+
+
+def test_a_pace_takes_its_share_of_the_hosts_time_and_changes_no_byte(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(trace, "ear", tmp_path / "unpaced")
+    host, ticks = HostTime(monkeypatch), list[SimulationTick]()
+    outcome = simulate(make_spec(trace, "ear", tmp_path / "paced"), ticks.append, pace=10.0)
+    for name in ("metrics.jsonl", "decisions.jsonl", "engines.jsonl"):
+        assert (tmp_path / "paced" / name).read_bytes() == (tmp_path / "unpaced" / name).read_bytes()
+    simulated_s = (outcome.router.t_end_ns - outcome.router.t_start_ns) / 1e9
+    assert host.now_s == pytest.approx(simulated_s / 10)
+    assert host.longest_s == pytest.approx(0.1)
+    assert len(ticks) == int(host.now_s) + 1  # one per second of the host, and the last
+
+
+def test_ticks_of_a_pace_report_each_instance_over_the_hosts_last_seconds(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HostTime(monkeypatch)
+    ticks = list[SimulationTick]()
+    simulate(make_spec(trace, "ear", tmp_path), ticks.append, pace=10.0)
+    turns = read_turns(tmp_path)
+    for tick in ticks:
+        now_ns = tick.replay.t_ns
+        assert [one.instance for one in tick.engines] == [f"e{place}" for place in range(4)]
+        seen = {one.instance for one in tick.replay.instances if one.ttft_p50_s is not None}
+        ages = [(turn.instance, now_ns - turn.t_first_token_ns) for turn in turns if turn.t_first_token_ns]
+        assert seen == {instance for instance, age_ns in ages if 0 <= age_ns <= 50 * 10**9}
+    assert any(one.running for tick in ticks for one in tick.engines)
+    assert any(tick.router.migrations for tick in ticks)
 
 
 def test_without_a_decision_log_the_turns_are_the_same(trace: Path, tmp_path: Path) -> None:

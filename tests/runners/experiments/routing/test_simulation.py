@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from results.records.events import CellState
+from results.records.events import (
+    CellProgressed,
+    CellState,
+    Event,
+    InstanceChanged,
+    InstanceSampled,
+    InstanceState,
+    PaceChosen,
+    RouterSampled,
+)
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
 from results.routing.analyse import analyse
 from results.routing.compare import build_comparable
 from runners.campaign.experiment import RunOptions
 from runners.campaign.run_process import work
-from runners.campaign.start import Prepared, create_run, prepare_run, spawn_run_process
+from runners.campaign.start import Prepared, create_run, prepare_run, require_pace, spawn_run_process
 from runners.cli import main
+from runners.cli.asking import ask_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.registry import experiment_named
@@ -43,15 +55,13 @@ KILL_WITHIN_S = 120.0
 
 
 def plan_run(*settings: str, **options: object) -> Prepared:
+    chosen: dict[str, Any] = {"policies": ("EAR", "static PD-disagg 4P+4D"), "trials": 3, "simulated": True} | options
     asked = RunOptions(
         experiment="routing",
         profile="h20-qwen3-coder-30b",
         preset="baselines",
-        policies=("EAR", "static PD-disagg 4P+4D"),
         settings=(*SETTINGS, *settings),
-        trials=3,
-        simulated=True,
-        **options,  # type: ignore[arg-type]
+        **chosen,
     )
     return prepare_run(experiment_named("routing"), asked, need_engine=True)
 
@@ -232,3 +242,104 @@ def test_only_routing_can_be_simulated(experiment: str) -> None:
     with pytest.raises(RunnerError) as refused:
         prepare_run(experiment_named(experiment), RunOptions(experiment=experiment, simulated=True), need_engine=False)
     assert "--simulated" in refused.value.remedy
+
+
+# -- a pace ---------------------------------------------------------------------------------------------------------
+
+PACE = 150.0
+"""The cell takes 491 simulated seconds, and so at least three of the host's: it has ticks before its last one."""
+
+
+def plan_one_cell() -> Prepared:
+    return plan_run(policies=("EAR",), trials=1)
+
+
+def read_events(folder: Path) -> list[Event]:
+    with RunStore.open(folder, read_only=True) as store:
+        return [recorded.event for recorded in store.events()]
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(home))
+        folder = create_run(Workspace(tmp_path_factory.mktemp("paced")), plan_one_cell(), pace=PACE)
+        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def test_a_pace_changes_neither_the_plan_nor_a_byte_of_the_records(folder: Path, paced: Path) -> None:
+    assert read_view(paced).plan.fingerprint == plan_one_cell().plan.fingerprint
+    ours, others = cells_of(paced)["EAR/trial_0"], cells_of(folder)["EAR/trial_0"]
+    for file in SAME:
+        assert (ours.root / file).read_bytes() == (others.root / file).read_bytes(), file
+
+
+def test_instances_of_a_paced_cell_are_in_the_journal_as_those_of_a_live_one(paced: Path) -> None:
+    view, events = read_view(paced), read_events(paced)
+    names = [f"e{place}-{place + 1}" for place in range(8)]
+    assert list(view.instances) == names
+    assert {one.state for one in view.instances.values()} == {InstanceState.GONE}
+    states = [event.state for event in events if isinstance(event, InstanceChanged) and event.instance == "e0-1"]
+    assert states == [InstanceState.STARTING, InstanceState.READY, InstanceState.GONE]
+    ticks = [event for event in events if isinstance(event, RouterSampled)]
+    assert len(ticks) >= 3
+    for tick in ticks:
+        assert [load.engine for load in tick.instances] == names
+    sampled = [event for event in events if isinstance(event, InstanceSampled)]
+    assert Counter(event.instance for event in sampled) == dict.fromkeys(names, len(ticks))
+    assert any(event.ttft_p90_s is not None for event in sampled)
+    assert any(event.tpot_p90_s is not None for event in sampled)
+    fractions = [event.fraction for event in events if isinstance(event, CellProgressed)]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def test_a_pick_of_a_paced_cell_is_one_decision_however_many_ticks_list_it(paced: Path) -> None:
+    routing = read_view(paced).routing
+    assert routing is not None
+    assert len({line.request for line in routing.lines}) == len(routing.lines) > 0
+
+
+def test_a_paced_run_stopped_now_goes_on_at_another_pace_to_the_same_bytes(
+    paced: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the pace of real time the cell would take 491 s: it is cut in the middle of a wait."""
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    again = create_run(Workspace(tmp_path), plan_one_cell(), pace=1.0)
+    process = spawn_run_process(again)
+    deadline = time.monotonic() + KILL_WITHIN_S
+    while not any(isinstance(event, InstanceSampled) for event in read_events(again)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = list_children(process.pid)
+    assert ask_run(again, "stop_now", "", "")["accepted"]
+    assert process.wait(timeout=KILL_WITHIN_S) == ExitCode.INTERRUPTED
+    assert not any(psutil.pid_exists(child) for child in children)
+    view = read_view(again)
+    assert view.cells["trials/EAR/t0"].state is CellState.PENDING
+    assert not view.live_instances
+    with RunStore.open(again) as store:
+        store.append(PaceChosen(0.0))
+    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    assert len(read_view(again).instances) == 8  # none since the pace is gone
+    ours, others = cells_of(again)["EAR/trial_0"], cells_of(paced)["EAR/trial_0"]
+    for file in SAME:
+        assert (ours.root / file).read_bytes() == (others.root / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("pace", [0.5, -1.0, math.inf, math.nan])
+def test_a_pace_below_real_time_or_without_a_limit_is_refused(pace: float) -> None:
+    with pytest.raises(RunnerError, match="--pace is"):
+        require_pace(pace, plan_one_cell().draft)
+
+
+def test_a_pace_is_of_simulated_cells_of_routing_alone() -> None:
+    require_pace(10.0, plan_one_cell().draft)
+    require_pace(0.0, plan_one_cell().draft)
+    for asked in (RunOptions("routing", preset="demo"), RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size")):
+        draft = prepare_run(experiment_named(asked.experiment), asked, need_engine=False).draft
+        require_pace(None, draft)
+        with pytest.raises(RunnerError, match="this run has none"):
+            require_pace(10.0, draft)

@@ -12,7 +12,7 @@ from results.records.live import LiveLatency
 from results.records.migrations import TickMigration
 from results.records.plan import CellPlan
 from runners.campaign.engine_group import Member
-from runners.experiments.routing.watch import Watch, migration_changed, router_sampled
+from runners.experiments.routing.watch import EngineFacts, Watch, migration_changed, routed_line, router_sampled
 from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
@@ -33,7 +33,9 @@ def sampled(second: int, picks: tuple[int, ...]) -> RouterSampled:
     )
     latest = tuple(TickPick(n * S, f"r-{n}", "s", "e0", "affinity") for n in picks)
     tick = RouterTick(second * S, "lmetric", loads, 5, {"affinity": 10}, latest, 0, 0)
-    return router_sampled("trials/lmetric/t0", tick, MEMBERS, LATENCY, 1_000.0)
+    facts = {member.name: EngineFacts(member.role, member.engine.name) for member in MEMBERS}
+    lines = tuple(routed_line(pick, 1_000.0 + pick.t_ns / S) for pick in latest)
+    return router_sampled("trials/lmetric/t0", tick, facts, LATENCY, lines)
 
 
 def test_the_journal_knows_the_router_s_counters_and_the_run_s_engines() -> None:
@@ -63,7 +65,7 @@ def moved(phase: str, **more: object) -> TickMigration:
 
 def test_every_step_of_a_migration_is_told_when_it_happened() -> None:
     done = moved("done", reason="transferred", external_tokens=640, bytes=327_680, transfer_s=0.02)
-    assert migration_changed("trials/EAR/t0", done, 1_000.0) == MigrationChanged(
+    assert migration_changed("trials/EAR/t0", done, 1_002.0) == MigrationChanged(
         "r-1",
         "s",
         3,
