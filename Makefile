@@ -37,12 +37,13 @@ demo: engine ## measure what three KV connectors cost, on real engines, and watc
 	@$(BIN)/tracon run connector-tax --profile cpu-tiny --preset demo --console; code=$$?; \
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
-gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9 GB), check the host, measure (docs/gpu.md)
+gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9.5 GB), check the host, measure (docs/gpu.md)
 	@awk '/^[^ ]/ {wanted = /^nvidia-ml-py==/} wanted' launch/engines/cuda.lock >.venv/nvml.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement .venv/nvml.lock
 	$(BIN)/tracon engine install cuda
 	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict
-	$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo
+	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo; code=$$?; \
+		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
 check: $(STAMP) ## lint, types, package order
 	$(BIN)/ruff check .

@@ -244,7 +244,8 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
      "{0}: `tracon doctor` names the package or system library that is missing"),
     (r"Address already in use", "another server holds a port: `ss -ltnp` shows which; use another launch.port_base"),
     (r"Free memory on device|CUDA out of memory|OutOfMemoryError",
-     "the device's memory is taken: end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization"),
+     "the GPU's memory is taken: stop the process that holds it (`nvidia-smi` lists it), or lower "
+     "engine.gpu_memory_utilization"),
     (r"Failed to find C compiler|Python\.h: No such file|Could not find nvcc|nvcc: (?:command )?not found",
      "kernels could not be compiled: `tracon doctor` looks for a compiler and headers; what needs nvcc needs the CUDA "
      "toolkit, or its feature switched off in engine.env"),

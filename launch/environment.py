@@ -50,6 +50,8 @@ PASS_ENV = "TRACON_PASS_ENV"
 ENGINE_PREFIXES = ("HF_", "HUGGING_FACE_", "VLLM_", "LMCACHE_", "MOONCAKE_", "MC_", "NIXL_", "UCX_", "TOKENIZERS_")
 _URL_CREDENTIALS = re.compile(r"(://)\S*@")
 _TOKEN = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b")
+_TERMINAL_STYLE = re.compile(r"\x1b\[[\d;]*m")
+"""nvidia-smi underlines the heading of its matrix, also for a file."""
 _INSPECT = """
 import importlib.metadata as metadata, json, platform, re, sys, sysconfig
 found = {}
@@ -280,10 +282,12 @@ def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:
     Secrets are redacted. A part that could not be read says so.
     """
     shown = redact({**(os.environ if environ is None else environ), **engine.env})
+    has_gpus = shutil.which("nvidia-smi") is not None
     sections = {
         "engine": _describe_engine(engine),
         "host": _describe_host(),
-        "gpu": _read_output(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else ["none: no nvidia-smi"],
+        "gpu": _read_output(["nvidia-smi", "-L"]) if has_gpus else ["none: no nvidia-smi"],
+        "topology": _read_output(["nvidia-smi", "topo", "-m"]) if has_gpus else [],
         "packages": _read_output([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", str(engine.python)]),
         "environment": [f"{name}={value}" for name, value in sorted(shown.items())],
     }
@@ -349,4 +353,4 @@ def _read_output(argv: list[str]) -> list[str]:
         return [f"unknown: {error}"]
     if result.returncode:
         return [f"unknown: {argv[0]} ended with {result.returncode}: {result.stderr.strip()}"]
-    return redact_text(result.stdout).splitlines()
+    return redact_text(_TERMINAL_STYLE.sub("", result.stdout)).splitlines()

@@ -124,7 +124,8 @@ def _check_attention(engine: Engine, gpus: Sequence[GpuFacts]) -> Row:
         return Row(what, OK, f"compute capability {lowest:g}: Triton or FlashInfer; FlashAttention needs 8.0")
     if wanted not in built:
         remedy = "reinstall vLLM from its CUDA wheel, or see `tracon engine install cuda`"
-        return Row(what, WARN, f"{_list_builds(built)}; compute capability {lowest:g} wants version {wanted}", remedy)
+        detail = f"{_list_builds(built)}; compute capability {lowest:g} needs FlashAttention {wanted}"
+        return Row(what, WARN, detail, remedy)
     return Row(what, OK, f"compute capability {lowest:g}: FlashAttention {wanted}")
 
 
@@ -163,7 +164,7 @@ def _find_header(engine: Engine) -> Path | None:
 def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
     what = "GPU memory"
     if not gpus:
-        return Row(what, MISSING, "no GPU tells its memory", NO_DRIVER)
+        return Row(what, MISSING, "nvidia-smi reports no memory", NO_DRIVER)
     shown = ", ".join(f"{(gpu.total_mib - gpu.used_mib) / 1024:.1f} of {gpu.total_mib / 1024:.1f}" for gpu in gpus)
     detail = f"{shown} GiB free"
     if share is None:
@@ -171,7 +172,10 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
     full = [index for index, gpu in enumerate(gpus) if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
-        remedy = "end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization of the profile"
+        remedy = (
+            "stop the process that holds it (`nvidia-smi` lists it), or lower engine.gpu_memory_utilization of the "
+            "profile"
+        )
         named = ", ".join(map(str, full))
         return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
     return Row(what, OK, taken)
@@ -207,5 +211,5 @@ def _check_samples() -> Row:
     what = "GPU samples"
     if importlib.util.find_spec("pynvml") is None:
         remedy = "`pip install nvidia-ml-py` into Tracon's environment (`make gpu` does)"
-        return Row(what, WARN, "nvidia-ml-py is not there: clocks, power and temperature are not recorded", remedy)
+        return Row(what, WARN, "nvidia-ml-py is not installed: clocks, power and temperature are not recorded", remedy)
     return Row(what, OK, "clocks, power, temperature, memory and throttling, by nvidia-ml-py")

@@ -21,6 +21,7 @@ case "$*" in
   -L) {listed} ;;
   *compute_cap*) {capabilities} ;;
   *memory.used*) {used} ;;
+  "topo -m") printf '\t\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n' ;;
   *) echo "unknown question: $*" >&2; exit 1 ;;
 esac
 """

@@ -21,6 +21,8 @@ class CapturedEnvironment:
     """`name: value`: kernel, libc, cpu, cores, memory, load."""
     gpu: tuple[str, ...] = ()
     """As `nvidia-smi -L` lists them, or why there is none."""
+    topology: tuple[str, ...] = ()
+    """How GPUs and adapters are connected, as `nvidia-smi topo -m` has it; empty = no GPU."""
     packages: tuple[str, ...] = ()
     """`name==version`."""
     environment: tuple[str, ...] = ()

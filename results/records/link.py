@@ -20,3 +20,6 @@ class LinkRecord(msgspec.Struct, frozen=True):
     """`measured`, or `given` by the profile."""
     reason: str = ""
     """Why it is not known."""
+    transport: tuple[str, ...] = ()
+    """What the connector of the pre-flight engine logged about its transport: protocol, RDMA adapters. Empty = nothing:
+    Mooncake alone logs it."""

@@ -1,4 +1,4 @@
-"""Runs of CUDA profiles where a CPU takes the GPU's part: the host's GPUs are made up, everything else is real.
+"""Runs of CUDA profiles on a fake GPU host: its GPUs are fake, everything else is real.
 
 The engines are real engines of the CPU environment, with the launch arguments and the environment of the CUDA profile.
 What is another: `gpu_host/` says what stands in for the GPU; weights are those of the smallest model; a connector moves
@@ -25,7 +25,7 @@ SMALLER = {
     'source = "builtin:qwen3-0.6b"': 'source = "builtin:tiny"',
     "vocab_low = 1000": "vocab_low = 0",
     "vocab_high = 151643": "vocab_high = 256",
-    "gpu_memory_utilization = 0.9\n": "gpu_memory_utilization = 0.9\nkv_cache_memory_bytes = 134217728\n",
+    "chunked_prefill = true\n": "chunked_prefill = true\nkv_cache_memory_bytes = 134217728\n",
     "release_wait_s = 15.0": "release_wait_s = 0.1",
 }
 """Of the profile: what a GPU has and this host has not."""
@@ -62,9 +62,11 @@ trials = 3
 
 [experiment.connector-tax.confirmed.phase_a]
 rates_per_s = [4]
+"""
 
-[experiment.pd-lifecycle.short]
-like = "gpu-demo"
+LIFECYCLE = """
+[experiment.pd-lifecycle.short-PRESET]
+like = "PRESET"
 prior_context = [1024]
 new_tokens = [256]
 output_length = [4]
@@ -73,6 +75,7 @@ repetitions = 3
 warmup_repetitions = 1
 age = false
 """
+"""Of `gpu-demo`, two engines on one GPU, and `two-gpus`."""
 
 ROUTING = """
 [experiment.routing.short-PRESET]
@@ -97,7 +100,7 @@ max_duration_s = 30.0
 lateness_p99_s = 0.5
 achieved_ratio = 0.5
 """
-"""Of `two`, `four` and `eight` engines on one GPU; none of their shipped settings but those named here is replaced."""
+"""Of `two`, `four` and `eight` engines on one GPU, and `two-gpus`; no other shipped setting is replaced."""
 
 
 @contextmanager
@@ -123,8 +126,9 @@ def write_profile(folder: Path) -> Path:
         assert text.count(shipped) == 1, shipped
         text = text.replace(shipped, here)
     path = folder / f"{PROFILE}.toml"
-    routing = "".join(ROUTING.replace("PRESET", preset) for preset in ("two", "four", "eight"))
-    path.write_text(text + SHORT + routing)
+    routing = [ROUTING.replace("PRESET", preset) for preset in ("two", "four", "eight", "two-gpus")]
+    lifecycle = [LIFECYCLE.replace("PRESET", preset) for preset in ("gpu-demo", "two-gpus")]
+    path.write_text("".join([text, SHORT, *routing, *lifecycle]))
     return path
 
 

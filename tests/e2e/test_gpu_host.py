@@ -1,8 +1,9 @@
-"""`tracon run` with CUDA profiles on a host with made-up GPUs: real engines under asynchronous scheduling."""
+"""`tracon run` with CUDA profiles on a host with fake GPUs: real engines under asynchronous scheduling."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import msgspec
 import pandas as pd
 import pytest
 
+from results.records.environment import parse_environment
 from results.records.events import CellChanged, CellState, GpusSampled, RunState
 from results.records.gpu import read_gpu_log
 from results.records.launches import LaunchRecord
-from results.records.layout import RunLayout
+from results.records.layout import LifecycleLayout, RunLayout
+from results.records.link import LinkRecord
 from runners.simulator.calibrate import FEWEST_STEPS
 from runners.simulator.engine_file import read_engine
 from state.store import RunStore
@@ -139,10 +142,18 @@ def test_the_confirm_stage_judges_every_config_by_its_launches(host: Path, tmp_p
 
 
 def assert_they_share_a_gpu(run: Path, engines: int, fraction: str) -> None:
-    group = [launch for launch in launches(run) if launch.instance.startswith("e")]
-    assert {launch.instance.partition("-")[0] for launch in group} == {f"e{number}" for number in range(engines)}
-    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in group} == {"0"}
-    assert {dict(pairwise(launch.argv))["--gpu-memory-utilization"] for launch in group} == {fraction}
+    assert gpus_of_engines(run, fraction) == {f"e{number}": {"0"} for number in range(engines)}
+
+
+def gpus_of_engines(run: Path, fraction: str) -> dict[str, set[str]]:
+    """By engine of the groups, the GPUs of its launches; each takes this fraction of a GPU's memory."""
+    gpus: dict[str, set[str]] = {}
+    for launch in launches(run):
+        engine, _, _ = launch.instance.partition("-")
+        if re.fullmatch(r"e\d+", engine):
+            gpus.setdefault(engine, set()).add(launch.env["CUDA_VISIBLE_DEVICES"])
+            assert dict(pairwise(launch.argv))["--gpu-memory-utilization"] == fraction
+    return gpus
 
 
 @pytest.mark.long
@@ -159,17 +170,51 @@ def test_engines_share_a_gpu_and_sessions_migrate_between_them(
     assert done.returncode == 0, done.stderr[-4000:]
     run = Path(data(done)["folder"])
     assert_they_share_a_gpu(run, engines, fraction)
+    assert_sessions_migrate(run)
+    assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
+
+
+def assert_sessions_migrate(run: Path) -> None:
     assert [move for move in transfers(run, "EAR") if move.status == "transferred"]
     assert came_from_elsewhere(run, "EAR") > 0
-    assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
+
+
+@pytest.mark.long
+def test_sessions_migrate_between_two_gpus(host: Path, tmp_path: Path) -> None:
+    config = write_config(host.parent, "mooncake_both")
+    done = tracon(
+        *arguments("routing", host, config, preset="short-two-gpus"), "--json", workspace=tmp_path, timeout_s=RUN_S
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Path(data(done)["folder"])
+    assert gpus_of_engines(run, "0.9") == {"e0": {"0"}, "e1": {"1"}}
+    assert_sessions_migrate(run)
 
 
 @pytest.mark.long
 def test_two_engines_on_one_gpu_have_every_phase_of_a_transfer(host: Path, tmp_path: Path) -> None:
     config = write_config(host.parent, "mooncake_both")
-    done = tracon(*arguments("pd-lifecycle", host, config), "--json", workspace=tmp_path, timeout_s=RUN_S)
+    done = tracon(
+        *arguments("pd-lifecycle", host, config, preset="short-gpu-demo"), "--json", workspace=tmp_path, timeout_s=RUN_S
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     run = Path(data(done)["folder"])
     assert_they_share_a_gpu(run, 2, "0.45")
     assert "GPU 0 was sampled once a second" in RunLayout(run).report_md.read_text()
     assert "Breakdown is complete" in tracon("report", run.name, workspace=tmp_path).stdout
+
+
+@pytest.mark.long
+def test_two_gpus_have_every_phase_of_a_transfer_and_the_record_names_the_transport(host: Path, tmp_path: Path) -> None:
+    config = write_config(host.parent, "mooncake_both")
+    done = tracon(
+        *arguments("pd-lifecycle", host, config, preset="short-two-gpus"), "--json", workspace=tmp_path, timeout_s=RUN_S
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Path(data(done)["folder"])
+    assert gpus_of_engines(run, "0.9") == {"e0": {"0"}, "e1": {"1"}}
+    assert "Breakdown is complete" in tracon("report", run.name, workspace=tmp_path).stdout
+    link = msgspec.json.decode(LifecycleLayout(run).link.read_bytes(), type=LinkRecord)
+    assert "The Mooncake Transfer Engine is using tcp as its protocol" in link.transport
+    environment = next(iter(run.glob("results/lifecycle/engines/*/e0/env.txt"))).read_text()
+    assert "NV18" in "".join(parse_environment(environment).topology)

@@ -139,6 +139,7 @@ def test_what_is_not_of_one_request_is_kept_too(folder: Path) -> None:
     link = msgspec.json.decode((layout.folder / "link.json").read_bytes())
     assert (link["from"], link["reason"]) == ("measured", "")
     assert 0 < link["low"] <= link["gbps"] <= link["high"]
+    assert "The Mooncake Transfer Engine is using tcp as its protocol" in link["transport"]
     for cell in sweep(folder):
         said = msgspec.json.decode(layout.cell(shape_of(cell)).read_bytes())
         assert (said["order"], said["baseline"], said["counted_by"]) == ("counterbalanced", "router", "probe")

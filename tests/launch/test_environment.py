@@ -256,7 +256,7 @@ def test_capture_says_what_was_there_and_keeps_secrets_out(installer: Installer)
     assert "hunter22" not in text
     assert "hf_abcdef" not in text
     assert [line for line in text.splitlines() if line.startswith("[")] == [
-        "[engine]", "[host]", "[gpu]", "[packages]", "[environment]",
+        "[engine]", "[host]", "[gpu]", "[topology]", "[packages]", "[environment]",
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the doctor says of hosts with GPUs, all of them made up."""
+"""What the doctor reports on hosts with GPUs, all of them fake."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("7.0", (2, 3), MISSING, "no kernels"),
         ("7.5", (2, 3), OK, "Triton or FlashInfer"),
         ("8.0", (2, 3), OK, "FlashAttention 2"),
-        ("9.0", (2,), WARN, "wants version 3"),
+        ("9.0", (2,), WARN, "needs FlashAttention 3"),
         ("10.0", (2, 3), OK, "FlashInfer"),
     ],
 )
@@ -110,6 +110,7 @@ def test_memory_that_others_hold_is_named_with_the_gpu(tmp_path: Path, monkeypat
     row = rows_of(tmp_path, None)["GPU memory"]
     assert row.state == WARN
     assert "more than GPU 1 has free" in row.detail
+    assert row.remedy.startswith("stop the process that holds it (`nvidia-smi` lists it)")
     assert "gpu_memory_utilization" in row.remedy
     assert rows_of(tmp_path, None, 0.46)["GPU memory"].state == OK
 

@@ -43,7 +43,7 @@ def known_options(version: str) -> set[str]:
 def launches(tmp_path: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Options and environment of every config with every CUDA profile."""
     engine = Engine("cuda", tmp_path / "python", tmp_path, tmp_path, {})
-    choice = EngineChoice(block_size=16, scheduling="priority", gpu_memory_utilization=0.4)
+    choice = EngineChoice(block_size=16, scheduling="priority", gpu_memory_utilization=0.4, max_num_seqs=64)
     made = []
     for profile in (load_profile(name) for name in profile_names()):
         if profile.engine.kind != "cuda":

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from launch.errors import LaunchError
 from results.pd_lifecycle.write import write_results
 from results.records.events import CellState, Noted
@@ -25,7 +27,7 @@ from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, shape_of
-from runners.experiments.pd_lifecycle.link_bandwidth import find_link
+from runners.experiments.pd_lifecycle.link_bandwidth import find_link, read_transport
 from state.model import RunView
 
 
@@ -67,6 +69,8 @@ class PdLifecycle(PatchedCells):
 
     async def _record_link(self, cell: CellPlan, attempt: int) -> CellOutcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
+        transport = read_transport(self._context.config_layout(self._grid.decode_config))
+        link = msgspec.structs.replace(link, transport=transport)
         write_indented_json(LifecycleLayout(self._context.layout.root).link, link)
         return CellOutcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
 

@@ -1,4 +1,4 @@
-"""Measures the bandwidth of the link between the two engines, for comparison with the transfers' bandwidth.
+"""What the link between the two engines is: its bandwidth, for comparison with the transfers', and its transport.
 
 On a CPU both connectors move KV over the host's own network or memory. The reference is one TCP stream between two
 processes over loopback, with as many bytes as the largest transfer of the grid.
@@ -6,6 +6,7 @@ processes over loopback, with as many bytes as the largest transfer of the grid.
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from time import perf_counter_ns
 from launch.builtin_models import builtin_folder
 from launch.ports import LOOPBACK
 from launch.profile import Profile
+from results.records.layout import ConfigLayout
 from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle.grid import Grid
 from runners.experiments.routing.kv_movements import kv_bytes_per_token
@@ -26,6 +28,23 @@ METHOD = (
     "one TCP stream over loopback between two processes, {size} bytes at a time until the receiver has confirmed them; "
     "median, lowest and highest of {rounds} rounds after {warmup} more"
 )
+TRANSPORT = re.compile(
+    r"The Mooncake Transfer Engine is using \S+ as its protocol"
+    r"|Topology discovery complete\. Found \d+ HCAs"
+    r"|RDMA device: .*"
+    r"|Using [\w -]+ transport \([^)\n]*\)"
+    r"|MC_FORCE_TCP is set, using TCP transport only"
+    r"|TcpTransport: listen"
+)
+"""Of the lines that Mooncake 0.3.13 logs when it starts. It falls back to TCP where it finds no adapter (HCA). Its
+wheel without CUDA logs no `Using ... transport`."""
+
+
+def read_transport(layout: ConfigLayout) -> tuple[str, ...]:
+    """What the logs of an engine tell about its connector's transport, each text once; empty where they are missing."""
+    logs = (path for path in (layout.stdout, layout.stderr) if path.exists())
+    texts = (match.group() for path in logs for match in TRANSPORT.finditer(path.read_text(errors="replace")))
+    return tuple(dict.fromkeys(texts))
 
 
 def find_link(grid: Grid, profile: Profile) -> LinkRecord:

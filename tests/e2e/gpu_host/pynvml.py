@@ -1,4 +1,4 @@
-"""NVML of the made-up host: two H200, busy, the first at its power limit."""
+"""NVML of the fake host: two H200, busy, the first at its power limit."""
 
 from __future__ import annotations
 

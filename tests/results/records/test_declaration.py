@@ -19,6 +19,7 @@ from results.records.layout import parquet_beside
 from results.records.schemas import SentRequest
 from results.records.turns import TurnRecord
 from state.events import KINDS
+from tests.fake_gpus import FakeGpu, make_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,19 @@ def test_the_captured_environment_is_read_as_it_is_written(tmp_path: Path) -> No
     assert captured.gpu
     assert "OMP=2" in captured.environment
     assert not any("HF_TOKEN=x" in line for line in captured.environment)
+
+
+def test_the_environment_of_a_gpu_host_has_how_its_gpus_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine("cuda", tmp_path / "bin" / "python", tmp_path, tmp_path, {"vllm": "0.32.0"})
+    make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu())
+    captured = parse_environment(capture(engine, {}))
+    assert [line.split() for line in captured.topology] == [
+        ["GPU0", "GPU1"], ["GPU0", "X", "NV18"], ["GPU1", "NV18", "X"],
+    ]  # fmt: skip
+    monkeypatch.setenv("PATH", "")
+    assert parse_environment(capture(engine, {})).topology == ()
 
 
 @pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)

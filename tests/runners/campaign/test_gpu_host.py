@@ -1,4 +1,4 @@
-"""Engines of a CUDA profile on a host whose GPUs are made up: what is launched, with what, and when the next begins."""
+"""Engines of a CUDA profile on a host whose GPUs are fake: what is launched, with what, and when the next begins."""
 
 from __future__ import annotations
 

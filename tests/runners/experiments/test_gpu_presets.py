@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from launch.profile import load_profile
+from launch.profile import EngineSettings, Profile, load_profile
 from runners.campaign.experiment import RunOptions
+from runners.experiments.engine_choice import counting_profile
 from runners.experiments.registry import experiment_named
 
 PIECE_S = 480.0
+GPU_PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 PRESETS = [
     ("h200-qwen3-coder-30b-dummy", "connector-tax", "gpu-demo"),
     ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo"),
+    ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus"),
     ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo"),
+    ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "two-gpus"),
     ("h200-qwen3-0.6b-dummy", "connector-tax", "gpu-demo"),
     ("h200-qwen3-0.6b-dummy", "routing", "two"),
     ("h200-qwen3-0.6b-dummy", "routing", "four"),
     ("h200-qwen3-0.6b-dummy", "routing", "eight"),
+    ("h200-qwen3-0.6b-dummy", "routing", "two-gpus"),
     ("h200-qwen3-0.6b-dummy", "pd-lifecycle", "gpu-demo"),
+    ("h200-qwen3-0.6b-dummy", "pd-lifecycle", "two-gpus"),
 ]
 
 
@@ -39,16 +48,80 @@ def test_every_piece_ends_within_eight_minutes(profile: str, experiment: str, pr
     assert {cell: seconds for cell, seconds in pieces(profile, experiment, preset) if seconds > PIECE_S} == {}
 
 
-@pytest.mark.parametrize("profile", ["h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy"])
-def test_engines_that_share_a_gpu_leave_some_of_its_memory(profile: str) -> None:
-    shared = 0
-    for name, preset in load_profile(profile).experiments["routing"].items():
-        options = RunOptions(experiment="routing", profile=profile, preset=name)
-        grid = experiment_named("routing").draft_plan(options, load_profile(profile)).grid
-        if grid.gpus == 1:
-            assert grid.instances * grid.engine.gpu_memory_utilization <= 0.92, preset
-            shared += 1
-    assert shared >= 3
+PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")
+
+
+def shared_gpus() -> Iterator[tuple[str, Profile, int, EngineSettings]]:
+    """Every preset whose engines share one GPU: its name, the profile, how many engines, and the settings of each."""
+    for profile in map(load_profile, PROFILES):
+        for experiment, alone in (("routing", 0), ("pd-lifecycle", 2)):
+            for preset in profile.experiments[experiment]:
+                options = RunOptions(experiment=experiment, profile=profile.name, preset=preset)
+                grid = experiment_named(experiment).draft_plan(options, profile).grid
+                if grid.gpus == 1:
+                    yield preset, profile, alone or grid.instances, counting_profile(profile, grid.engine).engine
+
+
+def test_engines_that_share_a_gpu_leave_some_of_its_memory() -> None:
+    shares = {
+        (profile.name, preset): engines * (settings.gpu_memory_utilization or 1.0)
+        for preset, profile, engines, settings in shared_gpus()
+    }
+    assert len(shares) >= 8
+    assert {preset: share for preset, share in shares.items() if share > 0.92} == {}
+
+
+GIB = 1 << 30
+H200_GIB = 139.8
+"""Of an H200's memory, what CUDA reports."""
+REST_GIB = 4.0
+"""For the CUDA context, activations, workspaces and CUDA graphs."""
+LOGIT_BYTES = 26
+"""Per request and word of the vocabulary, when vLLM looks how much a step of the most requests takes: logits in two
+precisions, probabilities, and what sorting them takes."""
+DEFAULT_REQUESTS = 1024
+"""--max-num-seqs of vLLM's server on a GPU of this size."""
+WEIGHT_BYTES = {"h200-qwen3-coder-30b-dummy": 61.1e9, "h200-qwen3-0.6b-dummy": 1.2e9}
+KV_BYTES = {"h200-qwen3-coder-30b-dummy": 98_304, "h200-qwen3-0.6b-dummy": 114_688}
+"""Per token (tests/launch/test_builtin_models.py)."""
+
+
+def test_an_engine_that_shares_a_gpu_has_room_for_its_weights_and_its_longest_request() -> None:
+    for preset, profile, _, settings in shared_gpus():
+        options = dict(pairwise(settings.extra_args))
+        requests = int(options.get("--max-num-seqs", DEFAULT_REQUESTS))
+        kv = settings.max_model_len * KV_BYTES[profile.name]
+        logits = requests * profile.model.vocab_high * LOGIT_BYTES
+        needed_gib = (WEIGHT_BYTES[profile.name] + kv + logits) / GIB + REST_GIB
+        assert needed_gib <= (settings.gpu_memory_utilization or 0.0) * H200_GIB, (profile.name, preset)
+
+
+MINUTES = re.compile(r"(?:(\d+(?:\.\d+)?) h)|(?:(\d+) min)")
+ESTIMATE_ROUNDING = 0.15
+
+
+def documented_estimates() -> Iterator[tuple[str, str, str, float]]:
+    """Profile, experiment, preset and minutes of each row of docs/gpu.md's table of presets."""
+    profile = experiment = ""
+    for line in GPU_PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 5 or not MINUTES.search(cells[4]):
+            continue
+        profile, experiment = cells[0].strip("`") or profile, cells[1] or experiment
+        presets = re.findall(r"`([\w-]+)`", cells[2])
+        estimates = [float(hours) * 60 if hours else float(minutes) for hours, minutes in MINUTES.findall(cells[4])]
+        for preset, minutes in zip(presets, estimates, strict=True):
+            yield profile, experiment, preset, minutes
+
+
+def test_the_page_on_gpus_has_every_preset_with_the_plans_estimate() -> None:
+    documented = {row[:3]: row[3] for row in documented_estimates()}
+    assert set(documented) == set(PRESETS)
+    for (profile, experiment, preset), minutes in documented.items():
+        options = RunOptions(experiment=experiment, profile=profile, preset=preset)
+        draft = experiment_named(experiment).draft_plan(options, load_profile(profile))
+        planned = sum(cell.estimated_s for cell in draft.cells) / 60
+        assert minutes == pytest.approx(planned, rel=ESTIMATE_ROUNDING), (profile, experiment, preset)
 
 
 def test_the_demo_confirms_with_five_launches_of_every_config() -> None:

@@ -305,14 +305,20 @@ def test_wrong_rules_of_one_policy_are_refused_with_its_name(arm: dict[str, obje
 
 
 def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() -> None:
-    settings = ["engine.scheduling=priority", "router.transfer.priority=-1", 'engine.env.SOME_LIMIT="7"']
+    settings = [
+        "engine.scheduling=priority",
+        "engine.max_num_seqs=64",
+        "router.transfer.priority=-1",
+        'engine.env.SOME_LIMIT="7"',
+    ]
     of = grid("smoke", settings=settings)
     engine = counting_profile(CPU, of.engine).engine
-    assert engine.extra_args[-2:] == ("--scheduling-policy", "priority")
+    assert engine.extra_args[-4:] == ("--scheduling-policy", "priority", "--max-num-seqs", "64")
     assert engine.env == CPU.engine.env | of.engine.env
     assert engine.env["SOME_LIMIT"] == "7"
     assert of.transfer_rules(of.policies[0]).priority == -1
-    assert "--scheduling-policy" not in counting_profile(CPU, EngineChoice()).engine.extra_args
+    unchanged = counting_profile(CPU, EngineChoice()).engine.extra_args
+    assert not {"--scheduling-policy", "--max-num-seqs"} & {*unchanged}
 
 
 def test_policies_are_chosen_by_name_or_label_and_others_may_join() -> None:

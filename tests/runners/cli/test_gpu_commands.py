@@ -1,0 +1,77 @@
+"""The commands before the first engine starts, as processes on a fake GPU host: `tracon doctor` and `tracon plan`."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.install_plan import lock_file
+from launch.libraries import SYSTEM_LIBRARIES
+from tests.e2e.cli import data, tracon
+from tests.e2e.gpu_runs import gpu_host
+from tests.launch import fake_uv
+
+CODER = "h200-qwen3-coder-30b-dummy"
+HEADER = Path(sysconfig.get_path("include")) / "Python.h"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CC", "true")
+    with gpu_host(tmp_path):
+        yield tmp_path / "host"
+
+
+def make_cuda_environment(root: Path) -> Path:
+    """An environment with stubs of all that is locked for CUDA, every one of which can be imported; its Python."""
+    fake_uv.make_environment(root)
+    packages = root / "lib" / "python3.11" / "site-packages"
+    fake_uv.install_stubs(packages, lock_file("cuda"))
+    kernels = [f"vllm/vllm_flash_attn/_vllm_fa{number}_C.abi3.so" for number in (2, 3)]
+    copies = [f"nixl_cu13.libs/{library.soname.replace('.so', '-0.so')}" for library in SYSTEM_LIBRARIES["cuda"]]
+    for name in ("torch/__init__.py", "lmcache.py", *kernels, *copies):
+        path = packages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (packages / "torch" / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    return root / "bin" / "python"
+
+
+@pytest.mark.skipif(not HEADER.is_file(), reason="this Python has no headers, which an engine on a GPU needs")
+def test_a_gpu_host_that_lacks_nothing_passes_the_strict_doctor(host: Path, tmp_path: Path) -> None:
+    python = make_cuda_environment(tmp_path / "env")
+    asked = ("doctor", "--profile", CODER, "--strict", "--engine-python", str(python))
+    done = tracon(*asked, "--json", workspace=tmp_path)
+    report = data(done)
+    assert [row for row in report["rows"] if row["state"] == "missing"] == []
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row["detail"] for row in report["rows"]}
+    assert rows["GPU"] == "2 (NVIDIA H200)"
+    assert rows["attention"] == "compute capability 9: FlashAttention 3"
+    assert all(config["ok"] for config in report["configs"])
+    (host / "version").unlink()
+    done = tracon(*asked, workspace=tmp_path)
+    assert done.returncode == 4
+    assert "missing on this host: driver and CUDA." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("experiment", "preset"),
+    [
+        ("connector-tax", "gpu-demo"),
+        ("routing", "gpu-demo"),
+        ("pd-lifecycle", "gpu-demo"),
+        ("pd-lifecycle", "two-gpus"),
+    ],
+)
+@pytest.mark.usefixtures("host")
+def test_what_make_gpu_and_the_page_on_gpus_name_is_planned(experiment: str, preset: str, tmp_path: Path) -> None:
+    done = tracon("plan", experiment, "--profile", CODER, "--preset", preset, "--json", workspace=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = data(done)
+    assert plan["profile"] == CODER
+    assert plan["estimated_s"] > 600
