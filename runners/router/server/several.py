@@ -101,9 +101,9 @@ class Processes:
         while not self._closing:
             why = ""
             try:
-                async with RouterProcess(
-                    self._spec_of(number), Path(self._folder.name) / f"router-{number}.spec", partial(self._note_tick, number)
-                ) as process:
+                spec_path = Path(self._folder.name) / f"router-{number}.spec"
+                on_tick = partial(self._note_tick, number)
+                async with RouterProcess(self._spec_of(number), spec_path, on_tick) as process:
                     self._running[number] = process
                     self._own_ports[number] = urlsplit(process.ready.pages[0]).port or 0
                     if not ready.done():
