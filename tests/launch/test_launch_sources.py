@@ -14,7 +14,10 @@ from results.records.layout import ConfigLayout
 from runners.experiments.engine_choice import EngineChoice, counting_profile
 from tests.launch.vllm_sources import packages_of
 
-OURS = ("AGENTIC_", "TRACON_", "PYTHON", "HF_", "LMCACHE_", "TRANSFORMERS_", "UCX_", "DO_NOT_TRACK", "OMP_", "TORCH")
+OURS = (
+    "AGENTIC_", "TRACON_", "PYTHON", "HF_", "LMCACHE_", "TRANSFORMERS_", "UCX_", "DO_NOT_TRACK", "OMP_", "TORCH",
+    "CUDA_", "MC_",
+)  # fmt: skip
 """Variables that vLLM itself does not read, or does not declare."""
 EXPERIMENTS = ("--kv-events-config", "--kv-cache-memory-bytes", "--seed")
 VERSIONS = ["0.32.0", "0.26.0"]
