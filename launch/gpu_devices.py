@@ -76,19 +76,24 @@ def engine_devices(size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(map(str, range(size))) if visible is None else tuple(visible[:size])
 
 
-def require_gpu(profile: Profile) -> None:
-    """Raises NoGpu where engines of this profile need a GPU and neither the kernel nor nvidia-smi knows of one.
+def explain_no_gpu() -> str:
+    """Why this host has no GPU; empty where the kernel or nvidia-smi knows of one.
 
     Either is enough: a container may lack nvidia-smi, and a kernel may have another driver's file (WSL).
     """
-    if profile.engine.kind != "cuda" or DRIVER.exists():
-        return
+    if DRIVER.exists():
+        return ""
     listed = list_gpus()
-    if not listed or isinstance(listed, str):
-        why = listed if isinstance(listed, str) else "nvidia-smi lists none"
+    if listed and not isinstance(listed, str):
+        return ""
+    return f"no NVIDIA driver in this kernel; {listed or 'nvidia-smi lists none'}"
+
+
+def require_gpu(profile: Profile) -> None:
+    """Raises NoGpu where engines of this profile need a GPU and this host has none."""
+    if profile.engine.kind == "cuda" and (why := explain_no_gpu()):
         raise NoGpu(
-            f"the engines of profile {profile.name} need an NVIDIA GPU, and this host has none: no NVIDIA driver in "
-            f"this kernel; {why}",
+            f"the engines of profile {profile.name} need an NVIDIA GPU, and this host has none: {why}",
             remedy=f"run on a host with a GPU (`tracon doctor --profile {profile.name}` names all that is missing), or "
             "use a CPU profile: --profile cpu-tiny",
         )

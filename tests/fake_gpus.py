@@ -14,7 +14,6 @@ import pytest
 import launch.doctor
 import launch.gpu_checks
 import launch.gpu_devices
-import runners.samplers.gpu
 
 DRIVER_TEXT = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
 SMI = """#!/bin/sh
@@ -122,7 +121,7 @@ def make_host(
     for name in rdma:
         (host.folder / "infiniband" / name).mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{host.folder}:/usr/bin:/bin")
-    for module in (launch.gpu_devices, launch.gpu_checks, runners.samplers.gpu):
+    for module in (launch.gpu_devices, launch.gpu_checks):
         monkeypatch.setattr(module, "DRIVER", driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launch.doctor, "INFINIBAND", host.folder / "infiniband")
