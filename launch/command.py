@@ -13,6 +13,7 @@ from pathlib import Path
 from launch.builtin_models import builtin_folder
 from launch.environment import Engine, inherited_env, redact, redact_arguments
 from launch.errors import LaunchError
+from launch.gpu_devices import engine_devices
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, EngineSettings, Profile
 from results.records.launches import LaunchConfig, LaunchRecord
@@ -30,6 +31,8 @@ PLACEMENT = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_
 
 DEATH_ENV = {"PYTHONFAULTHANDLER": "1", "TRACON_NAME_DEATHS": "1"}
 """What makes an engine's death leave its stack and its signal in the log."""
+NUMBERED_BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""A CUDA engine counts GPUs as nvidia-smi and NVML do; CUDA by itself begins with the fastest."""
 NO_COMPILATION = {"TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1"}
 """Environment of every CPU engine, set before torch is imported. The first makes `torch.compile` return the function
 as it is; vLLM reads the second and then does not compile the model, also where a profile lacks `enforce_eager`."""
@@ -67,6 +70,8 @@ class LaunchSpec:
     model_folder: Path | None
     """Where a model of Tracon's own must lie before the start; None where the profile names another."""
     kind: str
+    devices: tuple[str, ...]
+    """The GPUs it uses, as CUDA_VISIBLE_DEVICES names them; empty for a CPU engine."""
     method: str
     executor: str
 
@@ -97,14 +102,23 @@ def build_launch(
     """The launch of `config` on `port`; the ports its connector needs follow directly after that one.
 
     A launch for pre-flight also gets what the config's proofs need of the engine; one with `transfer_log` also writes
-    what happens to KV on its way, beside the step probe's records. `extra_args` and `extra_env`
-    come last.
+    what happens to KV on its way, beside the step probe's records. `extra_args` and `extra_env` come last.
     """
     kind = profile.engine.kind
     folder = builtin_folder(profile.model.source)
     ports = {"http": port, **{name: port + 1 + i for i, name in enumerate(config.ports)}}
     base_env = _build_base_env(profile, engine)
     rings = layout.rings(launch)
+    env = {
+        **base_env,
+        **config.env_on(kind),
+        **(config.preflight.env if preflight else {}),
+        **{name: str(number) for name, number in ports.items() if name != "http"},
+        **_build_cpu_env(kind),
+        "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
+        **({"TRACON_TRANSFER_LOG": str(rings)} if transfer_log else {}),
+        **(extra_env or {}),
+    }
     return LaunchSpec(
         instance=instance,
         config=config.name,
@@ -115,16 +129,7 @@ def build_launch(
             *_build_arguments(profile, config, str(folder or profile.model.source), port),
             *extra_args,
         ),
-        env={
-            **base_env,
-            **config.env_on(kind),
-            **(config.preflight.env if preflight else {}),
-            **{name: str(number) for name, number in ports.items() if name != "http"},
-            **_build_cpu_env(kind),
-            "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
-            **({"TRACON_TRANSFER_LOG": str(rings)} if transfer_log else {}),
-            **(extra_env or {}),
-        },
+        env=env,
         base_env=base_env,
         cwd=layout.root,
         stdout=layout.stdout,
@@ -136,6 +141,7 @@ def build_launch(
         model=profile.model.served_name,
         model_folder=folder,
         kind=kind,
+        devices=engine_devices(profile.engine.tensor_parallel_size, {**os.environ, **env}) if kind == "cuda" else (),
         method=profile.launch.method,
         executor=profile.launch.executor,
     )
@@ -145,6 +151,7 @@ def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
     """What every engine of the profile has in its environment, whatever the config."""
     return {
         **DEATH_ENV,
+        **(NUMBERED_BY_BUS if profile.engine.kind == "cuda" else {}),
         **engine.env,
         **profile.engine.env,
         **_build_executor_env(profile),

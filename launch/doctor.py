@@ -17,7 +17,7 @@ from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
-from launch.gpu_devices import list_gpus
+from launch.gpu_devices import VISIBLE, is_among, list_gpus, visible_devices
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
@@ -218,12 +218,30 @@ def _check_library(kind: str, engine: Engine | None) -> Row:
 def _check_gpus(kind: str) -> Row:
     listed = list_gpus()
     if isinstance(listed, list) and listed:
-        names = sorted({line.partition(":")[2].partition(" (UUID")[0].strip() for line in listed})
-        return Row("GPU", OK, f"{len(listed)} ({', '.join(names)})")
+        return _describe_gpus(listed, None if kind == "cpu" else visible_devices())
     why = listed if isinstance(listed, str) else "nvidia-smi lists none"
     if kind == "cpu":
         return Row("GPU", OK, f"none, and a CPU engine needs none ({why})")
     return Row("GPU", MISSING, why, "run on a host with an NVIDIA GPU and its driver, or use a CPU profile")
+
+
+def _describe_gpus(listed: Sequence[str], devices: Sequence[str] | None) -> Row:
+    """`devices`: those that engines may use; None = all."""
+    visible = [line for line in listed if is_among(devices, *_read_identity(line))]
+    names = ", ".join(sorted({line.partition(":")[2].partition(" (UUID")[0].strip() for line in visible}))
+    if devices is None:
+        return Row("GPU", OK, f"{len(listed)} ({names})")
+    named = f"{VISIBLE}={','.join(devices)}"
+    if not visible:
+        remedy = "name GPUs by index or UUID: `nvidia-smi -L` lists them"
+        return Row("GPU", MISSING, f"{named} names none of the {len(listed)} GPUs of this host", remedy)
+    return Row("GPU", OK, f"{len(visible)} of {len(listed)} ({names}): {named}")
+
+
+def _read_identity(line: str) -> tuple[str, str]:
+    """Index and UUID in a line of `nvidia-smi -L`."""
+    head, _, rest = line.partition(":")
+    return head.removeprefix("GPU").strip(), rest.partition("(UUID:")[2].strip(" )")
 
 
 def _check_accelerator(kind: str, engine: Engine | None, gpu_memory_share: float | None) -> tuple[Row, ...]:

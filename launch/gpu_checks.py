@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_devices import DRIVER
+from launch.gpu_devices import DRIVER, query_gpus, visible_devices
 from results.records.percent import format_percent
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
@@ -22,7 +22,6 @@ LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
 LEAST_CAPABILITY = 7.5
 """Of the GPUs that the CUDA 13 build of torch has kernels for."""
-QUERY = ("--query-gpu=compute_cap,memory.total,memory.used", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 30.0
 COMPILERS = ("gcc", "clang", "cc")
 _INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
@@ -33,6 +32,7 @@ NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs pas
 class GpuFacts:
     """What nvidia-smi says of one GPU."""
 
+    index: str
     capability: float
     total_mib: int
     used_mib: int
@@ -40,7 +40,7 @@ class GpuFacts:
 
 def check_cuda_host(engine: Engine | None, memory_share: float | None, infiniband: Path) -> tuple[Row, ...]:
     """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory."""
-    gpus = query_gpus()
+    gpus = read_gpus()
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
@@ -51,18 +51,14 @@ def check_cuda_host(engine: Engine | None, memory_share: float | None, infiniban
     )
 
 
-def query_gpus() -> tuple[GpuFacts, ...]:
-    """Empty where nvidia-smi is absent or does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
+def read_gpus() -> tuple[GpuFacts, ...]:
+    """Those that engines may use; empty where there are none, or nvidia-smi does not answer."""
+    rows = query_gpus(("compute_cap", "memory.total", "memory.used"), visible_devices()) or ()
     try:
-        answer = subprocess.run(
-            [program, *QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
-        ).stdout
-        rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
-        return tuple(GpuFacts(float(capability), int(total), int(used)) for capability, total, used in rows)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return tuple(
+            GpuFacts(index, float(capability), int(total), int(used)) for index, capability, total, used in rows
+        )
+    except ValueError:
         return ()
 
 
@@ -170,13 +166,13 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
     if share is None:
         return Row(what, OK, detail)
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
-    full = [index for index, gpu in enumerate(gpus) if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
+    full = [gpu.index for gpu in gpus if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
         remedy = (
             "stop the process that holds it (`nvidia-smi` lists it), or lower engine.gpu_memory_utilization of the "
             "profile"
         )
-        named = ", ".join(map(str, full))
+        named = ", ".join(full)
         return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
     return Row(what, OK, taken)
 

@@ -1,4 +1,4 @@
-"""The GPUs of this host: whether there is one, and which an engine takes."""
+"""The GPUs of this host: whether there is one, which an engine takes, and what nvidia-smi states of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.gpu_memory import used_mib
 from launch.profile import Profile
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """There where the kernel has NVIDIA's driver."""
-LIST_TIMEOUT_S = 30.0
+QUERY_TIMEOUT_S = 30.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PART = "MIG-"
+"""Begins the name of a part of a GPU. Which GPU it is a part of is not in what Tracon asks for."""
 
 
 class NoGpu(LaunchError):
@@ -27,7 +29,7 @@ def list_gpus() -> list[str] | str:
     if program is None:
         return "no nvidia-smi"
     try:
-        run = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False)
+        run = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     if run.returncode:
@@ -35,19 +37,63 @@ def list_gpus() -> list[str] | str:
     return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
 
 
-def require_gpu(profile: Profile) -> None:
-    """Raises NoGpu where engines of this profile need a GPU and neither the kernel nor nvidia-smi knows of one.
+def query_gpus(fields: Sequence[str], devices: Sequence[str] | None, path: str | None = None) -> list[list[str]] | None:
+    """Index and fields of these GPUs (None = every one of the host), a row each; None where nvidia-smi does not answer.
+
+    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES. `path`: where to look for it, in place of this process's PATH.
+    """
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return None
+    argv = [program, f"--query-gpu={','.join(('index', 'uuid', *fields))}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(argv, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True).stdout
+        rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
+        return [[index, *values] for index, uuid, *values in rows if is_among(devices, index, uuid)]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def is_among(devices: Sequence[str] | None, index: str, uuid: str) -> bool:
+    """Whether the GPU is one of these devices (None = every one); a part of a GPU may be one of any."""
+    return devices is None or any(device.startswith(PART) or names_gpu(device, index, uuid) for device in devices)
+
+
+def names_gpu(device: str, index: str, uuid: str) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES is this GPU: its index, or the beginning of its UUID."""
+    return device == index or (device.startswith("GPU-") and uuid.startswith(device))
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set: every one of the host."""
+    named = environ.get(VISIBLE)
+    return None if named is None else [device.strip() for device in named.split(",") if device.strip()]
+
+
+def engine_devices(size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that an engine of `size` GPUs uses in this environment: the first of those that it may."""
+    visible = visible_devices(environ)
+    return tuple(map(str, range(size))) if visible is None else tuple(visible[:size])
+
+
+def explain_no_gpu() -> str:
+    """Why this host has no GPU; empty where the kernel or nvidia-smi knows of one.
 
     Either is enough: a container may lack nvidia-smi, and a kernel may have another driver's file (WSL).
     """
-    if profile.engine.kind != "cuda" or DRIVER.exists():
-        return
+    if DRIVER.exists():
+        return ""
     listed = list_gpus()
-    if not listed or isinstance(listed, str):
-        why = listed if isinstance(listed, str) else "nvidia-smi lists none"
+    if listed and not isinstance(listed, str):
+        return ""
+    return f"no NVIDIA driver in this kernel; {listed or 'nvidia-smi lists none'}"
+
+
+def require_gpu(profile: Profile) -> None:
+    """Raises NoGpu where engines of this profile need a GPU and this host has none."""
+    if profile.engine.kind == "cuda" and (why := explain_no_gpu()):
         raise NoGpu(
-            f"the engines of profile {profile.name} need an NVIDIA GPU, and this host has none: no NVIDIA driver in "
-            f"this kernel; {why}",
+            f"the engines of profile {profile.name} need an NVIDIA GPU, and this host has none: {why}",
             remedy=f"run on a host with a GPU (`tracon doctor --profile {profile.name}` names all that is missing), or "
             "use a CPU profile: --profile cpu-tiny",
         )
@@ -64,7 +110,7 @@ def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ)
 
     Raises LaunchError where it may use fewer.
     """
-    devices, named = _list_devices(environ), environ.get("CUDA_VISIBLE_DEVICES")
+    devices, named = _list_devices(environ), environ.get(VISIBLE)
     if named is None and not devices:  # nvidia-smi does not say: the engine finds out
         return ",".join(map(str, places))
     if max(places) >= len(devices):
@@ -79,9 +125,7 @@ def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ)
 
 def _list_devices(environ: Mapping[str, str]) -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; empty where that is not known."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [device for device in named.split(",") if device]
-    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH", ""))
-    used = used_mib(nvidia_smi) if nvidia_smi else None
-    return [str(index) for index in range(len(used or ()))]
+    visible = visible_devices(environ)
+    if visible is not None:
+        return visible
+    return [index for (index,) in query_gpus((), None, environ.get("PATH", "")) or ()]

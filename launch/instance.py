@@ -213,7 +213,7 @@ class Instance:
             )
         duration_s = time.monotonic() - began
         gone = self._link.gone.result() if guarded else None
-        release = await wait_for_release(self.spec.kind, release_wait_s)
+        release = await wait_for_release(self.spec.devices, release_wait_s)
         return StopReport(self.exit_code, 0 if gone is None else gone.killed, duration_s, release)
 
     async def _end_when_unguarded(self) -> None:

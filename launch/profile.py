@@ -67,7 +67,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready_timeout_s: Seconds
     stop_grace_s: Seconds
     release_wait_s: Seconds
-    """Pause after the engine is gone, until the device's memory is free."""
+    """After the engine is gone, until the memory of its GPUs is free, at most; after a CPU engine all of it."""
     port_base: Port
 
 

@@ -139,9 +139,10 @@ class InstanceView(InstanceRow):
     """An instance with what tells its process from others, and its live numbers."""
 
     start_ticks: int | None = None
-    """As in `InstanceChanged`, like the next two."""
+    """As in `InstanceChanged`, like the next three."""
     host: str = ""
     pid_namespace: str = ""
+    devices: tuple[str, ...] = ()
     latest: InstanceSampled | None = None
     latest_unix_s: float | None = None
     history: tuple[tuple[float, InstanceSampled], ...] = ()
@@ -176,7 +177,7 @@ class RunView:
     lifecycle: LifecycleView | None = None
     """None where no lifecycle request was measured."""
     gpus: tuple[GpuSample, ...] = ()
-    """The last sample of each GPU; empty where none was sampled."""
+    """The last sample of each GPU that engines of the run use; empty where none was sampled."""
     gpus_unix_s: float | None = None
     feed: tuple[FeedLine, ...] = ()
     feed_total: int = 0

@@ -198,6 +198,7 @@ def _instance_changed(view: RunView, event: events.InstanceChanged, t_unix_s: fl
         start_ticks=before.start_ticks if event.start_ticks is None else event.start_ticks,
         host=event.host or before.host,
         pid_namespace=event.pid_namespace or before.pid_namespace,
+        devices=event.devices or before.devices,
     )
     return {"instances": {**view.instances, event.instance: after}}
 

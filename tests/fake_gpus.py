@@ -13,18 +13,36 @@ import pytest
 
 import launch.doctor
 import launch.gpu_checks
-import runners.samplers.gpu
+import launch.gpu_devices
 
 DRIVER_TEXT = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
 SMI = """#!/bin/sh
-case "$*" in
-  -L) {listed} ;;
-  *compute_cap*) {capabilities} ;;
-  *memory.used*) {used} ;;
-  "topo -m") printf '\t\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n' ;;
-  *) echo "unknown question: $*" >&2; exit 1 ;;
-esac
+fields=${{1#--query-gpu=}}
+state() {{
+  line=
+  IFS=,
+  for field in $fields; do
+    case $field in
+      index) value=$1 ;;
+      uuid) value=$2 ;;
+      compute_cap) value=$3 ;;
+      memory.total) value=$4 ;;
+      memory.used) value=$5 ;;
+      *) echo "unknown field: $field" >&2; exit 1 ;;
+    esac
+    line="$line, $value"
+  done
+  echo "${{line#, }}"
+}}
+if [ "$1" = -L ]; then
+{listed}
+elif [ "$*" = "topo -m" ]; then
+printf '\t\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n'
+else
+{states}
+fi
 """
+"""As nvidia-smi it ignores CUDA_VISIBLE_DEVICES."""
 
 
 class NVMLError(Exception):
@@ -51,15 +69,21 @@ class FakeHost:
     folder: Path
     gpus: list[FakeGpu] = field(default_factory=lambda: [FakeGpu()])
 
+    @staticmethod
+    def uuid(index: int) -> str:
+        return f"GPU-{index:08x}-beef"
+
     def write_tools(self) -> None:
         """Put nvidia-smi into the folder, as it answers for these GPUs."""
-        listed = " ; ".join(
-            f"echo 'GPU {index}: {gpu.name} (UUID: GPU-{index})'" for index, gpu in enumerate(self.gpus)
+        listed = "\n".join(
+            f"echo 'GPU {index}: {gpu.name} (UUID: {self.uuid(index)})'" for index, gpu in enumerate(self.gpus)
         )
-        used = " ; ".join(f"echo {gpu.used >> 20}" for gpu in self.gpus)
-        capabilities = " ; ".join(f"echo '{gpu.capability}, {gpu.total >> 20}, {gpu.used >> 20}'" for gpu in self.gpus)
+        states = "\n".join(
+            f"state {index} {self.uuid(index)} {gpu.capability} {gpu.total >> 20} {gpu.used >> 20}"
+            for index, gpu in enumerate(self.gpus)
+        )
         tool = self.folder / "nvidia-smi"
-        tool.write_text(SMI.format(listed=listed, used=used, capabilities=capabilities))
+        tool.write_text(SMI.format(listed=listed, states=states))
         tool.chmod(0o755)
 
     def nvml(self) -> Any:  # noqa: ANN401 - a module made here
@@ -71,6 +95,7 @@ class FakeHost:
         module.nvmlInit = lambda: None
         module.nvmlDeviceGetCount = lambda: len(self.gpus)
         module.nvmlDeviceGetHandleByIndex = lambda index: self.gpus[index]
+        module.nvmlDeviceGetUUID = lambda gpu: self.uuid(next(i for i, one in enumerate(self.gpus) if one is gpu))
         module.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(used=gpu.used, total=gpu.total)
         module.nvmlDeviceGetUtilizationRates = lambda gpu: SimpleNamespace(gpu=_supported(gpu.utilisation))
         module.nvmlDeviceGetPowerUsage = lambda gpu: _supported(gpu.milliwatts)
@@ -98,8 +123,9 @@ def make_host(
     for name in rdma:
         (host.folder / "infiniband" / name).mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{host.folder}:/usr/bin:/bin")
-    for module in (runners.samplers.gpu, launch.gpu_checks):
+    for module in (launch.gpu_devices, launch.gpu_checks):
         monkeypatch.setattr(module, "DRIVER", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launch.doctor, "INFINIBAND", host.folder / "infiniband")
     monkeypatch.setitem(sys.modules, "pynvml", host.nvml())
     return host

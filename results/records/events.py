@@ -214,6 +214,8 @@ class InstanceChanged(InstanceFacts, Event):
     """Of `pid`; empty = as before, or an older Tracon wrote this."""
     pid_namespace: str = ""
     """In which `pid` means something; empty = as before, or not known."""
+    devices: tuple[str, ...] = ()
+    """GPUs that it uses, as CUDA_VISIBLE_DEVICES names them; empty = as before, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,7 @@ class GpusSampled(Event):
 
     kind: ClassVar[str] = "gpus_sampled"
     samples: tuple[GpuSample, ...]
-    """One of each GPU, as `gpu.csv` has it."""
+    """One of each GPU that engines of the run use, as `gpu.csv` has it."""
 
 
 @dataclass(frozen=True, slots=True)

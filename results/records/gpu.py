@@ -2,13 +2,14 @@
 
 A GPU that is hot, or at its power limit, runs slower, whatever connector is measured on it.
 `runners/samplers/gpu.py` writes `gpu.csv` once a second; each experiment cuts the samples of its cells from it.
+The files have every GPU of the host; sums and sentences are of those that engines of the run use.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean, median
@@ -51,6 +52,8 @@ class GpuSample:
     """What limits its clocks, in NVML's words, joined by `+`; `none` = nothing does."""
     cell: str | None = None
     """The cell that was measured."""
+    engines: int | None = None
+    """Engines of the run that use it, a count; 0 = none: the run's numbers leave it out. None = not known."""
 
 
 HEADER = tuple(one.name for one in fields(GpuSample))
@@ -58,12 +61,14 @@ HEADER = tuple(one.name for one in fields(GpuSample))
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What the samples of a cell come to, over all GPUs. None = not measured."""
+    """What the samples of a cell come to, over the GPUs that engines of the run used. None = not measured."""
 
+    gpus: tuple[int, ...] = ()
+    """Indices of these GPUs."""
     utilisation: float | None = None
     """0..1, the mean over all samples that state it."""
     memory_used_mib: float | None = None
-    """The largest sum over all GPUs."""
+    """The largest sum over these GPUs."""
     clock_mhz: float | None = None
     """The mean, likewise."""
     power_w: float | None = None
@@ -83,6 +88,11 @@ class GpuLog:
     samples: tuple[GpuSample, ...]
     reason: str
     """Why there are none; empty where there are."""
+
+
+def is_of_run(sample: GpuSample) -> bool:
+    """Whether engines of the run use the GPU. Where that is not known, it counts."""
+    return sample.engines != 0
 
 
 def read_gpu_log(path: Path) -> GpuLog:
@@ -131,35 +141,60 @@ def cut_gpu_log(log: Path, cell: str, start_ns: int, end_ns: int, into: Path) ->
 
 
 def sum_samples(samples: Sequence[GpuSample], reason: str = "") -> GpuUse:
-    """`reason`: why there are none."""
-    if not samples:
-        return GpuUse(reason=reason)
-    busy = _mean_stated(one.utilisation_percent for one in samples)
+    """Of the GPUs that engines used. `reason`: why there are no samples."""
+    own = [one for one in samples if is_of_run(one)]
+    if not own:
+        return GpuUse(reason=reason or "no engine of the run used a GPU")
+    busy = _mean_stated(one.utilisation_percent for one in own)
     used: Counter[int] = Counter()
-    for one in samples:
+    for one in own:
         used[one.t_ns] += round(one.memory_used_mib)
     return GpuUse(
+        gpus=tuple(sorted({one.gpu for one in own})),
         utilisation=None if busy is None else busy / 100,
         memory_used_mib=float(max(used.values())),
-        clock_mhz=_mean_stated(one.clock_mhz for one in samples),
-        power_w=_mean_stated(one.power_w for one in samples),
-        temperature_c=max((one.temperature_c for one in samples if one.temperature_c is not None), default=None),
-        limited=_share_limits(samples),
+        clock_mhz=_mean_stated(one.clock_mhz for one in own),
+        power_w=_mean_stated(one.power_w for one in own),
+        temperature_c=max((one.temperature_c for one in own if one.temperature_c is not None), default=None),
+        limited=_share_limits(own),
     )
 
 
 def gpu_notes(path: Path, engine_kind: str) -> tuple[str, ...]:
-    """Sentences for a report: what each GPU did, and in which cells its clocks were limited. Empty where there is no
-    file, and where there is no GPU and the engines need none."""
+    """Sentences for a report: what each GPU of the run's engines did, and in which cells its clocks were limited.
+
+    Empty where there is no file, and where the engines need no GPU and used none.
+    """
     if not path.exists():
         return ()
     log = read_gpu_log(path)
     if not log.samples:
         return (f"No GPU was sampled: {log.reason}.",) if engine_kind == "cuda" else ()
+    own = [one for one in log.samples if is_of_run(one)]
+    if not own:
+        return ("No GPU was sampled while an engine of this run used it.",) if engine_kind == "cuda" else ()
     gpus: dict[int, list[GpuSample]] = {}
-    for one in log.samples:
+    for one in own:
         gpus.setdefault(one.gpu, []).append(one)
-    return (*(_describe_gpu(gpu, own) for gpu, own in sorted(gpus.items())), *_name_limited_cells(log.samples))
+    return (
+        *(_describe_gpu(gpu, samples) for gpu, samples in sorted(gpus.items())),
+        *_describe_others(log.samples, gpus.keys()),
+        *_name_limited_cells(own),
+    )
+
+
+def _describe_others(samples: Iterable[GpuSample], used: Collection[int]) -> tuple[str, ...]:
+    """The GPUs of the host that the sentences leave out, or that none could be left out."""
+    others = sorted({one.gpu for one in samples} - set(used))
+    if others:
+        named = f"GPU{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        return (
+            f"No engine of this run used {named} of this host: `gpu.csv` has the samples, and no number here includes "
+            "them.",
+        )
+    if len(used) > 1 and any(one.engines is None for one in samples):
+        return ("Which of these GPUs the run's engines used is not recorded: numbers of GPUs are of all of them.",)
+    return ()
 
 
 def _describe_gpu(gpu: int, samples: Sequence[GpuSample]) -> str:
@@ -177,7 +212,8 @@ def _describe_gpu(gpu: int, samples: Sequence[GpuSample]) -> str:
     used = max(samples, key=lambda one: one.memory_used_mib)
     total = "" if used.memory_total_mib is None else f" of {used.memory_total_mib / 1024:.0f}"
     parts.append(f"at most {used.memory_used_mib / 1024:.1f}{total} GiB in use")
-    return f"GPU {gpu} was sampled once a second ({len(samples)} times): {'; '.join(parts)}."
+    use = " while engines of this run used it" if all(one.engines for one in samples) else ""
+    return f"GPU {gpu} was sampled once a second ({len(samples)} times){use}: {'; '.join(parts)}."
 
 
 def _name_limited_cells(samples: Iterable[GpuSample]) -> tuple[str, ...]:
@@ -190,12 +226,12 @@ def _name_limited_cells(samples: Iterable[GpuSample]) -> tuple[str, ...]:
     if not stated:
         return ()
     if not limited:
-        return ("Nothing limited the clocks of a GPU.",)
+        return ("Nothing limited the clocks of a GPU that the run's engines used.",)
     named = "; ".join(f"`{cell}` ({_describe_limits(shares[cell])})" for cell in limited[:NAMED_CELLS])
     more = f"; and {len(limited) - NAMED_CELLS} more cells" if len(limited) > NAMED_CELLS else ""
     return (
-        "The clocks of a GPU were limited in these cells, which can explain their numbers as much as policy or "
-        f"connector can: {named}{more}.",
+        "The clocks of a GPU that the run's engines used were limited in these cells, which can explain their numbers "
+        f"as much as policy or connector can: {named}{more}.",
     )
 
 
@@ -229,6 +265,7 @@ def _parse_row(row: dict[str, str | None]) -> GpuSample | None:
             memory_total_mib=_parse_number(row.get("memory_total_mib")),
             limited_by=row.get("limited_by") or None,
             cell=row.get("cell") or None,
+            engines=int(engines) if (engines := row.get("engines")) else None,
         )
     except (KeyError, ValueError):
         return None

@@ -192,8 +192,9 @@ class CellRecord:
     client: Mapping[str, Any] = field(default_factory=dict)
     """How the load process fared: cut, retried, wrong_length, late_bodies, completed_in_window, realtime."""
     gpu: Mapping[str, Any] = field(default_factory=dict)
-    """As `GpuUse` has it: utilisation (0..1, mean), memory_used_mib (largest sum over all GPUs), clock_mhz and power_w
-    (means), temperature_c (highest), limited {what limited clocks: share of the samples}, reason (why none)."""
+    """As `GpuUse` has it: gpus (indices of those that the engine used; all else is of these), utilisation (0..1, mean),
+    memory_used_mib (largest sum), clock_mhz and power_w (means), temperature_c (highest), limited {what limited clocks:
+    share of the samples}, reason (why none)."""
     version: int = CELL_VERSION
     """Of this record."""
 

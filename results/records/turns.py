@@ -8,7 +8,7 @@ RUN/results/<date>_<policy>/trial_<n>/
   metrics.summary.json   the cell's numbers
   breakdown.json         per instance: requests, tokens, TTFT, APC, decisions by reason
   apc.json               per instance: the engine's own prompt and cached token counters, before and after
-  gpu_util.csv           GPU utilisation at 1 Hz; only its header and a reason where there is no GPU
+  gpu_util.csv           samples of every GPU of the host at 1 Hz; only its header and a reason where there is no GPU
   cell.json              RoutingCell, written last: the commit mark
 """
 
@@ -171,7 +171,7 @@ class RoutingCell:
     git_reason: str = ""
     """Why it is not known, or that the tree differs from it."""
     gpu_utilisation: float | None = None
-    """0..1, the mean over all samples of all GPUs."""
+    """0..1, the mean over all samples of the GPUs that the cell's engines used."""
     gpu_reason: str = ""
     """Why it was not measured."""
     simulated: str = ""

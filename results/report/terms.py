@@ -62,7 +62,8 @@ _RUN = (
     Term("ETA", "time", "estimated time of the remaining cells, scaled by how long finished cells took"),
     Term(
         "GPU sample", "",
-        "load, clock, power, temperature and memory in use of a GPU in one second, and what limits its clocks",
+        "load, clock, power, temperature and memory in use, in one second, of a GPU that engines of the run use, and "
+        "what limits its clocks",
     ),
     Term("lease", "age", "the heartbeat of the process that runs the run"),
     Term("dropped request", "requests", "a request that the client did not send because its inflight cap was reached"),

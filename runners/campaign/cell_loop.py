@@ -65,7 +65,11 @@ class CellLoop:
         self._folder = folder
         self._cells = cells
         self._host = HostSampler(RunLayout(folder).host_csv)
-        self._gpus = GpuSampler(RunLayout(folder).gpu_csv, lambda samples: store.append(GpusSampled(samples)))
+        self._gpus = GpuSampler(
+            RunLayout(folder).gpu_csv,
+            lambda: [instance.devices for instance in self._view.live_instances],
+            lambda samples: store.append(GpusSampled(samples)),
+        )
         self._steering = Steering(store)
         self._view = store.view()
         self._lost: StateError | None = None

@@ -127,6 +127,7 @@ class Launcher:
                 start_ticks=process.start_ticks,
                 host=process.host,
                 pid_namespace=process.pid_namespace,
+                devices=spec.devices,
             )
         )
 

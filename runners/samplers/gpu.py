@@ -9,13 +9,14 @@ import csv
 import importlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launch.gpu_devices import DRIVER
-from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample
+from launch.gpu_devices import explain_no_gpu, names_gpu
+from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample, is_of_run
 from runners.samplers.cell_sampler import PERIOD_S, CellSampler
 
 IDLE = 0x1
@@ -26,18 +27,31 @@ LIMITS = {
 }  # fmt: skip
 """NVML's bits of what limits clocks (nvmlClocksEventReason...), but for IDLE: a GPU with nothing to do."""
 MIB = 1 << 20
+NO_DRIVER = "this host has no NVIDIA driver: no GPU is used"
+NO_PACKAGE = "nvidia-ml-py is not installed beside Tracon: `pip install nvidia-ml-py`"
+Devices = Sequence[str]
+"""The GPUs of one engine, as CUDA_VISIBLE_DEVICES names them."""
 Tell = Callable[[tuple[GpuSample, ...]], object]
 log = logging.getLogger("tracon.gpu")
 
 
 class GpuSampler(CellSampler):
-    """`tell` is called with each sample, in the sampler's thread.
+    """Writes every GPU of the host; `tell` gets the samples of those that engines of the run use.
 
-    Without a GPU the file states the reason. An error ends the samples and nothing else.
+    `list_engines` returns the devices of each engine that runs now; both are called in the sampler's thread. Without a
+    GPU the file states the reason. An error ends the samples and nothing else.
     """
 
-    def __init__(self, path: Path, tell: Tell = lambda samples: None, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        path: Path,
+        list_engines: Callable[[], Iterable[Devices]],
+        tell: Tell = lambda samples: None,
+        *,
+        period_s: float = PERIOD_S,
+    ) -> None:
         super().__init__(path, period_s=period_s)
+        self._list_engines = list_engines
         self._tell = tell
 
     def _sample(self) -> None:
@@ -54,9 +68,10 @@ class GpuSampler(CellSampler):
                 while not self._ended.wait(self._period_s):
                     if not (cell := self.cell):
                         continue
-                    samples = gpus.look(cell)
+                    samples = gpus.look(cell, self._list_engines())
                     rows.writerows(map(format_sample, samples))
-                    self._tell(samples)
+                    if own := tuple(filter(is_of_run, samples)):
+                        self._tell(own)
         except Exception as error:  # noqa: BLE001 - NVML raises classes of its own; a run goes on without samples
             log.warning("the GPUs are not sampled any more: %s: %s", type(error).__name__, error)
             with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
@@ -66,16 +81,33 @@ class GpuSampler(CellSampler):
 class Gpus:
     """The GPUs that NVML lists."""
 
-    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:  # noqa: ANN401 - a module without types
+    def __init__(self, nvml: Any) -> None:  # noqa: ANN401 - a module without types
         self._nvml = nvml
-        self._handles = handles
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in self._handles]
 
-    def look(self, cell: str) -> tuple[GpuSample, ...]:
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def look(self, cell: str, engines: Iterable[Devices]) -> tuple[GpuSample, ...]:
         """A sample of each. Raises NVML's error where a GPU does not answer what every GPU has."""
-        t_ns = time.perf_counter_ns()
-        return tuple(self._look_at(handle, index, cell, t_ns) for index, handle in enumerate(self._handles))
+        t_ns, counts = time.perf_counter_ns(), self._count_engines(engines)
+        return tuple(
+            self._look_at(handle, index, cell, t_ns, None if counts is None else counts[index])
+            for index, handle in enumerate(self._handles)
+        )
 
-    def _look_at(self, handle: Any, index: int, cell: str, t_ns: int) -> GpuSample:  # noqa: ANN401
+    def _count_engines(self, engines: Iterable[Devices]) -> Counter[int] | None:
+        """How many engines use each GPU; None where a device is none of these GPUs: a part of one (MIG)."""
+        counts: Counter[int] = Counter()
+        for device in (device for devices in engines for device in devices):
+            gpu = next((gpu for gpu, uuid in enumerate(self._uuids) if names_gpu(device, str(gpu), uuid)), None)
+            if gpu is None:
+                return None
+            counts[gpu] += 1
+        return counts
+
+    def _look_at(self, handle: Any, index: int, cell: str, t_ns: int, engines: int | None) -> GpuSample:  # noqa: ANN401
         nvml = self._nvml
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         watts = self._ask("nvmlDeviceGetPowerUsage", handle)
@@ -92,6 +124,7 @@ class Gpus:
             memory_total_mib=memory.total / MIB,
             limited_by=None if bits is None else name_limits(int(bits)),
             cell=cell,
+            engines=engines,
         )
 
     def _ask(self, function: str, *arguments: Any, of: str = "") -> float | None:
@@ -107,18 +140,16 @@ class Gpus:
 
 def open_gpus() -> Gpus | str:
     """The GPUs of this host, or why none can be asked."""
-    if not DRIVER.exists():
-        return "this host has no NVIDIA driver: no GPU is used"
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return "nvidia-ml-py is not installed beside Tracon: `pip install nvidia-ml-py`"
+        return NO_DRIVER if explain_no_gpu() else NO_PACKAGE
     try:
         nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = Gpus(nvml)
     except nvml.NVMLError as error:
-        return f"NVML does not answer: {error}"
-    return Gpus(nvml, handles) if handles else "NVML lists no GPU"
+        return NO_DRIVER if explain_no_gpu() else f"NVML does not answer: {error}"
+    return gpus if len(gpus) else "NVML lists no GPU"
 
 
 def name_limits(bits: int) -> str:

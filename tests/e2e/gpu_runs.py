@@ -112,6 +112,7 @@ def gpu_host(folder: Path) -> Iterator[Path]:
     (host.folder / "version").write_text(DRIVER_TEXT)
     (host.folder / "infiniband" / "mlx5_0").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.setenv("PATH", str(host.folder), prepend=":")
         patch.setenv("PYTHONPATH", str(Path(__file__).with_name("gpu_host")))
         patch.setenv("TRACON_FAKE_GPU_HOST", str(host.folder))

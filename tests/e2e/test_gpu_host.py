@@ -96,19 +96,22 @@ def test_overlapping_steps_are_timed_by_the_probe(tax: Path) -> None:
     assert overlapping.mean() > 0.5, "the next step is scheduled while one runs"
 
 
-def test_the_gpus_are_in_samples_cells_report_and_status(tax: Path) -> None:
+def test_every_gpu_is_sampled_and_cells_report_and_status_have_the_engines_alone(tax: Path) -> None:
     log = read_gpu_log(RunLayout(tax).gpu_csv)
     measured = {cell.plan.cell for cell in view_of(tax).cells.values() if cell.state is CellState.DONE}
     sampled = {sample.cell for sample in log.samples}
     assert {FIRST, SECOND} <= sampled <= measured
     assert {sample.gpu for sample in log.samples} == {0, 1}
     layout = RunLayout(tax).config(tax.name[:8], CONFIG)
-    assert msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu"]["utilisation"] == pytest.approx(0.97)
+    used = msgspec.json.decode(layout.cell("A", "r8").read_bytes())["gpu"]
+    assert (used["gpus"], used["utilisation"]) == ([0], pytest.approx(0.97))
     report = RunLayout(tax).report_md.read_text()
     assert "GPU 0 was sampled once a second" in report
-    assert "power cap 50 % of the time" in report, "of two GPUs one"
+    assert "GPU 1 was sampled" not in report
+    assert "No engine of this run used GPU 1 of this host" in report
+    assert "power cap 100 % of the time" in report, "of the GPU that the engines used"
     status = data(tracon("status", tax.name, "--json", workspace=tax.parent))
-    assert [gpu["power_w"] for gpu in status["gpus"]] == [698.0, 698.0]
+    assert [gpu["power_w"] for gpu in status["gpus"]] == [698.0]
     with RunStore.open(tax, read_only=True) as store:
         assert any(isinstance(recorded.event, GpusSampled) for recorded in store.events())
 

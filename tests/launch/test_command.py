@@ -130,6 +130,17 @@ def test_the_one_process_executor_of_a_cpu_engine_needs_its_environment_variable
     assert option(gpu, "--gpu-memory-utilization") == "0.9"
 
 
+def test_a_cuda_engine_names_its_gpus_and_counts_them_as_nvidia_smi_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert spec_of(tmp_path).devices == (), "a CPU engine has none"
+    gpu = spec_of(tmp_path, profile="h20-qwen3-coder-30b")
+    assert (gpu.devices, gpu.env["CUDA_DEVICE_ORDER"]) == (("0",), "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").devices == ("5",)
+
+
 def test_the_shared_environment_says_nothing_of_one_config(tmp_path: Path) -> None:
     shared = {frozenset(spec_of(tmp_path, config).base_env.items()) for config in config_names()}
     assert len(shared) == 1

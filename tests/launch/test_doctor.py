@@ -146,7 +146,13 @@ def test_gpus_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rows(examine("cuda", {}))["GPU"] == Row("GPU", OK, "2 (NVIDIA H20)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+    assert rows(examine("cuda", {}))["GPU"] == Row("GPU", OK, "1 of 2 (NVIDIA H20): CUDA_VISIBLE_DEVICES=GPU-2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    row = rows(examine("cuda", {}))["GPU"]
+    assert (row.state, row.detail) == (MISSING, "CUDA_VISIBLE_DEVICES=2 names none of the 2 GPUs of this host")
 
 
 def test_a_disk_without_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from launch import gpu_checks
 from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_checks import check_cuda_host, query_gpus, read_driver
+from launch.gpu_checks import check_cuda_host, read_driver, read_gpus
 from tests.fake_gpus import FakeGpu, make_host
 
 
@@ -115,6 +115,26 @@ def test_memory_that_others_hold_is_named_with_the_gpu(tmp_path: Path, monkeypat
     assert rows_of(tmp_path, None, 0.46)["GPU memory"].state == OK
 
 
+@pytest.mark.parametrize("visible", ["0", "GPU-00000000"])
+def test_a_gpu_that_cuda_visible_devices_hides_is_not_judged(
+    visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = FakeGpu(name="Tesla V100", capability="7.0", used=139 << 30)
+    make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30), hidden)
+    engine = make_engine(tmp_path)
+    assert rows_of(tmp_path, engine)["attention"].state == MISSING
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    rows = rows_of(tmp_path, engine)
+    assert rows["attention"] == Row("attention", OK, "compute capability 9: FlashAttention 3")
+    assert rows["GPU memory"].detail == "139.0 of 140.0 GiB free; an engine takes 90 % of all"
+
+
+def test_memory_rows_name_a_gpu_as_nvidia_smi_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu(), FakeGpu(used=60 << 30))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert "more than GPU 2 has free" in rows_of(tmp_path, None)["GPU memory"].detail
+
+
 def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(tmp_path, monkeypatch, rdma=("mlx5_0", "mlx5_1"))
     row = rows_of(tmp_path, None)["RDMA"]
@@ -133,7 +153,7 @@ def test_a_host_without_gpus_has_every_row_with_its_remedy(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpu_checks, "DRIVER", tmp_path / "none")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    assert query_gpus() == ()
+    assert read_gpus() == ()
     report = examine("cuda", {}, gpu_memory_share=0.9)
     rows = {row.what: row for row in report.rows}
     for what in ("engine", "GPU", "driver and CUDA", "GPU memory", "RDMA"):
@@ -143,5 +163,5 @@ def test_a_host_without_gpus_has_every_row_with_its_remedy(tmp_path: Path, monke
 
 def test_a_tool_that_answers_nonsense_counts_as_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(tmp_path, monkeypatch)
-    (host.folder / "nvidia-smi").write_text("#!/bin/sh\necho '[N/A], 1, 2'\n")
-    assert query_gpus() == ()
+    (host.folder / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-0, [N/A], 1, 2'\n")
+    assert read_gpus() == ()

@@ -8,7 +8,7 @@ import pytest
 
 from launch import gpu_devices
 from launch.errors import LaunchError
-from launch.gpu_devices import NoGpu, name_devices, require_gpu, second_devices
+from launch.gpu_devices import NoGpu, engine_devices, name_devices, require_gpu, second_devices
 from launch.profile import load_profile
 from tests.fake_gpus import FakeGpu, make_host
 
@@ -21,11 +21,9 @@ def test_a_second_engine_takes_the_next_gpus(visible: str, size: int, devices: s
     assert second_devices(size, {"CUDA_VISIBLE_DEVICES": visible, "PATH": ""}) == devices
 
 
-def test_without_a_choice_all_gpus_of_the_host_are_visible(tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 10\necho 20\n")
-    tool.chmod(0o755)
-    assert second_devices(1, {"PATH": str(tmp_path)}) == "1"
+def test_without_a_choice_all_gpus_of_the_host_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu())
+    assert second_devices(1, {"PATH": str(host.folder)}) == "1"
     assert second_devices(1, {"PATH": ""}) == ""
 
 
@@ -65,3 +63,21 @@ def test_a_container_without_nvidia_smi_has_the_kernels_driver(tmp_path: Path, m
     monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
     require_gpu(load_profile("h200-qwen3-0.6b-dummy"))
+
+
+@pytest.mark.parametrize(
+    ("of_process", "of_launch", "size", "devices"),
+    [
+        (None, {}, 1, ("0",)),
+        (None, {}, 2, ("0", "1")),
+        ("4,5,6,7", {}, 2, ("4", "5")),
+        ("4,5,6,7", {"CUDA_VISIBLE_DEVICES": "7"}, 1, ("7",)),
+        ("GPU-1a", {}, 1, ("GPU-1a",)),
+        ("", {}, 1, ()),
+    ],
+)
+def test_an_engine_runs_on_the_first_gpus_that_it_may_use(
+    of_process: str | None, of_launch: dict[str, str], size: int, devices: tuple[str, ...]
+) -> None:
+    environ = {} if of_process is None else {"CUDA_VISIBLE_DEVICES": of_process}
+    assert engine_devices(size, {**environ, **of_launch}) == devices

@@ -15,7 +15,8 @@ from runners.experiments.engine_choice import EngineChoice, counting_profile
 from tests.launch.vllm_sources import packages_of
 
 OURS = (
-    "AGENTIC_", "TRACON_", "PYTHON", "HF_", "LMCACHE_", "MC_", "TRANSFORMERS_", "UCX_", "DO_NOT_TRACK", "OMP_", "TORCH",
+    "AGENTIC_", "TRACON_", "PYTHON", "HF_", "LMCACHE_", "TRANSFORMERS_", "UCX_", "DO_NOT_TRACK", "OMP_", "TORCH",
+    "CUDA_", "MC_",
 )  # fmt: skip
 """Variables that vLLM itself does not read, or does not declare."""
 EXPERIMENTS = ("--kv-events-config", "--kv-cache-memory-bytes", "--seed")

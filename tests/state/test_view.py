@@ -129,12 +129,15 @@ def test_seconds_without_step_timing_leave_the_histogram_alone() -> None:
 
 def test_what_an_instance_event_leaves_out_stays_known() -> None:
     view = folded(
-        InstanceChanged("plain-1", "plain", InstanceState.STARTING, pid=9, pgid=9, process_start=1.5, boot_id="b"),
+        InstanceChanged(
+            "plain-1", "plain", InstanceState.STARTING, pid=9, pgid=9, process_start=1.5, boot_id="b", devices=("1",)
+        ),
         InstanceChanged("plain-1", "plain", InstanceState.READY, url="http://127.0.0.1:8000"),
         InstanceChanged("plain-1", "plain", InstanceState.FAILED, reason="died"),
     )
     instance = view.instances["plain-1"]
     assert (instance.pid, instance.pgid, instance.process_start, instance.boot_id) == (9, 9, 1.5, "b")
+    assert instance.devices == ("1",)
     assert (instance.url, instance.reason, instance.ready_unix_s) == ("http://127.0.0.1:8000", "died", 102.0)
     assert view.live_instances == ()
 

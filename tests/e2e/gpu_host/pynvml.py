@@ -23,6 +23,10 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return GPUS[index]
 
 
+def nvmlDeviceGetUUID(gpu: int) -> str:
+    return f"GPU-{gpu:08x}-beef"
+
+
 def nvmlDeviceGetMemoryInfo(_gpu: int) -> SimpleNamespace:
     return SimpleNamespace(used=60 << 30, total=140 << 30)
 

@@ -11,7 +11,9 @@ import pytest
 from results.records.gpu import HEADER, GpuSample, cut_gpu_log, describe_gpu, format_sample, gpu_notes, read_gpu_log
 
 S = 1_000_000_000
-ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a")
+ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a", 1)
+IDLE = replace(ONE, utilisation_percent=0.0, memory_used_mib=512.0, clock_mhz=345.0, power_w=75.0, engines=0)
+"""Of a GPU that no engine of the run uses."""
 
 
 def write(path: Path, *samples: GpuSample) -> Path:
@@ -53,6 +55,30 @@ def test_a_cell_gets_its_own_samples_and_their_sum(tmp_path: Path) -> None:
     assert len(read_gpu_log(tmp_path / "cell" / "gpu_util.csv").samples) == 2
 
 
+def test_a_cell_counts_the_gpus_of_its_engines_alone(tmp_path: Path) -> None:
+    hot = replace(IDLE, gpu=7, temperature_c=88.0, limited_by="hardware thermal slowdown")
+    log = write(tmp_path / "gpu.csv", ONE, *(replace(IDLE, gpu=gpu) for gpu in range(1, 7)), hot)
+    use = cut_gpu_log(log, "a", 0, 9 * S, tmp_path / "gpu_util.csv")
+    assert use.gpus == (0,)
+    assert (use.utilisation, use.clock_mhz, use.power_w) == (0.9, 1755.0, 400.0)
+    assert (use.memory_used_mib, use.temperature_c, use.limited) == (61_440.0, 65.0, {})
+    assert len(read_gpu_log(tmp_path / "gpu_util.csv").samples) == 8, "the others are on record"
+
+
+def test_a_cell_whose_engines_use_no_gpu_has_no_numbers_of_one(tmp_path: Path) -> None:
+    use = cut_gpu_log(write(tmp_path / "gpu.csv", IDLE), "a", 0, 9 * S, tmp_path / "gpu_util.csv")
+    assert (use.gpus, use.utilisation, use.memory_used_mib) == ((), None, None)
+    assert use.reason == "no engine of the run used a GPU"
+
+
+def test_where_the_engines_gpus_are_not_known_all_count(tmp_path: Path) -> None:
+    log = write(tmp_path / "gpu.csv", *(replace(one, engines=None) for one in (ONE, replace(IDLE, gpu=1))))
+    assert cut_gpu_log(log, "a", 0, 9 * S, tmp_path / "gpu_util.csv").gpus == (0, 1)
+    *gpus, unknown, _ = gpu_notes(log, "cuda")
+    assert [note.partition(" was")[0] for note in gpus] == ["GPU 0", "GPU 1"]
+    assert unknown == "Which of these GPUs the run's engines used is not recorded: numbers of GPUs are of all of them."
+
+
 def test_a_cell_without_samples_says_why(tmp_path: Path) -> None:
     log = tmp_path / "gpu.csv"
     log.write_text(",".join(HEADER) + "\n# this host has no NVIDIA driver: no GPU is used\n")
@@ -74,6 +100,20 @@ def test_the_report_names_what_each_gpu_did_and_the_cells_whose_clocks_were_limi
     assert "at most 60.0 of 140 GiB in use" in gpu
     assert "`b` (power cap 100 % of the time)" in cells
     assert "`a`" not in cells
+
+
+def test_the_report_speaks_of_the_gpus_of_the_runs_engines(tmp_path: Path) -> None:
+    limited = replace(IDLE, gpu=3, limited_by="power cap")
+    log = write(tmp_path / "gpu.csv", replace(ONE, gpu=2), limited, *(replace(IDLE, gpu=gpu) for gpu in (0, 1)))
+    used, others, clocks = gpu_notes(log, "cuda")
+    assert used.startswith("GPU 2 was sampled once a second (1 times) while engines of this run used it: busy 90 %")
+    assert others == (
+        "No engine of this run used GPUs 0, 1, 3 of this host: `gpu.csv` has the samples, and no number here includes "
+        "them."
+    )
+    assert clocks == "Nothing limited the clocks of a GPU that the run's engines used."
+    assert gpu_notes(write(tmp_path / "gpu.csv", IDLE), "cpu") == ()
+    assert gpu_notes(tmp_path / "gpu.csv", "cuda") == ("No GPU was sampled while an engine of this run used it.",)
 
 
 def test_a_run_that_wanted_gpus_says_that_none_was_sampled(tmp_path: Path) -> None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from console.feed import Picture
+from console.glyphs import UNICODE
+from console.widgets.header import header_lines
 from launch.command import LaunchSpec
 from launch.environment import Engine
 from launch.instance import Instance
 from launch.local import LocalBackend, OnStarted
 from launch.profile import Profile, load_config, load_profile
 from results.records.decisions import Role
-from results.records.events import InstanceChanged
+from results.records.events import GpusSampled, InstanceChanged, InstanceState
+from results.records.gpu import read_gpu_log
 from results.records.launches import LaunchRecord
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.plan import CellPlan
+from runners.campaign.cell_loop import CellLoop
 from runners.campaign.engine_group import GroupPlan, engine_group
 from runners.campaign.engine_launcher import Launcher
+from runners.campaign.experiment import CellOutcome
+from state import lease as leases
+from state.status import to_json
 from state.store import RunStore
 from tests.fake_gpus import FakeGpu, make_host
 from tests.launch.programs import SERVER
 from tests.ports import own_port
-from tests.runners.campaign.scripted import scripted_plan
+from tests.runners.campaign.scripted import Scripted, scripted_plan
 
 ENGINES = 3
 
@@ -69,6 +80,7 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
         assert spec.method == "spawn"
         assert not {"TORCHDYNAMO_DISABLE", "TRACON_CPU_CONNECTORS"} & spec.env.keys(), "a CPU engine's alone"
     changes = [one.event for one in store.events() if isinstance(one.event, InstanceChanged)]
+    assert {change.devices for change in changes if change.state == "starting"} == {("1",)}
     order = [(change.instance, str(change.state)) for change in changes]
     ready = [place for place, (_, state) in enumerate(order) if state == "ready"]
     begun = [place for place, (_, state) in enumerate(order) if state == "starting"]
@@ -77,6 +89,41 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
         "each takes its part of what is free"
     )
     released = [(await one.stop(0.0, 0.0)).release for one in engines]
-    assert all("GPU memory in use 100/100 MiB" in text for text in released)
+    assert all("GPU memory in use 100 MiB" in text for text in released), "of the GPU they were on"
     rows = (ConfigLayout(tmp_path / "group" / "e0").launches).read_bytes().splitlines()
     assert msgspec.json.decode(rows[0], type=LaunchRecord).started_by == "spawn/default"
+
+
+class Sampled(Scripted):
+    """Each cell has an engine on GPU 3 and lasts until the GPUs were sampled with it."""
+
+    def __init__(self, folder: Path, store: RunStore) -> None:
+        super().__init__(folder)
+        self._store = store
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        self._store.append(InstanceChanged("plain-1", "plain", InstanceState.STARTING, devices=("3",)))
+        while not any(isinstance(one.event, GpusSampled) for one in self._store.events()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        self._store.append(InstanceChanged("plain-1", "plain", InstanceState.GONE))
+        return await super().run_cell(cell, attempt)
+
+
+async def test_journal_status_and_console_have_the_gpus_of_the_engines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, *(FakeGpu(milliwatts=100_000 * (1 + gpu)) for gpu in range(4)))
+    folder = tmp_path / "run"
+    RunStore.create(folder, "run", scripted_plan(stages=1, cells=1), "test").close()
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        await asyncio.wait_for(CellLoop(store, lease, folder, Sampled(folder, store)).run(), 30)
+        view = store.view()
+        told = [sample for one in store.events() if isinstance(one.event, GpusSampled) for sample in one.event.samples]
+    assert {(sample.gpu, sample.engines) for sample in told} == {(3, 1)}
+    assert [(gpu["gpu"], gpu["power_w"]) for gpu in to_json(view, time.time())["gpus"]] == [(3, 400.0)]
+    assert view.gpus_unix_s is not None
+    _, second, _ = header_lines(Picture(view, loading=False), (), UNICODE, 198, view.gpus_unix_s)
+    line = "".join(text for text, _ in second)
+    assert "GPU 3 97 % 1755 MHz 400 W" in line
+    assert line.count("GPU") == 1
+    assert {sample.gpu for sample in read_gpu_log(RunLayout(folder).gpu_csv).samples} == {0, 1, 2, 3}
