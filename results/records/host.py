@@ -16,7 +16,7 @@ from results.records.percent import format_percent
 STOLEN = 0.1
 """A share of one core's second: more, and the second is a disturbed one."""
 SLOW = 1.5
-"""A core is slow where a fixed piece of work takes so many times what it takes in the best tenth of the run."""
+"""A core counts as slow when a fixed piece of work takes this many times as long as in the run's fastest tenth."""
 LATE_S = 0.25
 """A thread that sleeps for a second and asks for nothing else wakes later than that only on a disturbed host."""
 
@@ -112,7 +112,7 @@ def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
     return (f"Its cores were slow in {format_percent(share, 1)} of the seconds: a fixed piece of work, otherwise "
             f"{usual_us:.0f} us of a core's time, took {longest_us:.0f} us at p99. On a virtual machine this is "
             "another tenant on the same physical core, or both cores on one; no counter of the kernel shows it. "
-            "Configs that alternate are slowed alike; a number by itself is not that of a fast core.",)  # fmt: skip
+            "Configs that take turns are slowed alike; a single number may come from a slow core.",)  # fmt: skip
 
 
 def _describe_cell(one: Disturbed) -> str:

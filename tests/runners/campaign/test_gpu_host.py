@@ -118,8 +118,8 @@ async def test_journal_status_and_console_have_the_gpus_of_the_engines_alone(
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
         await asyncio.wait_for(CellLoop(store, lease, folder, Sampled(folder, store)).run(), 30)
         view = store.view()
-        told = [sample for one in store.events() if isinstance(one.event, GpusSampled) for sample in one.event.samples]
-    assert {(sample.gpu, sample.engines) for sample in told} == {(3, 1)}
+        sent = [sample for one in store.events() if isinstance(one.event, GpusSampled) for sample in one.event.samples]
+    assert {(sample.gpu, sample.engines) for sample in sent} == {(3, 1)}
     assert [(gpu["gpu"], gpu["power_w"]) for gpu in to_json(view, time.time())["gpus"]] == [(3, 400.0)]
     assert view.gpus_unix_s is not None
     _, second, _ = header_lines(Picture(view, loading=False), (), UNICODE, 198, view.gpus_unix_s)
