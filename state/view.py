@@ -236,16 +236,18 @@ def elapsed_s(view: RunView, now_unix_s: float) -> float:
 def eta_s(view: RunView, now_unix_s: float) -> float | None:
     """Seconds of running still to come: 0 for a run that is done, None for one that failed.
 
-    The estimate of each cell left, times observed/estimated over the cells of its kind that are done (over all done
-    cells where its kind has none, 1 before the first), plus for each that waits what went by between cells so far.
-    Where the run has a pace, the cell that runs counts too, by its fraction: no estimate is of that pace.
+    The estimate of each cell left, times observed/estimated over the cells of its kind that are done (1 before the
+    first: how long a check takes says nothing about a load), plus for each that waits what went by between cells so
+    far. Where the run has a pace, no estimate is of that pace: the cell that runs counts too, by its fraction, and
+    cells of a kind that has none done are scaled as all others were.
     """
     if view.state in (RunState.DONE, RunState.FAILED):
         return 0.0 if view.state is RunState.DONE else None
     left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
     now_active_s = elapsed_s(view, now_unix_s)
     scales = _scale_estimates(view, now_active_s)
-    work_s = sum(_left_s(cell, scales.get(cell.plan.kind, scales[None]), now_active_s) for cell in left)
+    unknown = scales[None] if view.pace else 1.0
+    work_s = sum(_left_s(cell, scales.get(cell.plan.kind, unknown), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
     return work_s + _between_s(view, now_active_s) * waiting
 

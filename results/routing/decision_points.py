@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from results.records.count import format_count
 from results.records.percent import format_percent
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import (
@@ -268,7 +269,7 @@ def _judge_d6(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def _judge_d7(floor: LoadFloor) -> tuple[Outcome, str]:
-    size = f"{floor.sessions} sessions, {floor.trials} {'trial' if floor.trials == 1 else 'trials'}"
+    size = f"{floor.sessions} sessions, {format_count(floor.trials, 'trial', 'trials')}"
     if _find_reference(floor) is None or not _list_bonuses(floor):
         return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
     if unknown := _name_uncounted(floor.compared):

@@ -18,6 +18,7 @@ import numpy as np
 
 from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import Mask, Turns
+from results.records.count import format_count
 from results.records.frames import Gap
 from results.routing.metrics import (
     Metric,
@@ -368,5 +369,4 @@ def _describe_basis(measured: Measured) -> str:
 
 
 def _describe_resampling(measured: Measured) -> str:
-    count = len(measured.trials)
-    return f"{RESAMPLED}, {count} {'trial' if count == 1 else 'trials'}"
+    return f"{RESAMPLED}, {format_count(len(measured.trials), 'trial', 'trials')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
@@ -27,8 +28,8 @@ def describe_opening(analysis: RoutingAnalysis) -> str:
     hold = f"the {format_percent(LEVEL)} {SPREAD}" if few else f"{format_percent(LEVEL)} intervals"
     sentences = [
         few,
-        f"Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
-        f"{'trial' if analysis.trials == 1 else 'trials'} each at most, {len(analysis.cells)} cells, degraded: "
+        f"Profile {facts.label}{where}: {len(analysis.labels)} policies, "
+        f"{format_count(analysis.trials, 'trial', 'trials')} each at most, {len(analysis.cells)} cells, degraded: "
         f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}.",
         _describe_trace(analysis),
         f"Brackets hold {hold}; `?` is a bound that too few samples allow, `-` a value that was not measured.",

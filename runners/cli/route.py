@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 import runners.cli.terminal as terminal
+from results.records.count import format_count
 from results.records.decisions import Role
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
@@ -324,7 +325,7 @@ class _Narrator:
                 f"{end.aborted} left by their clients, {end.cut} cut"
             )
             if end.died:
-                say(f"processes died {end.died} times and were started again; what they had counted is not in these")
+                say(f"{format_count(end.died, 'process', 'processes')} died and restarted; these numbers lack their counts")
             if end.records_lost:
                 say(f"{end.records_lost} decision records were lost: {end.log_error}")
 

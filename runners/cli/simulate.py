@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as terminal
+from results.records.count import format_count
 from results.records.percent import format_percent
 from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
 
@@ -199,6 +200,11 @@ def check_tables(checked: Check) -> RenderableType:
             f"(p = {flip.p_value:.2g}), and not here"
             for flip in rank.flips
         ]
+    lines += [
+        f"{one.load}: TPOT p50 of real engines is {one.factor:.2f} times that of simulated ones "
+        f"({one.lowest:.2f} to {one.highest:.2f} over {format_count(one.policies, 'policy', 'policies')}); not judged"
+        for one in checked.contention
+    ]
     shown = (gates, Text(), cells) if checked.parity else (gates,)
     return Group(*shown, *map(Text, lines))
 

@@ -19,10 +19,20 @@ from results.routing.summary import summary_of
 from results.statistics.judgement import Judgement, Outcome
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
-from runners.simulator.gates import LoadValues, Rank, held, judge_apc, judge_errors, judge_rank
+from runners.simulator.gates import (
+    Contention,
+    LoadValues,
+    Rank,
+    held,
+    judge_apc,
+    judge_errors,
+    judge_rank,
+    measure_contention,
+)
 from runners.simulator.logged_run import CellParity, compare_run
 
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
+TOKEN_TIME = percentile_name("tpot_s", "p50")
 CONFIG = "plain"
 """Of connector-tax: one engine without a connector."""
 
@@ -34,6 +44,7 @@ class Check:
     gates: tuple[Judgement, ...]
     parity: tuple[CellParity, ...]
     ranks: tuple[Rank, ...]
+    contention: tuple[Contention, ...]
 
     @property
     def passed(self) -> bool:
@@ -52,7 +63,7 @@ def check_runs(runs: Sequence[Path]) -> Check:
     calibrations = [calibrate(run, CONFIG) for run in runs if kinds[run] == "connector-tax"]
     routing = [run for run in runs if kinds[run] == "routing"]
     parity = tuple(cell for run in routing for cell in compare_run(run))
-    loads = read_values(routing, (*RANKED, "apc"))
+    loads = read_values(routing, (*RANKED, "apc", TOKEN_TIME))
     ranks = tuple(judge_rank(name, [one.take_logarithms() for one in loads[name]]) for name in RANKED)
     gates = (
         judge_parity(parity),
@@ -60,7 +71,7 @@ def check_runs(runs: Sequence[Path]) -> Check:
         judge_apc(loads["apc"]),
         *(rank.judgement for rank in ranks),
     )
-    return Check(gates, parity, ranks)
+    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]))
 
 
 def judge_parity(cells: Sequence[CellParity]) -> Judgement:

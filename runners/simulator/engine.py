@@ -23,7 +23,7 @@ from runners.router.driver import Timer
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.kv_blocks import KvBlocks
-from runners.simulator.step_time import STEADY, StepNoise, StepTime, StepWork, prefill_context
+from runners.simulator.step_time import STEADY, SharedCores, StepNoise, StepTime, StepWork, prefill_context
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,8 +61,12 @@ class Engine:
         *,
         jumps: bool = True,
         noise: StepNoise = STEADY,
+        cores: SharedCores | None = None,
     ) -> None:
-        """`jumps`: take decode steps in which nothing else can happen at once; without, the same slower."""
+        """`jumps`: take decode steps in which nothing else can happen at once; without, the same slower.
+
+        `cores`: of all engines of a host, which slow each other step by step; None = they are its own.
+        """
         self.model = model
         self.blocks = KvBlocks(max(1, model.kv_capacity_tokens // block_tokens), block_tokens)
         self.steps = 0
@@ -72,7 +76,8 @@ class Engine:
         self.prompts = PromptTally()
         self._clock = clock
         self._noise = noise
-        self._jumps = jumps
+        self._cores = cores or SharedCores(0.0)
+        self._jumps = jumps and not self._cores.share
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._pulling: set[Job] = set()
@@ -88,7 +93,7 @@ class Engine:
         self._stride = 0
         """Steps that end together at the timer; 0 = none is under way."""
         self._pace = 1.0
-        """The noise of these steps."""
+        """By how much these steps take longer than the model says."""
         self._work = StepWork(0, 0.0, 0, 0)
         """Of the first of them."""
 
@@ -183,7 +188,7 @@ class Engine:
         if self._jumps and not (preempted or delayed or self._work.prefill_tokens):
             self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
-        self._pace = self._noise.draw_factor(self._stride)
+        self._pace = self._noise.draw_factor(self._stride) * self._cores.begin_step()
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
@@ -402,6 +407,7 @@ class Engine:
         stride, batch = self._stride, self._batch
         last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
         self._stride, self._batch, self._timer = 0, [], None
+        self._cores.end_step()
         self.steps += stride
         self.busy_ns += self._clock.now_ns() - self._began_ns
         begun: list[Job] = []

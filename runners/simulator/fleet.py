@@ -28,7 +28,7 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.spec import SimulationSpec
-from runners.simulator.step_time import StepNoise
+from runners.simulator.step_time import SharedCores, StepNoise
 from runners.simulator.transfers import SimulatedTransfers
 
 NO_BREAKER = HealthRules(failures_to_open=1 << 62)
@@ -58,8 +58,9 @@ class Fleet:
         self.counts = Counts()
         self.policy = policy
         self.block_tokens = block = spec.replay.block_tokens
+        cores = SharedCores(spec.contention)
         self.engines = {
-            name: Engine(model, block, clock, noise=StepNoise(spec.step_noise, f"{seed}/{name}"))
+            name: Engine(model, block, clock, noise=StepNoise(spec.step_noise, f"{seed}/{name}"), cores=cores)
             for name, model in spec.models.items()
         }
         self.keys: dict[str, tuple[int, ...]] = {}

@@ -56,6 +56,22 @@ class LoadValues:
 
 
 @dataclass(frozen=True, slots=True)
+class Contention:
+    """How much longer a token takes on the engines of a real run than on simulated ones; nothing is claimed by it.
+
+    Engines that share the cores of one host slow each other; a model that was fitted to one engine does not know it.
+    """
+
+    load: str
+    policies: int
+    factor: float
+    """Real over simulated mean over the trials, the geometric mean over the policies."""
+    lowest: float
+    highest: float
+    """Of any policy."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flip:
     """Two policies that real runs tell apart, and whose order the simulation turns round."""
 
@@ -143,6 +159,21 @@ def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
     worst = max(off, key=lambda name: abs(off[name]))
     text = f"the most {off[worst] * 100:+.1f} points, of {worst}, over {len(off)} cells"
     return Judgement("APC", claim, rule, held(abs(off[worst]) <= APC_LIMIT), text)
+
+
+def measure_contention(loads: Sequence[LoadValues]) -> tuple[Contention, ...]:
+    """From a latency that no queue is in (TPOT p50), under each load."""
+    measured = []
+    for load in loads:
+        ratios = [
+            _mean(load.real[policy]) / simulated
+            for policy in load.policies
+            if (simulated := _mean(load.simulated[policy])) > 0
+        ]
+        if ratios:
+            factor = statistics.geometric_mean(ratios)
+            measured.append(Contention(load.load, len(ratios), factor, min(ratios), max(ratios)))
+    return tuple(measured)
 
 
 def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:

@@ -78,6 +78,27 @@ class StepNoise:
 STEADY = StepNoise(0.0, "")
 
 
+class SharedCores:
+    """The cores that several engines compute on: a step is slower for each other one under way when it begins.
+
+    A step that has begun is not slowed by one that begins later; over many steps both sides see each other.
+    """
+
+    def __init__(self, share: float) -> None:
+        """`share`: by how much one other engine slows a step; 0 = each engine has cores of its own."""
+        self.share = share
+        self._computing = 0
+
+    def begin_step(self) -> float:
+        """The factor by which this step takes longer."""
+        factor = 1.0 + self.share * self._computing
+        self._computing += 1
+        return factor
+
+    def end_step(self) -> None:
+        self._computing -= 1
+
+
 def prefill_context(computed: int, tokens: int) -> float:
     """The tokens that `tokens` prompt tokens attend to, summed, the first of them after `computed` others."""
     return tokens * computed + tokens * (tokens + 1) / 2

@@ -148,10 +148,17 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one cell takes of a core, for the time estimate."""
     on: str | UnsetType = UNSET
     """`ray` or `ray://HEAD:PORT`; UNSET = processes of this host."""
+    contention: float | UnsetType = UNSET
+    """Engines that share the cores of one host: a step takes this share longer for each other engine that computes when
+    it begins; UNSET = each engine has cores of its own."""
 
     @property
     def place(self) -> str:
         return LOCAL if self.on is UNSET else self.on
+
+    @property
+    def contention_share(self) -> float:
+        return 0.0 if self.contention is UNSET else self.contention
 
 
 class SensitivityChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -397,8 +404,9 @@ def _check_grid(grid: Grid, where: str) -> None:
         (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
         (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
         (
-            grid.simulation is not None and min(grid.simulation.step_noise, grid.simulation.expected_cell_s) < 0,
-            "simulation.step_noise and simulation.expected_cell_s must not be below 0",
+            grid.simulation is not None
+            and min(grid.simulation.step_noise, grid.simulation.expected_cell_s, grid.simulation.contention_share) < 0,
+            "simulation.step_noise, .expected_cell_s and .contention must not be below 0",
         ),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)

@@ -164,6 +164,7 @@ def make_simulation_spec(
         link=link,
         samples_path=str(TrialLayout(folder).engines),
         step_noise=grid.simulation.step_noise,
+        contention=grid.simulation.contention_share,
     )
 
 

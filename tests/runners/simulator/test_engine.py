@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job
-from runners.simulator.step_time import StepTime, prefill_context
+from runners.simulator.step_time import SharedCores, StepTime, prefill_context
 
 BLOCK = 16
 
@@ -69,6 +69,22 @@ def a_model(step: StepTime | None = None, **settings: Any) -> EngineModel:
 
 def nothing() -> None:
     """What becomes of this request is not asked."""
+
+
+@pytest.mark.parametrize(("engines", "slower"), [(1, 1.0), (2, 1.5), (4, 2.5)])
+def test_engines_that_share_cores_slow_each_other(engines: int, slower: float) -> None:
+    clock, cores, ends_s = SimulatedClock(), SharedCores(0.5), []
+    begin_s = clock.now_s()
+
+    def end() -> None:
+        ends_s.append(clock.now_s() - begin_s)
+
+    for _ in range(engines):
+        Engine(a_model(StepTime(0.01, 0.0, 0.0)), BLOCK, clock, cores=cores).submit(Job((), 16, 200, nothing, end))
+    clock.run()
+    assert len(ends_s) == engines
+    for end_s in ends_s:
+        assert end_s == pytest.approx(200 * 0.01 * slower, rel=0.03)
 
 
 def test_a_request_alone_takes_its_prompt_and_a_step_for_each_further_token() -> None:

@@ -16,7 +16,7 @@ from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.check import check_runs
-from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank
+from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 POLICIES = tuple("abcdef")
@@ -114,6 +114,14 @@ def test_apc_is_within_two_points_of_every_policy(off: float, outcome: Outcome) 
     gate = judge_apc([LoadValues("one", real, simulated)])
     assert gate.outcome is outcome
     assert "b (one)" in gate.reason
+
+
+def test_contention_is_what_a_token_takes_longer_on_real_engines_than_the_model_says() -> None:
+    real = {"a": {0: 0.008, 1: 0.008}, "b": {0: 0.018}, "only real": {0: 0.1}}
+    simulated = {"a": {0: 0.003, 1: 0.005}, "b": {0: 0.004}}
+    (one,) = measure_contention([LoadValues("two instances", real, simulated)])
+    assert (one.load, one.policies) == ("two instances", 2)
+    assert (one.factor, one.lowest, one.highest) == (pytest.approx(3.0), pytest.approx(2.0), pytest.approx(4.5))
 
 
 def unpack(experiment: str, folder: Path) -> Path:
