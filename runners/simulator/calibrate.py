@@ -1,9 +1,10 @@
 """An engine model fitted to the step times of a real run, and held against the cells that it was not fitted to.
 
-Every second cell of one config, in the order of their load, gives the fit: the coefficients of a step, none below 0,
-so that the mean relative error over the steps of its window is 0 (`fit_steps`); and `frontend_s`, the median over these cells of
-what a measured TTFT has beyond a simulated one. The other cells are simulated, arrival by arrival, and compared. What
-the step records do not hold (the KV tokens that a step reads) is not fitted.
+Every second cell of one config, in the order of their load, gives the fit: the coefficients of a step, none below 0, so
+that the mean relative error over the steps of its window is 0 (`fit_steps`); what these steps took over what the
+coefficients give, in their order (`residuals`); and `frontend_s`, the median over these cells of what a measured TTFT
+has beyond a simulated one. The other cells are simulated, arrival by arrival, with the residuals as noise, and
+compared. What the step records do not hold (the KV tokens that a step reads) is not fitted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
 from runners.simulator.job import Job
-from runners.simulator.step_time import StepTime
+from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
 
 FEWEST_STEPS = 100
 OUTLIERS = 0.99
@@ -37,6 +38,8 @@ OUTLIERS = 0.99
 up."""
 REFITS = 8
 """Times that the weights follow the coefficients; after about four they change no more."""
+RESIDUALS = 8192
+"""Residuals that a model has at most, in equal parts of every cell that gave the fit."""
 SHORTEST_S = 1e-6
 """No step is expected to take less."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
@@ -118,17 +121,20 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
         )
     fitting = cells[::2]
     step, count, mape = fit_steps(*list_work([cell.steps for cell in fitting]))
+    residuals = tuple(
+        residual for cell in fitting for residual in list_residuals(cell.steps, step)[: RESIDUALS // len(fitting)]
+    )
     model = EngineModel(step, _read_capacity(run, config))
-    first = [_compare(cell, model, fitted=True) for cell in fitting]
+    first = [_compare(cell, model, residuals, fitted=True) for cell in fitting]
     late = [
         measured - simulated
         for cell in first
         if (measured := cell.measured["ttft_s"]) is not None and (simulated := cell.simulated["ttft_s"]) is not None
     ]
     model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
-    compared = tuple(_compare(cell, model, fitted=index % 2 == 0) for index, cell in enumerate(cells))
+    compared = tuple(_compare(cell, model, residuals, fitted=index % 2 == 0) for index, cell in enumerate(cells))
     sources = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
-    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources), count, mape, compared)
+    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources, residuals), count, mape, compared)
 
 
 def fit_steps(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> tuple[StepTime, int, float]:
@@ -141,16 +147,15 @@ def fit_steps(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> tu
             f"{step_s.size} steps, {int((prefill > 0).sum())} of them with prompts, do not give a model",
             remedy=f"name a run whose cells have at least {FEWEST_STEPS} steps, with prompts and answers",
         )
-    work = np.column_stack([np.ones_like(step_s), prefill, decode])
+    work = _lay_out_work(prefill, decode)
     coefficients, _ = nnls(work / step_s[:, None], np.ones_like(step_s))  # bent by no slow step
     usual = np.ones(step_s.size, dtype=bool)
     for _ in range(2):  # what is usual is known from a model, and the model from what is usual
         ratio = step_s / _expect_s(work, coefficients)
         usual = ratio <= np.quantile(ratio, OUTLIERS)
         coefficients = _fit_mean(work[usual], step_s[usual], coefficients)
-    base_s, prefill_token_s, decode_sequence_s = map(float, coefficients)
     mape = float(np.mean(np.abs(_expect_s(work, coefficients)[usual] / step_s[usual] - 1)))
-    return StepTime(base_s, prefill_token_s, decode_sequence_s), int(usual.sum()), mape
+    return StepTime(*map(float, coefficients)), int(usual.sum()), mape
 
 
 def _fit_mean(work: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -165,14 +170,28 @@ def _fit_mean(work: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) ->
     return coefficients
 
 
+def _lay_out_work(prefill: np.ndarray, decode: np.ndarray) -> np.ndarray:
+    """A row per step: what `base_s`, `prefill_token_s` and `decode_sequence_s` are multiplied by."""
+    return np.column_stack([np.ones_like(prefill), prefill, decode])
+
+
 def _expect_s(work: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return np.maximum(work @ coefficients, SHORTEST_S)
 
 
-def simulate_cell(requests: pd.DataFrame, model: EngineModel) -> pd.DataFrame:
+def list_residuals(steps: pd.DataFrame, model: StepTime) -> list[float]:
+    """What each step with work took over what the model gives it, rounded to four digits."""
+    prefill, decode, step_s = list_work([steps])
+    expected_s = _expect_s(
+        _lay_out_work(prefill, decode), np.array([model.base_s, model.prefill_token_s, model.decode_sequence_s])
+    )
+    return [float(f"{residual:.4g}") for residual in step_s / expected_s]
+
+
+def simulate_cell(requests: pd.DataFrame, model: EngineModel, noise: Noise = STEADY) -> pd.DataFrame:
     """The cell's request records with the times that the model gives; what was never sent stays as it is."""
     clock = SimulatedClock()
-    engine = Engine(model, 1, clock)
+    engine = Engine(model, 1, clock, jumps=False, noise=noise)
     frame = requests.copy()
     sent = frame[frame["t_send_ns"].notna()]
     begin_ns, origin_ns = clock.now_ns(), int(sent["t_send_ns"].min())
@@ -198,10 +217,11 @@ def simulate_cell(requests: pd.DataFrame, model: EngineModel) -> pd.DataFrame:
     return frame
 
 
-def _compare(cell: Cell, model: EngineModel, *, fitted: bool) -> CellComparison:
+def _compare(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
+    noise = ResidualNoise(residuals, cell.record.cell)
     measured, simulated = (
         {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED}
-        for frame in (cell.requests, simulate_cell(cell.requests, model))
+        for frame in (cell.requests, simulate_cell(cell.requests, model, noise))
     )
     return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated)
 

@@ -23,7 +23,7 @@ from runners.router.driver import Timer
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.kv_blocks import KvBlocks
-from runners.simulator.step_time import STEADY, SharedCores, StepNoise, StepTime, StepWork, prefill_context
+from runners.simulator.step_time import STEADY, Noise, SharedCores, StepTime, StepWork, prefill_context
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class Engine:
         clock: SimulatedClock,
         *,
         jumps: bool = True,
-        noise: StepNoise = STEADY,
+        noise: Noise = STEADY,
         cores: SharedCores | None = None,
     ) -> None:
         """`jumps`: take decode steps in which nothing else can happen at once; without, the same slower.

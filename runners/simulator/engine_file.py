@@ -45,6 +45,8 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fitted to the step times of a real engine."""
     sources: tuple[str, ...] = ()
     """Where each number comes from."""
+    residuals: tuple[float, ...] = ()
+    """What steps of the fit took over what the model gives them, in their order; used where a simulation asks for it."""
     link: Link | None = None
     """None = no KV can be moved."""
 

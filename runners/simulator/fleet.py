@@ -28,7 +28,7 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.spec import SimulationSpec
-from runners.simulator.step_time import SharedCores, StepNoise
+from runners.simulator.step_time import Noise, ResidualNoise, SharedCores, StepNoise
 from runners.simulator.transfers import SimulatedTransfers
 
 NO_BREAKER = HealthRules(failures_to_open=1 << 62)
@@ -60,7 +60,7 @@ class Fleet:
         self.block_tokens = block = spec.replay.block_tokens
         cores = SharedCores(spec.contention)
         self.engines = {
-            name: Engine(model, block, clock, noise=StepNoise(spec.step_noise, f"{seed}/{name}"), cores=cores)
+            name: Engine(model, block, clock, noise=_make_noise(spec, name), cores=cores)
             for name, model in spec.models.items()
         }
         self.keys: dict[str, tuple[int, ...]] = {}
@@ -211,6 +211,11 @@ class SimulatedRequest(RequestLifecycle):
 
     def _end(self) -> None:
         self._fleet.keys.pop(self._request.request, None)
+
+
+def _make_noise(spec: SimulationSpec, instance: str) -> Noise:
+    seed = f"{spec.replay.seed}/{instance}"
+    return ResidualNoise(spec.residuals, seed) if spec.residuals else StepNoise(spec.step_noise, seed)
 
 
 def _lose(instance: str, why: str, gone: bool) -> None:

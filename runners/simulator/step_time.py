@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -59,6 +61,13 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class Noise(Protocol):
+    """By which factor steps take longer than the model says."""
+
+    def draw_factor(self, steps: int) -> float:
+        """Of this many steps in a row, together."""
+
+
 class StepNoise:
     """Draws by which factor steps take longer than the model says: log-normal, its mean 1, a pure function of seed."""
 
@@ -76,6 +85,26 @@ class StepNoise:
 
 
 STEADY = StepNoise(0.0, "")
+
+
+class ResidualNoise:
+    """What real steps took over what the model gives them, one after the other and round again.
+
+    Their order holds what a host does for seconds on end; draws that do not depend on each other would average it out
+    over the steps of an answer.
+    """
+
+    def __init__(self, residuals: Sequence[float], seed: str) -> None:
+        """`residuals`: at least one; `seed` says where it begins."""
+        self._sums = [0.0, *accumulate(residuals)]
+        self._count = len(residuals)
+        self._next = random.Random(seed).randrange(self._count)
+
+    def draw_factor(self, steps: int) -> float:
+        rounds, end = divmod(self._next + steps, self._count)
+        total = rounds * self._sums[-1] + self._sums[end] - self._sums[self._next]
+        self._next = end
+        return total / steps
 
 
 class SharedCores:

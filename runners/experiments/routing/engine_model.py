@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from runners.errors import RunnerError
 from runners.experiments.routing.grid import Grid
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
@@ -12,7 +13,13 @@ from runners.simulator.engine_file import EngineFile, read_engine
 def read_model(grid: Grid) -> EngineFile:
     """The engine model of a grid that is simulated. Raises RunnerError naming the file and the wrong key."""
     assert grid.simulation is not None
-    return read_engine(grid.simulation.engine)
+    engine = read_engine(grid.simulation.engine)
+    if grid.simulation.residual_noise is True and not engine.residuals:
+        raise RunnerError(
+            f"{grid.simulation.engine} has no residuals: simulation.residual_noise cannot be had",
+            remedy="name a model of `tracon simulate calibrate`, or set simulation.step_noise",
+        )
+    return engine
 
 
 def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:

@@ -156,6 +156,9 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def place(self) -> str:
         return LOCAL if self.on is UNSET else self.on
 
+    residual_noise: bool | UnsetType = UNSET
+    """Steps vary as those did that the engine model was fitted to, instead of by `step_noise`; UNSET = they do not."""
+
     @property
     def contention_share(self) -> float:
         return 0.0 if self.contention is UNSET else self.contention

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
@@ -18,7 +20,7 @@ from runners.errors import RunnerError
 from runners.simulator.calibrate import calibrate, fit_steps, list_work, read_cells, simulate_cell
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import read_engine
-from runners.simulator.step_time import StepTime
+from runners.simulator.step_time import ResidualNoise, StepTime
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "connector-tax" / "run.tar.xz"
 
@@ -120,6 +122,26 @@ def test_a_simulated_cell_keeps_its_sends_and_is_measured_as_the_real_one(run: P
     samples = latency_samples(simulated, cell.record)
     assert samples["tpot_s"] == pytest.approx(np.full(samples["tpot_s"].size, 0.010), abs=1e-8)
     assert samples["ttft_s"].min() >= 0.010
+
+
+def test_steps_of_a_simulation_vary_as_those_did_that_gave_the_fit(run: Path) -> None:
+    """A host that is slow for seconds on end makes whole answers slow; independent draws would average that out."""
+    cell = next(read_cells(run, "plain"))
+    model = EngineModel(StepTime(0.010, 0.0, 0.0), kv_capacity_tokens=100_000)
+    slow_for_a_while = (0.5,) * 500 + (1.5,) * 500
+    simulated = simulate_cell(cell.requests, model, ResidualNoise(slow_for_a_while, "any seed"))
+    tpot_s = latency_samples(simulated, cell.record)["tpot_s"]
+    assert (tpot_s.min(), tpot_s.max()) == (pytest.approx(0.005, rel=0.01), pytest.approx(0.015, rel=0.01))
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30), st.lists(st.integers(1, 70), min_size=1, max_size=20))
+def test_residuals_come_in_their_order_and_round_again_however_many_steps_are_taken_at_once(
+    residuals: list[float], strides: list[int]
+) -> None:
+    single, together = ResidualNoise(residuals, "seed"), ResidualNoise(residuals, "seed")
+    for stride in strides:
+        one_by_one = sum(single.draw_factor(1) for _ in range(stride))
+        assert together.draw_factor(stride) * stride == pytest.approx(one_by_one)
 
 
 def test_another_config_or_a_run_without_cells_is_refused(run: Path, tmp_path: Path) -> None:
