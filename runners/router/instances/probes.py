@@ -14,6 +14,9 @@ from runners.router.instances.internal_request import InternalRequestFailed, fet
 from runners.router.instances.upstream import Pool
 from runners.router.spec import HealthRules
 
+HELD_UP_S = 1.0
+"""A time limit that is noticed this much too late was this process's own: an answer may have come meanwhile."""
+
 
 class Probes:
     """One task per instance, whose results go to `health`, which is set before the first `watch`."""
@@ -67,11 +70,18 @@ class Probes:
                 sys.stderr.write(f"a probe of {instance} failed:\n{traceback.format_exc()}")
 
     async def _ask_health(self, instance: str) -> tuple[str | None, bool]:
-        """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens."""
+        """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens.
+
+        A host that stands still for seconds holds up this process too: that a probe then has no answer says nothing of
+        the instance.
+        """
+        clock = asyncio.get_running_loop()
+        due_s = clock.time() + self._rules.probe_timeout_s
         try:
             answer, _ = await fetch_answer(self._pools[instance], b"/health", timeout_s=self._rules.probe_timeout_s)
         except InternalRequestFailed as error:
-            if error.failure.kind == "own":
+            is_late = error.failure.kind == "timeout" and clock.time() > due_s + HELD_UP_S
+            if error.failure.kind == "own" or is_late:
                 return None, False
             return f"GET /health: {error.failure.text}", error.failure.gone
         return ("" if answer.status == 200 else f"GET /health: HTTP {answer.status}"), False
