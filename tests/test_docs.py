@@ -63,6 +63,8 @@ def test_the_index_names_every_page() -> None:
 
 def test_a_wrong_name_or_link_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#nothing) [d](https://x.y/z)\n`runners/gone.py`\n")
+    page.write_text(
+        "# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#nothing) [d](https://x.y/z)\n`runners/gone.py`\n"
+    )
     assert broken_links(page) == ["gone.md", "page.md#nothing"]
     assert FILE.findall(page.read_text()) == ["runners/gone.py"]

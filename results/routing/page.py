@@ -133,9 +133,7 @@ def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAn
     ]
     answer = PageAnswer("Best of this run", "no verdict", f"{'; '.join(shown)}.", HEADLINE_FIGURE)
     why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
-    return [answer], [
-        OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)
-    ]
+    return [answer], [OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)]
 
 
 def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
@@ -198,8 +196,7 @@ def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if count <= analysis.trials:
         return "a load or trace under which the policies differ by more; further trials of this one narrow little"
     return (
-        f"{count} trials per policy (`--trials {count}`), which detect a difference of "
-        f"{format_percent(NAMED_EFFECT)}"
+        f"{count} trials per policy (`--trials {count}`), which detect a difference of {format_percent(NAMED_EFFECT)}"
     )
 
 

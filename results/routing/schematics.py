@@ -153,7 +153,5 @@ def _draw_arrow(
     axes.annotate(text, middle, xytext=(0, 4), textcoords="offset points", ha=side, fontsize=7.5, color=QUIET)
 
 
-COUPLING = FigureKind(
-    12, "3", "Dispatch coupling, a schematic", collect_coupling_schematic, draw_coupling_schematic
-)
+COUPLING = FigureKind(12, "3", "Dispatch coupling, a schematic", collect_coupling_schematic, draw_coupling_schematic)
 ARCHITECTURE = FigureKind(13, "5", "EAR and the way of a request", collect_architecture, draw_architecture)

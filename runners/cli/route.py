@@ -325,7 +325,8 @@ class _Narrator:
                 f"{end.aborted} left by their clients, {end.cut} cut"
             )
             if end.died:
-                say(f"{format_count(end.died, 'process', 'processes')} died and restarted; these numbers lack their counts")
+                died = format_count(end.died, "process", "processes")
+                say(f"{died} died and restarted; these numbers lack their counts")
             if end.records_lost:
                 say(f"{end.records_lost} decision records were lost: {end.log_error}")
 

@@ -3,15 +3,16 @@
 Every second cell of one config, in the order of their load, gives the fit: the coefficients of a step, none below 0, so
 that the mean relative error over the steps of its window is 0 (`fit_steps`); what these steps took over what the
 coefficients give, in their order (`residuals`); and `frontend_s`, the median over these cells of what a measured TTFT
-has beyond a simulated one. The other cells are simulated, arrival by arrival, with the residuals as noise, and
-compared. What the step records do not hold (the KV tokens that a step reads) is not fitted.
+has beyond a simulated one. The other cells are simulated, arrival by arrival, with the residuals of the fitted cell
+before them as noise, and compared. Step records do not hold the KV tokens that a step reads. Within a cell all prompts
+and answers have one length and share nothing, so they follow from it (`list_work`).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import msgspec
@@ -120,72 +121,96 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
             remedy="name a run of connector-tax with several rates, or another --config",
         )
     fitting = cells[::2]
-    step, count, mape = fit_steps(*list_work([cell.steps for cell in fitting]))
-    residuals = tuple(
-        residual for cell in fitting for residual in list_residuals(cell.steps, step)[: RESIDUALS // len(fitting)]
-    )
+    works = [list_work(cell.steps, *cell.load[1:]) for cell in fitting]
+    step, count, mape = fit_steps(join_work(works))
+    residuals = [list_residuals(work, step) for work in works]
     model = EngineModel(step, _read_capacity(run, config))
-    first = [_compare(cell, model, residuals, fitted=True) for cell in fitting]
+    first = [_compare(cell, model, own, fitted=True) for cell, own in zip(fitting, residuals, strict=True)]
     late = [
         measured - simulated
         for cell in first
         if (measured := cell.measured["ttft_s"]) is not None and (simulated := cell.simulated["ttft_s"]) is not None
     ]
     model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
-    compared = tuple(_compare(cell, model, residuals, fitted=index % 2 == 0) for index, cell in enumerate(cells))
+    compared = tuple(
+        _compare(cell, model, residuals[index // 2], fitted=index % 2 == 0) for index, cell in enumerate(cells)
+    )
     sources = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
-    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources, residuals), count, mape, compared)
+    stored = tuple(residual for own in residuals for residual in own[: RESIDUALS // len(residuals)])
+    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources, stored), count, mape, compared)
 
 
-def fit_steps(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> tuple[StepTime, int, float]:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Steps with work in them: what StepTime multiplies, and how long they took; arrays of one length."""
+
+    prefill_tokens: np.ndarray
+    decode_sequences: np.ndarray
+    prefill_context: np.ndarray
+    decode_context: np.ndarray
+    step_s: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """A row per step, in the order of StepTime's coefficients."""
+        return np.column_stack(
+            [
+                np.ones_like(self.step_s),
+                self.prefill_tokens,
+                self.decode_sequences,
+                self.prefill_context,
+                self.decode_context,
+            ]
+        )
+
+
+def join_work(works: Sequence[Work]) -> Work:
+    """The steps of all of them."""
+    return Work(*(np.concatenate([getattr(work, one.name) for work in works]) for one in fields(Work)))
+
+
+def fit_steps(work: Work) -> tuple[StepTime, int, float]:
     """Coefficients of a step, the number of steps, and their mean absolute relative error.
 
     Raises RunnerError for fewer than FEWEST_STEPS, or where the steps say nothing of a coefficient's kind of work.
     """
-    if step_s.size < FEWEST_STEPS or not prefill.any() or not decode.any():
+    rows, step_s = work.rows, work.step_s
+    if step_s.size < FEWEST_STEPS or not work.prefill_tokens.any() or not work.decode_sequences.any():
         raise RunnerError(
-            f"{step_s.size} steps, {int((prefill > 0).sum())} of them with prompts, do not give a model",
+            f"{step_s.size} steps, {int((work.prefill_tokens > 0).sum())} of them with prompts, do not give a model",
             remedy=f"name a run whose cells have at least {FEWEST_STEPS} steps, with prompts and answers",
         )
-    work = _lay_out_work(prefill, decode)
-    coefficients, _ = nnls(work / step_s[:, None], np.ones_like(step_s))  # bent by no slow step
+    coefficients, _ = nnls(rows / step_s[:, None], np.ones_like(step_s))  # bent by no slow step
     usual = np.ones(step_s.size, dtype=bool)
     for _ in range(2):  # what is usual is known from a model, and the model from what is usual
-        ratio = step_s / _expect_s(work, coefficients)
+        ratio = step_s / _expect_s(rows, coefficients)
         usual = ratio <= np.quantile(ratio, OUTLIERS)
-        coefficients = _fit_mean(work[usual], step_s[usual], coefficients)
-    mape = float(np.mean(np.abs(_expect_s(work, coefficients)[usual] / step_s[usual] - 1)))
+        coefficients = _fit_mean(rows[usual], step_s[usual], coefficients)
+    mape = float(np.mean(np.abs(_expect_s(rows, coefficients)[usual] / step_s[usual] - 1)))
     return StepTime(*map(float, coefficients)), int(usual.sum()), mape
 
 
-def _fit_mean(work: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def _fit_mean(rows: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Coefficients, none below 0, with the least squared errors over the squares of what they give, begun with these.
 
     The errors of steps are proportional to their length. Errors over the measured time would favour the short steps:
     a model whose steps vary by 30 % would come out 13 % too fast, and with it every answer of many steps.
     """
     for _ in range(REFITS):
-        expected_s = _expect_s(work, coefficients)
-        coefficients, _ = nnls(work / expected_s[:, None], step_s / expected_s)
+        expected_s = _expect_s(rows, coefficients)
+        coefficients, _ = nnls(rows / expected_s[:, None], step_s / expected_s)
     return coefficients
 
 
-def _lay_out_work(prefill: np.ndarray, decode: np.ndarray) -> np.ndarray:
-    """A row per step: what `base_s`, `prefill_token_s` and `decode_sequence_s` are multiplied by."""
-    return np.column_stack([np.ones_like(prefill), prefill, decode])
+def _expect_s(rows: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    expected_s: np.ndarray = np.maximum(rows @ coefficients, SHORTEST_S)
+    return expected_s
 
 
-def _expect_s(work: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    return np.maximum(work @ coefficients, SHORTEST_S)
-
-
-def list_residuals(steps: pd.DataFrame, model: StepTime) -> list[float]:
-    """What each step with work took over what the model gives it, rounded to four digits."""
-    prefill, decode, step_s = list_work([steps])
-    expected_s = _expect_s(
-        _lay_out_work(prefill, decode), np.array([model.base_s, model.prefill_token_s, model.decode_sequence_s])
-    )
-    return [float(f"{residual:.4g}") for residual in step_s / expected_s]
+def list_residuals(work: Work, model: StepTime) -> list[float]:
+    """What each step took over what the model gives it, to four digits."""
+    coefficients = np.array([getattr(model, name) for name in model.__struct_fields__])
+    return [float(f"{residual:.4g}") for residual in work.step_s / _expect_s(work.rows, coefficients)]
 
 
 def simulate_cell(requests: pd.DataFrame, model: EngineModel, noise: Noise = STEADY) -> pd.DataFrame:
@@ -244,13 +269,13 @@ def read_cells(run: Path, config: str) -> Iterator[Cell]:
                 yield Cell(record, requests, steps_in_window(steps, record))
 
 
-def list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prompt tokens, sequences that decode, and seconds of every step with work.
+def list_work(steps: pd.DataFrame, input_tokens: int, output_tokens: int) -> Work:
+    """The steps with work of a cell whose prompts and answers all have these lengths.
 
-    A step that follows an idle moment has no period; it takes its own time and what usually lies between two steps:
-    nothing where steps overlap (async scheduling).
+    A prompt token attends to half of its prompt on average, and a sequence that decodes reads its prompt and half of
+    its answer. A step that follows an idle moment has no period; it takes its own time and what usually lies between
+    two steps: nothing where steps overlap (async scheduling).
     """
-    steps = pd.concat(frames)
     steps = steps[(steps["prefill_tokens"] + steps["decode_tokens"]) > 0]
     between_us = (steps["period_us"] - steps["engine_step_us"]).median()
     after_idle_us = steps["engine_step_us"] + (between_us if between_us > 0 else 0.0)
@@ -258,7 +283,7 @@ def list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, n
     known = step_us.notna()
     columns = (steps["prefill_tokens"][known], steps["decode_tokens"][known], step_us[known] / 1e6)
     prefill, decode, step_s = (column.to_numpy(dtype=np.float64) for column in columns)
-    return prefill, decode, step_s
+    return Work(prefill, decode, prefill * (input_tokens + 1) / 2, decode * (input_tokens + output_tokens / 2), step_s)
 
 
 def _read_capacity(run: Path, config: str) -> int:

@@ -46,7 +46,7 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[str, ...] = ()
     """Where each number comes from."""
     residuals: tuple[float, ...] = ()
-    """What steps of the fit took over what the model gives them, in their order; used where a simulation asks for it."""
+    """What steps of the fit took over what the model gives them, in their order; used where a simulation asks."""
     link: Link | None = None
     """None = no KV can be moved."""
 

@@ -23,7 +23,10 @@ SECRET = "hf_" + "x" * 30
 
 
 def spec_of(
-    folder: Path, config: str | ConnectorConfig = "plain", profile: str | Profile = "cpu-tiny", launch: int = 1,
+    folder: Path,
+    config: str | ConnectorConfig = "plain",
+    profile: str | Profile = "cpu-tiny",
+    launch: int = 1,
     **options: Any,
 ) -> LaunchSpec:
     settings = load_profile(profile) if isinstance(profile, str) else profile

@@ -123,9 +123,7 @@ def test_without_a_connector_there_is_no_worker_ring_and_the_field_says_why(
     assert list(tmp_path.glob("*.worker.*")) == []
 
 
-def test_multi_connector_and_its_children_do_their_work_as_before(
-    tmp_path: Path, put_modules: PutModules
-) -> None:
+def test_multi_connector_and_its_children_do_their_work_as_before(tmp_path: Path, put_modules: PutModules) -> None:
     engine = start(put_modules, tmp_path, connector=fake_vllm.MultiConnector)
     output = decode_step(1)
     engine.step(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import tarfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from results.measures.requests import latency_samples
 from runners.cli import app
 from runners.errors import RunnerError
-from runners.simulator.calibrate import calibrate, fit_steps, list_work, read_cells, simulate_cell
+from runners.simulator.calibrate import Work, calibrate, fit_steps, join_work, list_work, read_cells, simulate_cell
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import read_engine
 from runners.simulator.step_time import ResidualNoise, StepTime
@@ -35,13 +36,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def short(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> Work:
+    """Steps of prompts and answers so short that no context counts."""
+    return Work(prefill, decode, np.zeros_like(step_s), np.zeros_like(step_s), step_s)
+
+
 def test_the_fit_finds_the_coefficients_that_made_the_steps() -> None:
     draw = np.random.default_rng(7)
     prefill = np.where(draw.random(4000) < 0.3, draw.integers(1, 2000, 4000), 0).astype(float)
     decode = draw.integers(0, 60, 4000).astype(float)
     true = StepTime(0.002, 3e-5, 1e-4)
     exact_s = np.array([true.step_s(int(p), 0.0, int(d), 0) for p, d in zip(prefill, decode, strict=True)])
-    step, count, mape = fit_steps(prefill, decode, exact_s * draw.lognormal(0.0, 0.05, 4000))
+    step, count, mape = fit_steps(short(prefill, decode, exact_s * draw.lognormal(0.0, 0.05, 4000)))
     assert step.base_s == pytest.approx(true.base_s, rel=0.03)
     assert step.prefill_token_s == pytest.approx(true.prefill_token_s, rel=0.03)
     assert step.decode_sequence_s == pytest.approx(true.decode_sequence_s, rel=0.03)
@@ -54,7 +60,7 @@ def test_steps_that_vary_are_fitted_by_their_mean() -> None:
     draw = np.random.default_rng(11)
     prefill, decode = np.tile([0.0, 0.0, 0.0, 500.0], 5000), draw.integers(1, 20, 20_000).astype(float)
     exact_s = 0.002 + 1e-5 * prefill + 1e-4 * decode
-    step, _, _ = fit_steps(prefill, decode, exact_s * draw.lognormal(-0.4**2 / 2, 0.4, 20_000))
+    step, _, _ = fit_steps(short(prefill, decode, exact_s * draw.lognormal(-(0.4**2) / 2, 0.4, 20_000)))
     fitted_s = step.base_s + step.prefill_token_s * prefill + step.decode_sequence_s * decode
     assert fitted_s.sum() == pytest.approx(exact_s.sum(), rel=0.04)
     assert step.prefill_token_s == pytest.approx(1e-5, rel=0.06)
@@ -64,7 +70,7 @@ def test_a_few_steps_that_the_host_held_up_do_not_bend_the_fit() -> None:
     prefill, decode = np.tile([0.0, 500.0], 1000), np.ones(2000)
     step_s = 0.002 + 1e-5 * prefill + 1e-4 * decode
     step_s[::250] += 5.0
-    step, _, _ = fit_steps(prefill, decode, step_s)
+    step, _, _ = fit_steps(short(prefill, decode, step_s))
     assert step.prefill_token_s == pytest.approx(1e-5, rel=0.01)
 
 
@@ -78,9 +84,27 @@ def test_a_step_after_an_idle_moment_counts_where_steps_overlap() -> None:
             "period_us": [math.nan, 2000.0, 2000.0],
         }
     )
-    prefill, _, step_s = list_work([steps])
-    assert prefill.tolist() == [512, 0, 0]
-    assert step_s.tolist() == pytest.approx([0.009, 0.002, 0.002])
+    work = list_work(steps, 512, 16)
+    assert work.prefill_tokens.tolist() == [512, 0, 0]
+    assert work.step_s.tolist() == pytest.approx([0.009, 0.002, 0.002])
+    assert work.prefill_context.tolist() == [512 * 513 / 2, 0, 0], "each token attends to those before it and itself"
+    assert work.decode_context.tolist() == [0, 520, 520]
+
+
+def test_long_prompts_and_answers_take_longer_than_their_tokens_alone() -> None:
+    true = StepTime(0.001, 5e-6, 1e-4, 3e-9, 2e-8)
+    draw = np.random.default_rng(5)
+    works = []
+    for length in (128, 512, 2048):
+        prefill, decode = np.tile([0.0, float(length)], 500), draw.integers(1, 30, 1000).astype(float)
+        context, read = prefill * (length + 1) / 2, decode * (length + 16)
+        exact_s = np.array(
+            [true.step_s(int(p), c, int(d), int(r)) for p, c, d, r in zip(prefill, context, decode, read, strict=True)]
+        )
+        works.append(Work(prefill, decode, context, read, exact_s * draw.lognormal(0.0, 0.02, 1000)))
+    step, _, _ = fit_steps(join_work(works))
+    for name in true.__struct_fields__:
+        assert getattr(step, name) == pytest.approx(getattr(true, name), rel=0.1), name
 
 
 @pytest.mark.parametrize(
@@ -95,7 +119,7 @@ def test_a_step_after_an_idle_moment_counts_where_steps_overlap() -> None:
 )
 def test_steps_that_do_not_give_a_model_are_refused(prefill: np.ndarray, decode: np.ndarray) -> None:
     with pytest.raises(RunnerError, match="do not give a model"):
-        fit_steps(prefill, decode, np.full(prefill.size, 0.01))
+        fit_steps(short(prefill, decode, np.full(prefill.size, 0.01)))
 
 
 def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Path) -> None:
@@ -109,9 +133,8 @@ def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Pa
         held_out = made.held_out(metric)
         assert held_out is not None
         assert abs(held_out[0]) <= held_out[1]
-    alone = next(cell for cell in made.cells if "64x16" in cell.cell)
-    ratio = (alone.simulated["e2e_s"] or 0) / (alone.measured["e2e_s"] or 1)
-    assert 0.5 < ratio < 1.5, "one request at a time, unsaturated: the model is of the right size"
+    unsaturated = [cell.error("e2e_s") or 0.0 for cell in made.cells if not cell.fitted and "r160" not in cell.cell]
+    assert abs(statistics.median(unsaturated)) < 0.5, "the model is of the right size, on a run of a busy machine"
 
 
 def test_a_simulated_cell_keeps_its_sends_and_is_measured_as_the_real_one(run: Path) -> None:
@@ -128,7 +151,7 @@ def test_steps_of_a_simulation_vary_as_those_did_that_gave_the_fit(run: Path) ->
     """A host that is slow for seconds on end makes whole answers slow; independent draws would average that out."""
     cell = next(read_cells(run, "plain"))
     model = EngineModel(StepTime(0.010, 0.0, 0.0), kv_capacity_tokens=100_000)
-    slow_for_a_while = (0.5,) * 500 + (1.5,) * 500
+    slow_for_a_while = (0.5,) * 40 + (1.5,) * 40
     simulated = simulate_cell(cell.requests, model, ResidualNoise(slow_for_a_while, "any seed"))
     tpot_s = latency_samples(simulated, cell.record)["tpot_s"]
     assert (tpot_s.min(), tpot_s.max()) == (pytest.approx(0.005, rel=0.01), pytest.approx(0.015, rel=0.01))

@@ -40,13 +40,15 @@ class Noted:
 async def test_a_probe_that_timed_out_while_the_router_stood_still_is_no_failure(
     held_up_s: float, counts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = 0
+    asked, enough = 0, asyncio.Event()
 
     async def have_no_answer(*_: object, timeout_s: float, **__: object) -> None:
         nonlocal asked
         asked += 1
+        if asked == 4:
+            enough.set()
         await asyncio.sleep(timeout_s)
-        time.sleep(held_up_s)  # the whole process: no other task can run either
+        time.sleep(held_up_s)  # noqa: ASYNC251  (the whole process: no other task can run either)
         raise InternalRequestFailed(Failure("timeout", "no answer"))
 
     monkeypatch.setattr(probes, "fetch_answer", have_no_answer)
@@ -55,7 +57,6 @@ async def test_a_probe_that_timed_out_while_the_router_stood_still_is_no_failure
     watched.health = noted  # type: ignore[assignment]
     await watched.add_instance("a")
     async with asyncio.timeout(30.0):
-        while asked < 4:
-            await asyncio.sleep(0.005)
+        await enough.wait()
     await watched.close()
     assert bool(noted.reasons) is counts
