@@ -129,6 +129,13 @@ class _FollowedPolicy:
         return self.logged
 
 
+class _FollowedCluster(Cluster):
+    """Has the log's pick followed also where a missing event leaves its instance unavailable: the views show that."""
+
+    def may_be_picked(self, instance: str) -> bool:
+        return True
+
+
 class _NoLog:
     """Nothing is recorded."""
 
@@ -151,7 +158,7 @@ class _ReplayedLog:
         self._zero_ns = min([records[0].t_ns, *(event.t_ns for event in events or ())]) - START_NS
         self._policy = _FollowedPolicy(router.policy)
         self._bindings = Bindings()
-        self._cluster = Cluster((), self._clock.now_s, self._bindings)
+        self._cluster = _FollowedCluster((), self._clock.now_s, self._bindings)
         self._instances = LoggedInstances(
             self._cluster, router.transfer, self._clock.now_s, router.block_tokens, by_events=router.index == "events"
         )

@@ -202,7 +202,7 @@ async def test_a_pause_begins_when_the_instance_asked_for_it(tmp_path: Path) -> 
     log.require_parity("paused")
 
 
-async def test_instances_come_and_go_as_the_operator_said(tmp_path: Path) -> None:
+async def test_instances_come_and_go_as_the_operator_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with instances("a", "b", "c") as (a, b, c):
 
         async def drive(world: RecordedWorld) -> None:
@@ -224,6 +224,7 @@ async def test_instances_come_and_go_as_the_operator_said(tmp_path: Path) -> Non
     without = log.compare(events=log.drop("added")).first
     assert without is not None
     assert "c" in without.fields
+    assert "policy followed failed" not in capsys.readouterr().err, "the log's pick was followed"
 
 
 async def test_a_pair_is_quarantined_by_its_failed_transfer(tmp_path: Path) -> None:
