@@ -15,6 +15,7 @@ from results.records.declaration import Field, fields_of
 from results.records.environment import CapturedEnvironment
 from results.records.gpu import GpuSample
 from results.records.host import HostSample
+from results.records.instance_events import InstanceEvent
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.link import LinkRecord
 from results.records.live import LiveLatency
@@ -123,6 +124,7 @@ DECLARED: tuple[Declared, ...] = (
     *_declare_inside(decisions.ClusterView, decisions.InstanceLoad),
     *_declare_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
     *_declare_inside(decisions.RoutedOutcome, decisions.KvTransfer),
+    Declared(InstanceEvent, (f"{TRIAL}instance_events.jsonl",)),
     *_declare_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
     Declared(ProbeStatus, ("in the same files",)),

@@ -188,6 +188,7 @@ class TrialLayout:
     config = Below("config.json")
     metrics = Below("metrics.jsonl")
     decisions = Below("decisions.jsonl")
+    instance_events = Below("instance_events.jsonl")
     engines = Below("engines.jsonl")
     summary = Below("metrics.summary.json")
     breakdown = Below("breakdown.json")

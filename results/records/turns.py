@@ -4,6 +4,7 @@ RUN/results/<date>_<policy>/trial_<n>/
   config.json            policy, parameters, trace, replay, engines: what was asked for
   metrics.jsonl          a TurnRecord per replayed turn (+ .parquet)
   decisions.jsonl        a DecisionRecord per pick
+  instance_events.jsonl  an InstanceEvent per change at an instance; a simulated cell has none
   engines.jsonl          an EngineSample per instance and second
   metrics.summary.json   the cell's numbers
   breakdown.json         per instance: requests, tokens, TTFT, APC, decisions by reason

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
+from results.records.instance_events import InstanceEvent
+from runners.router.reporting import Report, ignore_event
 from runners.router.sessions.bindings import Bindings
 
 
@@ -215,16 +217,22 @@ class CounterReservation:
 class Cluster:
     """Membership, availability and counters of all instances. `clock`: monotonic seconds, e.g. `time.monotonic`.
 
-    `bindings` are asked for the sessions of each instance; without any, the cluster keeps a table of its own.
+    `bindings` are asked for the sessions of each instance; without any, the cluster keeps a table of its own. `report`
+    gets every change except an added instance: `Fleet` reports that one with its transport.
     """
 
     def __init__(
-        self, instances: Iterable[Member], clock: Callable[[], float], bindings: Bindings | None = None
+        self,
+        instances: Iterable[Member],
+        clock: Callable[[], float],
+        bindings: Bindings | None = None,
+        report: Report = ignore_event,
     ) -> None:
         self.bindings = bindings if bindings is not None else Bindings()
         self.picks = 0
         self.fallbacks = 0
         self._clock = clock
+        self._report = report
         self._counters: dict[str, _Counters] = {}
         """In the order of their names."""
         for member in instances:
@@ -272,6 +280,7 @@ class Cluster:
         elif known.draining and known.member.url == member.url:
             known.draining = False
             known.load = None
+            self._report(InstanceEvent(member.instance, "resumed"))
         else:
             raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
 
@@ -279,6 +288,7 @@ class Cluster:
         """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
         counters = self._counters[instance]
         counters.draining, counters.load = True, None
+        self._report(InstanceEvent(instance, "draining"))
 
     def remove_instance(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.
@@ -286,6 +296,7 @@ class Cluster:
         Open reservations on it may still be ended. Raises KeyError for an unknown one.
         """
         del self._counters[instance]
+        self._report(InstanceEvent(instance, "removed"))
         return self.bindings.release_instance(instance)
 
     def set_available(self, instance: str, available: bool, why: str = "") -> tuple[str, ...]:
@@ -298,6 +309,7 @@ class Cluster:
         came_back = available and not counters.available
         counters.available, counters.why = available, "" if available else why or "unavailable"
         counters.load = None
+        self._report(InstanceEvent(instance, "available" if available else "unavailable", why=counters.why))
         if not came_back or counters.draining:
             return ()
         others = [name for name, other in self._counters.items() if other.available and not other.draining]
@@ -307,12 +319,14 @@ class Cluster:
         """Back-pressure: the instance asked for nothing new for `seconds`; 0 ends the pause."""
         counters = self._counters[instance]
         counters.paused_until_s, counters.load = self._clock() + seconds, None
+        self._report(InstanceEvent(instance, "paused", pause_s=seconds))
 
     def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
         """What its KV pool has room for, once the engine has reported it."""
         counters = self._counters[instance]
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
         counters.load = None
+        self._report(InstanceEvent(instance, "capacity", kv_capacity_tokens=kv_capacity_tokens))
 
 
 def _lacking_tokens(request: RoutedRequest, instance: str) -> int:

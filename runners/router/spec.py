@@ -178,11 +178,14 @@ class RouterSpec:
     """0 = any free one; the ready line names it."""
     processes: int = 1
     """That share the port, for hosts with cores to spare. Each has its own loads and index, and writes records of its
-    own beside `decisions_path` (`decisions.1.jsonl` ..)."""
+    own beside `decisions_path` and `events_path` (`decisions.1.jsonl` ..)."""
     own_port: int | None = None
     """One of several processes: it shares `port`, and listens here alone; 0 = any free one."""
     decisions_path: str = ""
     """Where decision records go (JSONL); an existing file is replaced. Empty = they are not stored."""
+    events_path: str = ""
+    """Where instance events go (JSONL), which drive the decision log in `tracon simulate check`; an existing file is
+    replaced. Empty = they are not stored."""
     index: str = "approximate"
     """What instances hold: `approximate` (an own LRU index of what was sent there) or `events` (their KV events)."""
     block_tokens: int = 0
@@ -421,6 +424,8 @@ class RouterOutcome:
     log_error: str = ""
     died: int = 0
     """Times that one of several processes died and was started again; what it had counted is not in here."""
+    events_lost: int = 0
+    """Instance events that could not be written."""
 
 
 class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from results.records.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord, RoutedRequest
 from results.records.frames import Gap, read_record
+from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
 from results.records.turns import CELL_VERSION, RoutingCell, upgrade_cell_from_1
 from results.routing.read import read_rows
@@ -18,6 +19,7 @@ from runners.errors import RunnerError
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.router.policies import make_policy
 from runners.router.prefix_index import block_keys
+from runners.router.spec import TransferRules
 from runners.simulator.parity import KeysOf, LoggedRouter, Parity, compare_log
 from runners.trace.formats import read_trace
 from runners.trace.session import Trace
@@ -55,21 +57,37 @@ def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping
     if gaps or not records:
         return CellParity(cell.cell, cell.label, None, gaps[0].reason if gaps else "its log holds no decision")
     try:
-        router = _describe_router(run, layout, cell, records, settings.get(cell.cell, {}))
-    except (RunnerError, OSError, msgspec.DecodeError, KeyError) as error:
+        events = _read_events(layout, cell)
+        router = _describe_router(run, layout, cell, records[0].request, settings.get(cell.cell, {}), events)
+    except (RunnerError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
         return CellParity(cell.cell, cell.label, None, f"{type(error).__name__}: {error}")
-    return CellParity(cell.cell, cell.label, compare_log(records, router))
+    return CellParity(cell.cell, cell.label, compare_log(records, router, events))
+
+
+def _read_events(layout: TrialLayout, cell: RoutingCell) -> tuple[InstanceEvent, ...] | None:
+    """None = the cell's router wrote none. Raises ValueError where they are not whole."""
+    if layout.instance_events.name not in cell.checksums:
+        return None
+    events, gaps = read_rows(layout.instance_events, InstanceEvent, cell)
+    if gaps or cell.router["events_lost"]:
+        raise ValueError(gaps[0].reason if gaps else f"{cell.router['events_lost']} instance events were lost")
+    return events
 
 
 def _describe_router(
-    run: Path, layout: TrialLayout, cell: RoutingCell, records: tuple[DecisionRecord, ...], params: Mapping[str, Any]
+    run: Path,
+    layout: TrialLayout,
+    cell: RoutingCell,
+    first: RoutedRequest,
+    params: Mapping[str, Any],
+    events: Sequence[InstanceEvent] | None,
 ) -> LoggedRouter:
-    first = records[0].request
-    keys_of, why = None, ""
-    if cell.router.get("index", "approximate") == "events":
-        why = "the index followed the engines' KV events, which are not in the log"
-    elif cell.parameters.get("prewarm_tokens"):
-        why = "the engines were pre-warmed"
+    index = cell.router.get("index", "approximate")
+    keys_of, why, rules = None, "", TransferRules()
+    if events is None and index == "events":
+        why = "the index followed the engines' KV events, which the run did not record"
+    elif events is None and cell.parameters.get("prewarm_tokens"):
+        why = "the engines were pre-warmed, and the run did not record with what"
     else:
         trace = read_trace(RunLayout(run).trace_of(cell.trace.get("name", "")))
         vocabulary = _read_object(layout.config)["model"]
@@ -78,9 +96,11 @@ def _describe_router(
             vocabulary["vocab_low"], vocabulary["vocab_high"],
         )  # fmt: skip
         keys_of = _find_keys(trace, shape, first.block_tokens)
+    if events is not None:
+        rules = msgspec.convert(params["transfer"], TransferRules)
     return LoggedRouter(
         make_policy(cell.policy, cell.parameters), first.block_tokens, first.min_move_tokens,
-        params.get("reserved_output", "max_tokens"), keys_of, why,
+        params.get("reserved_output", "max_tokens"), keys_of, why, index, rules,
     )  # fmt: skip
 
 

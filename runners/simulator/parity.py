@@ -3,18 +3,21 @@
 The log of a live cell drives it: arrivals, ends of waits for KV, first bytes and ends come at their recorded times.
 The core rebuilds from them what the live router knew at each pick (counters, bindings, what the prefix indexes hold)
 and its policy decides. View and pick are compared with the recorded ones; then the recorded pick is followed, so that
-one difference brings about no other. Availability, back-pressure and the pairs that KV does not move between are taken
-from the recorded views: what a probe or a failed transfer said is not in the log.
+one difference brings about no other. Whatever else the live router learned is in its instance events: membership,
+health, pauses, capacity, KV events and transfers. Of a log without them availability, pauses, capacity and the pairs
+that KV does not move between are taken from the recorded views.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from results.records.instance_events import InstanceEvent
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request, Reservation
@@ -22,14 +25,17 @@ from runners.router.failure import REFUSALS
 from runners.router.ledger import Ledger
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
-from runners.router.prefix_index import PrefixIndex
 from runners.router.sessions.bindings import Bindings
+from runners.router.spec import TransferRules
 from runners.simulator.clock import START_NS, SimulatedClock
+from runners.simulator.logged_instances import LoggedInstances
 
 UNSURE_NS = 1_000_000
 """A record without the moment of its pick gives the times of its first byte and end this much too early at most."""
 TOLERANCE_S = 0.05
 """Between two times since something: a busy host may hold a live router up between two looks at its clock."""
+SECONDS_LEFT = re.compile(r"\d+\.\d s more")
+"""Of a quarantine, in words. It is a time too, rounded to 0.1 s: one within TOLERANCE_S may read otherwise."""
 PICKED = ("instance", "reason", "prefill", "binds", "migrate_from", "advances")
 OLD_LOG = "an event within 1 ms, and the log does not say which came first (made before version 3 of its records)"
 
@@ -52,7 +58,7 @@ class Difference:
 
     seq: int
     fields: tuple[str, ...]
-    """What differs, e.g. `e0.num_requests` or `decision.instance`."""
+    """What differs, e.g. `e0.num_requests` or `decision.instance`; `e0`: one of both does not have that instance."""
     logged: Pick
     simulated: Pick
 
@@ -68,6 +74,7 @@ class Parity:
     without_index: int
     """Decisions among those compared whose cached tokens were taken from the log."""
     index_reason: str
+    """Why they were, of all decisions. Empty: of none, or (without events) of those after an instance was away."""
     different: int
     first: Difference | None
 
@@ -87,14 +94,22 @@ class LoggedRouter:
     keys_of: KeysOf | None
     """None = what the indexes hold is taken from the log."""
     why_no_keys: str = ""
+    index: str = "approximate"
+    """As in RouterSpec."""
+    transfer: TransferRules = field(default_factory=TransferRules)
+    """Used with events alone."""
 
 
-def compare_log(records: Sequence[DecisionRecord], router: LoggedRouter) -> Parity:
-    """Drive the core by the log of one router. Raises ValueError for an empty one."""
+def compare_log(
+    records: Sequence[DecisionRecord], router: LoggedRouter, events: Sequence[InstanceEvent] | None = None
+) -> Parity:
+    """Drive the core by the log of one router, and by its instance events; None = it has none.
+
+    Raises ValueError for a log without a decision.
+    """
     if not records:
         raise ValueError("the log holds no decision")
-    replayed = _ReplayedLog(sorted(records, key=lambda record: (record.t_ns, record.seq)), router)
-    return replayed.run()
+    return _ReplayedLog(sorted(records, key=lambda record: (record.t_ns, record.seq)), router, events).run()
 
 
 class _FollowedPolicy:
@@ -114,24 +129,11 @@ class _FollowedPolicy:
         return self.logged
 
 
-class _Index:
-    """One instance's index: rebuilt, or what the log says it held."""
+class _FollowedCluster(Cluster):
+    """Has the log's pick followed also where a missing event leaves its instance unavailable: the views show that."""
 
-    def __init__(self, block_tokens: int, capacity_tokens: int | None) -> None:
-        self.block_tokens = block_tokens
-        capacity = None if capacity_tokens is None else max(1, capacity_tokens // block_tokens)
-        self._rebuilt = PrefixIndex(block_tokens, capacity)
-        self.logged_tokens: int | None = None
-        """Not None = what is answered."""
-
-    def count_matching(self, keys: Sequence[int]) -> int:
-        return self._rebuilt.count_matching(keys) if self.logged_tokens is None else self.logged_tokens
-
-    def insert_keys(self, keys: Sequence[int]) -> None:
-        self._rebuilt.insert_keys(keys)
-
-    def clear(self) -> None:
-        self._rebuilt.clear()
+    def may_be_picked(self, instance: str) -> bool:
+        return True
 
 
 class _NoLog:
@@ -146,22 +148,27 @@ class _NoLog:
 class _ReplayedLog:
     """One core that follows one log."""
 
-    def __init__(self, records: Sequence[DecisionRecord], router: LoggedRouter) -> None:
+    def __init__(
+        self, records: Sequence[DecisionRecord], router: LoggedRouter, events: Sequence[InstanceEvent] | None
+    ) -> None:
         self._records = records
         self._router = router
+        self._events = events
         self._clock = SimulatedClock()
-        self._zero_ns = records[0].t_ns - START_NS
+        self._zero_ns = min([records[0].t_ns, *(event.t_ns for event in events or ())]) - START_NS
         self._policy = _FollowedPolicy(router.policy)
         self._bindings = Bindings()
-        self._cluster = Cluster((), self._clock.now_s, self._bindings)
-        self._indexes: dict[str, _Index] = {}
+        self._cluster = _FollowedCluster((), self._clock.now_s, self._bindings)
+        self._instances = LoggedInstances(
+            self._cluster, router.transfer, self._clock.now_s, router.block_tokens, by_events=router.index == "events"
+        )
         self._lost: set[str] = set()
-        """Instances that have been away: what they hold since then is not known."""
+        """Without events: instances that have been away. What they hold since then is not known."""
         counts = Counts()
         self._dispatcher = Dispatcher(
-            self._policy, self._cluster, self._bindings, self._indexes, Ledger(_NoLog(), counts, self._clock), counts,
-            router.block_tokens, self._clock, self._list_cut_off if may_migrate(router.policy) else None,
-            router.min_move_tokens, router.reserved_output,
+            self._policy, self._cluster, self._bindings, self._instances.indexes,
+            Ledger(_NoLog(), counts, self._clock), counts, router.block_tokens, self._clock,
+            self._list_cut_off if may_migrate(router.policy) else None, router.min_move_tokens, router.reserved_output,
         )  # fmt: skip
         self._record = records[0]
         self._turns: dict[str, int] = {}
@@ -173,6 +180,8 @@ class _ReplayedLog:
         self._differences: list[Difference] = []
 
     def run(self) -> Parity:
+        for event in self._events or ():
+            self._clock.call_at(event.t_ns - self._zero_ns, partial(self._instances.apply_event, event))
         for record in self._records:
             self._clock.call_at(record.t_ns - self._zero_ns, partial(self._pick, record))
         self._clock.run()
@@ -187,7 +196,10 @@ class _ReplayedLog:
         self._record, self._policy.logged = record, record.decision
         self._policy.made = None
         asked, decision = record.request, record.decision
-        self._follow_members(record.cluster)
+        differing = self._follow_members(record.cluster)
+        if self._events is None:
+            self._follow_loads(record.cluster)
+            differing = []
         keys = self._find_keys(asked)
         if asked.request not in self._turns:
             self._turns[asked.request] = self._dispatcher.count_arrival(asked.session)
@@ -199,14 +211,15 @@ class _ReplayedLog:
         made = self._policy.made
         if made is None:  # the policy was not asked: the request had to go where its stored response is
             made = Pick(reservation.record.request, reservation.record.cluster, reservation.record.decision)
-        self._compare(record, made)
+        self._compare(record, made, differing)
         self._dispatcher.count_pick(request, reservation)
         if record.outcome is not None:
             self._follow_outcome(record, record.outcome, reservation)
 
-    def _compare(self, record: DecisionRecord, made: Pick) -> None:
+    def _compare(self, record: DecisionRecord, made: Pick, members: Sequence[str]) -> None:
+        """`members`: instances that only the log or only the core had."""
         logged = Pick(record.request, record.cluster, record.decision)
-        fields = list_differences(logged, made)
+        fields = (*members, *list_differences(logged, made))
         if not fields:
             self._equal += 1
         elif self._clock.now_ns() <= self._unsure_until_ns:
@@ -219,42 +232,44 @@ class _ReplayedLog:
         keys: tuple[int, ...] = ()
         if self._router.keys_of is not None:
             keys = self._router.keys_of(asked.request)
-        for name, index in self._indexes.items():
+        for name, index in self._instances.indexes.items():
             from_log = self._router.keys_of is None or name in self._lost
             index.logged_tokens = asked.cached_tokens.get(name, 0) if from_log else None
         self._without_index += self._router.keys_of is None or bool(self._lost)
         return keys or ((0,) if asked.cached_tokens else ())
 
-    def _follow_members(self, view: ClusterView) -> None:
-        """Instances, their availability and their pauses, as this pick saw them."""
-        known = {member.instance: member for member in self._cluster.members}
-        for name in known.keys() - {load.instance for load in view.instances}:
-            self._cluster.remove_instance(name)
-            del self._indexes[name]
+    def _follow_members(self, view: ClusterView) -> list[str]:
+        """Add and remove instances until they are those of this pick; returns which ones it took."""
+        known = {member.instance for member in self._cluster.members}
+        logged = {load.instance: load for load in view.instances}
+        for name in known - logged.keys():
+            self._instances.remove_instance(name)
+        for name in logged.keys() - known:
+            load = logged[name]
+            member = Member(name, "", load.role, load.kv_capacity_tokens, self._router.block_tokens)
+            self._instances.add_instance(member)
+        return sorted(known ^ logged.keys())
+
+    def _follow_loads(self, view: ClusterView) -> None:
+        """Capacity, pauses and availability, as this pick saw them: no event reported them."""
+        capacities = {member.instance: member.kv_capacity_tokens for member in self._cluster.members}
         for load in view.instances:
-            name, capacity = load.instance, load.kv_capacity_tokens
-            if name not in known:
-                block = self._router.block_tokens
-                self._cluster.add_member(Member(name, "", load.role, capacity, block))
-                self._indexes[name] = _Index(block, capacity)
-                self._set_available(load)
-            elif known[name].kv_capacity_tokens != capacity:
-                self._cluster.set_capacity(name, capacity)
+            if capacities[load.instance] != load.kv_capacity_tokens:
+                self._cluster.set_capacity(load.instance, load.kv_capacity_tokens)
             if load.paused_for_s:
-                self._cluster.pause_instance(name, load.paused_for_s)
+                self._cluster.pause_instance(load.instance, load.paused_for_s)
         before = {load.instance: load for load in self._cluster.take_view().instances}
         for load in view.instances:
             now = before[load.instance]
             if (now.available, now.why_unavailable) != (load.available, load.why_unavailable):
-                self._set_available(load)
+                if not load.available:
+                    self._lost.add(load.instance)
+                self._cluster.set_available(load.instance, load.available, load.why_unavailable)
 
-    def _set_available(self, load: InstanceLoad) -> None:
-        if not load.available:
-            self._lost.add(load.instance)
-        self._cluster.set_available(load.instance, load.available, load.why_unavailable)
-
-    def _list_cut_off(self, owner: str, targets: object) -> Mapping[str, str]:
-        return self._record.request.cut_off
+    def _list_cut_off(self, owner: str, targets: Iterable[str]) -> Mapping[str, str]:
+        if self._events is None:
+            return self._record.request.cut_off
+        return self._instances.rules.cut_off(owner, targets)
 
     # what followed
     def _follow_outcome(self, record: DecisionRecord, outcome: RoutedOutcome, reservation: Reservation) -> None:
@@ -335,7 +350,10 @@ def list_differences(logged: Pick, simulated: Pick) -> tuple[str, ...]:
 
 
 def _fields_of(seen: InstanceLoad | RoutedRequest) -> dict[str, Any]:
-    return {name: getattr(seen, name) for name in seen.__struct_fields__}
+    fields = {name: getattr(seen, name) for name in seen.__struct_fields__}
+    if isinstance(seen, RoutedRequest):
+        fields["cut_off"] = {target: SECONDS_LEFT.sub("", why) for target, why in seen.cut_off.items()}
+    return fields
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -37,7 +37,7 @@ from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
-from runners.router.server.log import DecisionLog
+from runners.router.server.log import RecordFile
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.sessions.shared_bindings import SharedBindings
@@ -73,7 +73,7 @@ class Router:
         self.bindings = bindings
         members = [Member(name, kv_capacity_tokens=1 << 40) for name in NAMES]
         cluster = Cluster(members, monotonic, bindings)
-        ledger = Ledger(DecisionLog(""), counts, EventLoop())
+        ledger = Ledger(RecordFile(""), counts, EventLoop())
         self._dispatcher = Dispatcher(make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop())
 
     def begin(self, session: str, sent: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection, HttpRequest
-from runners.router.server.log import DecisionLog
+from runners.router.server.log import RecordFile
 from runners.router.server.proxy import Proxy
 from runners.router.server.serve import COLLECT_AFTER
 from runners.router.server.server import EventLoop
@@ -87,7 +87,7 @@ class Bench:
     body_limit_bytes = held_limit_bytes = 1 << 30
     held_bytes = 0
 
-    def __init__(self, policy: str, instances: int, log: DecisionLog) -> None:
+    def __init__(self, policy: str, instances: int, log: RecordFile) -> None:
         names = [f"i{number:02d}" for number in range(instances)]
         members = [Member(name, kv_capacity_tokens=1 << 21, block_tokens=BLOCK) for name in names]
         self.requests: list[tuple[ClientConnection, HttpRequest]] = []
@@ -218,7 +218,7 @@ async def run_batch(bench: Bench, tokens: int, turn: int) -> dict[str, int]:
 async def measure(options: argparse.Namespace) -> dict[str, float]:
     """The lowest batch of each stage, in microseconds per request (per chunk for `chunk`)."""
     with tempfile.TemporaryDirectory() as folder:
-        log = DecisionLog(f"{folder}/decisions.jsonl")
+        log = RecordFile(f"{folder}/decisions.jsonl")
         bench = Bench(options.policy, options.instances, log)
         gc.collect()
         gc.freeze()

@@ -91,7 +91,8 @@ def publish_cell(
     record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
-    measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
+    measured = [written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util]
+    measured += [written.instance_events] if grid.simulation is None else []
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
     turns, gaps = read_turns(written.metrics, record.t_start_ns)

@@ -18,12 +18,13 @@ from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 def make_router_spec(
     cell: CellPlan, grid: Grid, instances: Sequence[InstanceSpec], folder: Path, prewarm: Prewarm | None = None
 ) -> RouterSpec:
-    """`folder`: of the attempt, which gets the decision log."""
+    """`folder`: of the attempt, which gets the decision log and, of a live router, the instance events."""
     return RouterSpec(
         instances=tuple(instances),
         policy=cell.params["policy"],
         parameters=cell.params["parameters"],
         decisions_path=str(TrialLayout(folder).decisions),
+        events_path=str(TrialLayout(folder).instance_events) if grid.simulation is None else "",
         index=grid.router.index,
         prewarm=prewarm,
         transfer=msgspec.convert(cell.params["transfer"], TransferRules),

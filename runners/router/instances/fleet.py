@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from results.records.instance_events import InstanceEvent
 from runners.router.cluster import Cluster, Member
 from runners.router.driver import Driver
 from runners.router.health import Health
@@ -15,7 +16,8 @@ from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.prefix_index import Index, PrefixIndex
-from runners.router.spec import InstanceSpec, RouterError, RouterSpec, instance_problem
+from runners.router.reporting import Report, ignore_event
+from runners.router.spec import InstanceSpec, KvEndpoint, RouterError, RouterSpec, instance_problem
 
 ASK_S = 3.0
 POLLS_AT_ONCE = 64
@@ -44,7 +46,7 @@ class Fleet:
     `on_lost` is called once per outage; `on_recovered` at its end, and for an instance that was added.
     """
 
-    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver) -> None:
+    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, report: Report = ignore_event) -> None:
         self.pools: dict[str, Pool] = {}
         self.indexes: dict[str, Index] = {}
         self.block_tokens = spec.block_tokens
@@ -57,6 +59,7 @@ class Fleet:
         )
         self._spec = spec
         self._cluster = cluster
+        self._report = report
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -131,6 +134,13 @@ class Fleet:
                 if not events.apply_messages():
                     break
 
+    def insert_prewarmed(self, keys: tuple[int, ...]) -> None:
+        """Every instance has computed the prompt with these keys."""
+        for name, index in self.indexes.items():
+            index.insert_keys(keys)
+            if self._spec.index == "approximate":  # else the engines' own events report its blocks
+                self._report(InstanceEvent(name, "blocks_stored", keys=keys))
+
     def _require_known(self, instance: str) -> None:
         if instance not in self.specs:
             names = ", ".join(sorted(self.specs)) or "none"
@@ -150,6 +160,7 @@ class Fleet:
         member = _make_member(instance, facts)
         self.indexes[name] = self._make_index(instance, member.kv_capacity_tokens)
         self._cluster.add_member(member)
+        self._report(_describe_added(member, instance.transfer))
         self._cluster.set_available(name, False, "not probed yet")
         await self._probes.add_instance(name)
         self.on_recovered(name)
@@ -159,7 +170,7 @@ class Fleet:
             if capacity_tokens is None:
                 return PrefixIndex(self.block_tokens, UNKNOWN_CAPACITY_BLOCKS)
             return PrefixIndex(self.block_tokens, max(1, capacity_tokens // self.block_tokens))
-        index = EventIndex(self.block_tokens)
+        index = EventIndex(self.block_tokens, instance.instance, self._report)
         wire = ZmqWire(instance.kv_events, instance.kv_replay)
         loop = asyncio.get_running_loop()
         self._events[instance.instance] = KvEvents(index, wire, loop.time)
@@ -180,6 +191,7 @@ class Fleet:
             if instance in self.indexes:
                 self.indexes[instance].clear()
             self._cluster.bindings.release_instance(instance)
+            self._report(InstanceEvent(instance, "lost"))
         self.on_lost(instance, why)
 
     def _recover_instance(self, instance: str) -> None:
@@ -223,3 +235,16 @@ def _make_member(instance: InstanceSpec, facts: CacheFacts) -> Member:
     capacity = instance.kv_capacity_tokens or facts.capacity_tokens
     block = instance.block_tokens or facts.block_tokens or 1
     return Member(instance.instance, instance.url, instance.role, capacity, block)
+
+
+def _describe_added(member: Member, transfer: KvEndpoint | None) -> InstanceEvent:
+    return InstanceEvent(
+        member.instance,
+        "added",
+        role=member.role,
+        kv_capacity_tokens=member.kv_capacity_tokens,
+        block_tokens=member.block_tokens,
+        transport="" if transfer is None else transfer.transport,
+        kv_role="" if transfer is None else transfer.kv_role,
+        bootstrap="" if transfer is None else transfer.bootstrap,
+    )

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from results.records.instance_events import InstanceChange, InstanceEvent
 from runners.errors import RunnerError
 from runners.router.prefix_index import chain_key
+from runners.router.reporting import Report, ignore_event
 
 if TYPE_CHECKING:
     import zmq
@@ -58,12 +60,17 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventIndex:
-    """What one instance holds, by its events. `insert_keys` does nothing: a block counts once it is stored."""
+    """What one instance holds, by its events. `insert_keys` does nothing: a block counts once it is stored.
 
-    def __init__(self, block_tokens: int) -> None:
+    `report` gets the keys that are new or gone, under the instance's name.
+    """
+
+    def __init__(self, block_tokens: int, instance: str = "", report: Report = ignore_event) -> None:
         self.block_tokens = block_tokens
         self.orphans = 0
         """Blocks that could not be placed: their parent was stored in a message that never came."""
+        self._instance = instance
+        self._report = report
         self._keys: dict[Hash, int] = {}
         """The engine's hash of a block -> our key."""
         self._held: dict[int, int] = {}
@@ -86,6 +93,8 @@ class EventIndex:
         """Nothing: the engine's events will."""
 
     def clear(self) -> None:
+        if self._keys:
+            self._report(InstanceEvent(self._instance, "blocks_cleared"))
         self._keys.clear()
         self._held.clear()
 
@@ -93,36 +102,46 @@ class EventIndex:
         if isinstance(event, AllBlocksCleared):
             self.clear()
         elif event.medium in DEVICE:
+            what: InstanceChange = "blocks_removed"
             if isinstance(event, BlockStored):
-                self._store_blocks(event)
+                what, keys = "blocks_stored", self._store_blocks(event)
             else:
-                for name in event.block_hashes:
-                    self._remove_block(name)
+                keys = [key for name in event.block_hashes if (key := self._remove_block(name)) is not None]
+            if keys:
+                self._report(InstanceEvent(self._instance, what, keys=tuple(keys)))
 
-    def _store_blocks(self, event: BlockStored) -> None:
+    def _store_blocks(self, event: BlockStored) -> list[int]:
+        """The keys that it did not hold before."""
+        keys: list[int] = []
         parent = None if event.parent_block_hash is None else self._keys.get(event.parent_block_hash)
         lost = event.parent_block_hash is not None and parent is None
         size = event.block_size
         if lost or size != self.block_tokens or len(event.token_ids) < size * len(event.block_hashes):
             self.orphans += len(event.block_hashes)
-            return
+            return keys
         for index, name in enumerate(event.block_hashes):
             try:
                 parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
             except OverflowError:  # no token id is below 0 or beyond 32 bits
                 self.orphans += len(event.block_hashes) - index
-                return
+                break
             if name not in self._keys:
                 self._keys[name] = parent
+                if parent not in self._held:
+                    keys.append(parent)
                 self._held[parent] = self._held.get(parent, 0) + 1
+        return keys
 
-    def _remove_block(self, name: Hash) -> None:
+    def _remove_block(self, name: Hash) -> int | None:
+        """The key that it holds no longer; None = there is none."""
         key = self._keys.pop(name, None)
         if key is None:
-            return
+            return None
         self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key]
+        if self._held[key]:
+            return None
+        del self._held[key]
+        return key
 
 
 class Wire(Protocol):

@@ -1,6 +1,7 @@
-"""The decision log on disk: records are encoded when their outcome is known, and written by a thread in batches.
+"""The router's records on disk, encoded when they are complete, and written by a thread in batches.
 
-It names sessions, so only its user may read it. A reader passes over a line that a full disk cut.
+The decision log names sessions, so only their user may read these files. A reader passes over a line that a full disk
+cut.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.instance_events import InstanceEvent
 from runners.router.spec import RouterError
 
 FLUSH_S = 0.25
@@ -20,8 +22,8 @@ BACKLOG_LIMIT_BYTES = 64 << 20
 """Records that wait for a slow disk; beyond this size they are lost, and counted."""
 
 
-class DecisionLog:
-    """`decisions.jsonl`. Serving never waits for it: a disk that fails costs records, which are counted."""
+class RecordFile:
+    """A JSON lines file. Serving never waits for it: a disk that fails costs records, which are counted."""
 
     def __init__(self, path: str) -> None:
         self.lost = 0
@@ -48,7 +50,7 @@ class DecisionLog:
     def is_open(self) -> bool:
         return self._file >= 0
 
-    def append_record(self, record: DecisionRecord) -> None:
+    def append_record(self, record: DecisionRecord | InstanceEvent) -> None:
         """Add a record, which is on disk within about FLUSH_S."""
         if self._file < 0:
             return
@@ -59,7 +61,8 @@ class DecisionLog:
             line = self._encode(record)
         except (TypeError, ValueError, OverflowError) as error:  # a user's policy may put anything into its decision
             self.lost += 1
-            self.error = f"pick {record.seq} cannot be written as JSON: {error}"
+            name = f"pick {record.seq}" if isinstance(record, DecisionRecord) else f"{record.what} of {record.instance}"
+            self.error = f"{name} cannot be written as JSON: {error}"
             return
         self._backlog_bytes += len(line) + 1
         self._backlog.append(line)

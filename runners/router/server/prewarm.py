@@ -22,9 +22,7 @@ async def prewarm_fleet(wanted: Prewarm, fleet: Fleet, timeout_s: float) -> None
     asked = {"model": wanted.model, "prompt": wanted.token_ids, "max_tokens": 1, "temperature": 0}
     body = msgspec.json.encode(asked)
     await asyncio.gather(*(_compute_prompt(fleet, instance, body, timeout_s) for instance in fleet.specs))
-    keys = block_keys(wanted.token_ids, fleet.block_tokens)
-    for index in fleet.indexes.values():
-        index.insert_keys(keys)
+    fleet.insert_prewarmed(block_keys(wanted.token_ids, fleet.block_tokens))
 
 
 async def _compute_prompt(fleet: Fleet, instance: str, body: bytes, timeout_s: float) -> None:

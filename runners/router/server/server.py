@@ -14,6 +14,9 @@ from dataclasses import replace
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from results.records.instance_events import InstanceEvent
 from results.records.visible import visible
 from runners.router.cluster import Cluster
 from runners.router.counts import Counts
@@ -22,8 +25,9 @@ from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
+from runners.router.reporting import ignore_event
 from runners.router.server.front import ClientConnection, HttpRequest
-from runners.router.server.log import DecisionLog
+from runners.router.server.log import RecordFile
 from runners.router.server.pages import Pages
 from runners.router.server.paths import ROUTED
 from runners.router.server.prewarm import prewarm_fleet
@@ -81,14 +85,16 @@ class Server:
         self._by_peer: Counter[str] = Counter()
         """Connections by address, this machine's left out."""
         self._pages_open: set[asyncio.Task[None]] = set()
-        self._log = DecisionLog(spec.decisions_path)
+        self._log = RecordFile(spec.decisions_path)
+        self._event_log = RecordFile(spec.events_path)
+        self._report = self._log_event if self._event_log.is_open else ignore_event
         self._driver = EventLoop()
         self._ledger = Ledger(self._log, self._counts, self._driver)
         self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
         in_memory = Bindings(spec.max_sessions, spec.session_ttl_s)
         self._bindings = in_memory if self._shared is None else self._shared
-        self._cluster = Cluster((), monotonic, self._bindings)
-        self._fleet = Fleet(spec, self._cluster, self._driver)
+        self._cluster = Cluster((), monotonic, self._bindings, self._report)
+        self._fleet = Fleet(spec, self._cluster, self._driver, self._report)
         self._transfers: Transfers
         self._dispatcher: Dispatcher
         self._traffic: Traffic
@@ -115,7 +121,7 @@ class Server:
     async def start(self) -> RouterReady:
         """Bring in the instances, probe each once, and listen. Raises RouterError."""
         spec, fleet = self._spec, self._fleet
-        self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver)
+        self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver, self._report)
         fleet.on_recovered = transfers.recover_instance
         await fleet.add_instances()
         if spec.prewarm is not None:
@@ -193,6 +199,7 @@ class Server:
         self._ledger.settle_records(last=True)
         self._report_migrations()
         await self._log.close()
+        await self._event_log.close()
         self._outcome = self._make_outcome()
         return self._outcome
 
@@ -210,6 +217,9 @@ class Server:
             async with asyncio.timeout(limit_s):
                 await self._drained.wait()
         return self._traffic.is_idle
+
+    def _log_event(self, event: InstanceEvent) -> None:
+        self._event_log.append_record(structs.replace(event, t_ns=perf_counter_ns()))
 
     def tick(self) -> RouterTick:
         return make_tick(
@@ -322,7 +332,8 @@ class Server:
             decide_us_p50=counts.decide_quantile_us(0.5),
             decide_us_p99=counts.decide_quantile_us(0.99),
             records_lost=self._log.lost,
-            log_error=self._log.error,
+            events_lost=self._event_log.lost,
+            log_error=self._log.error or self._event_log.error,
         )
 
 

@@ -124,13 +124,13 @@ class Processes:
 
     def _spec_of(self, number: int) -> RouterSpec:
         assert self._port is not None
-        log = Path(self._spec.decisions_path)
         return replace(
             self._spec,
             processes=1,
             port=self._port.getsockname()[1],
             own_port=self._own_ports[number],
-            decisions_path=str(log.with_suffix(f".{number}{log.suffix}")) if self._spec.decisions_path else "",
+            decisions_path=_number_path(self._spec.decisions_path, number),
+            events_path=_number_path(self._spec.events_path, number),
         )
 
     def _note_tick(self, number: int, tick: RouterTick) -> None:
@@ -169,9 +169,16 @@ class Processes:
             decide_us_p50=_largest(one.decide_us_p50 for one in ended),
             decide_us_p99=_largest(one.decide_us_p99 for one in ended),
             records_lost=sum(one.records_lost for one in ended),
+            events_lost=sum(one.events_lost for one in ended),
             log_error=next((one.log_error for one in ended if one.log_error), ""),
             died=self._died,
         )
+
+
+def _number_path(path: str, number: int) -> str:
+    """The file of one process, beside that of the spec; empty where the spec names none."""
+    whole = Path(path)
+    return str(whole.with_suffix(f".{number}{whole.suffix}")) if path else ""
 
 
 def hold_port(host: str, port: int) -> socket.socket:

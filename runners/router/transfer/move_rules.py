@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from results.records.decisions import RoutedRequest
+from results.records.instance_events import InstanceChange, InstanceEvent
+from runners.router.reporting import Report, ignore_event
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.quarantine import Pairs
 from runners.router.transfer.transports import find_mismatch
@@ -29,6 +31,8 @@ class Admission:
     purpose: Purpose
     probe: bool
     """It is the one transfer that may end the pair's quarantine."""
+    number: int
+    """Among all that were admitted, from 1."""
     queue: Waiting = field(default_factory=deque)
     """At its target, with those before and behind it; empty before `take_turn`."""
 
@@ -48,10 +52,18 @@ class Prefix(NamedTuple):
 class MoveRules:
     """The admission of one router's transfers. `specs`: its instances, which come and go."""
 
-    def __init__(self, specs: Mapping[str, InstanceSpec], rules: TransferRules, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, InstanceSpec],
+        rules: TransferRules,
+        now_s: Callable[[], float],
+        report: Report = ignore_event,
+    ) -> None:
         self.pairs = Pairs(rules, now_s)
         self._specs = specs
         self._rules = rules
+        self._report = report
+        self._admissions = 0
         self._admitted: dict[Admission, None] = {}
         self._queues: dict[str, Waiting] = {}
 
@@ -89,13 +101,18 @@ class MoveRules:
 
     def admit_transfer(self, source: str, target: str, purpose: Purpose) -> Admission:
         """Begin a transfer that `why_refused` does not refuse."""
-        admission = Admission(source, target, purpose, self.pairs.begin_transfer(source, target))
+        self._admissions += 1
+        probe = self.pairs.begin_transfer(source, target)
+        admission = Admission(source, target, purpose, probe, self._admissions)
         self._admitted[admission] = None
+        self._report_transfer(admission, "transfer_admitted")
         return admission
 
     def finish_transfer(self, admission: Admission) -> None:
         """The transfer is no longer on its way; again without effect."""
-        self._admitted.pop(admission, None)
+        if admission in self._admitted:
+            del self._admitted[admission]
+            self._report_transfer(admission, "transfer_finished")
 
     def take_turn(self, admission: Admission, ready: Callable[[], None]) -> None:
         """Call `ready` when no other migration runs to its target, maybe at once; `end_turn` must follow."""
@@ -118,6 +135,8 @@ class MoveRules:
     def count_end(self, admission: Admission, *, succeeded: bool = False, why: str | None = None) -> None:
         """What the transfer's end says of its pair; neither `succeeded` nor a failure (`why`): nothing."""
         self.pairs.count_end(admission.source, admission.target, probe=admission.probe, succeeded=succeeded, why=why)
+        failed: InstanceChange = "transfer_inconclusive" if why is None else "transfer_failed"
+        self._report_transfer(admission, "transfer_succeeded" if succeeded else failed, why or "")
 
     def movable_prefix(
         self, request: RoutedRequest, source: str, target: str, prompt_tokens: int, source_block_tokens: int
@@ -134,10 +153,26 @@ class MoveRules:
         """The target lacks at least `min_tokens` of what the source holds."""
         return prefix.lacking_tokens >= max(1, self._rules.min_tokens)
 
+    def recover_instance(self, instance: str) -> None:
+        """The instance answers (again), maybe as another process: its pairs may be probed at once."""
+        self.pairs.allow_probe(instance)
+        self._report(InstanceEvent(instance, "recovered"))
+
     def remove_instance(self, instance: str) -> None:
         """The instance is gone: forget its pairs, and the order of what was on its way there."""
         self.pairs.remove_instance(instance)
         self._queues.pop(instance, None)
+
+    def _report_transfer(self, admission: Admission, what: InstanceChange, why: str = "") -> None:
+        event = InstanceEvent(
+            admission.source,
+            what,
+            why=why,
+            transfer=admission.number,
+            target=admission.target,
+            purpose=admission.purpose,
+        )
+        self._report(event)
 
 
 def held_prefix(indexed_tokens: int, indexed_of: int, tokens: int, block_tokens: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from results.records.decisions import KvTransfer
 from runners.router.driver import Driver
 from runners.router.instances.upstream import Pool
+from runners.router.reporting import Report, ignore_event
 from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
@@ -60,10 +61,15 @@ class Transfers:
     """The KV transport of one router."""
 
     def __init__(
-        self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec], rules: TransferRules, driver: Driver
+        self,
+        pools: Mapping[str, Pool],
+        specs: Mapping[str, InstanceSpec],
+        rules: TransferRules,
+        driver: Driver,
+        report: Report = ignore_event,
     ) -> None:
         self.now_ns = driver.now_ns
-        self.rules = MoveRules(specs, rules, driver.now_s)
+        self.rules = MoveRules(specs, rules, driver.now_s, report)
         self._engines = Engines(pools, specs, rules.timeout_s)
         self._settings = rules
         self._driver = driver
@@ -122,7 +128,7 @@ class Transfers:
     def recover_instance(self, instance: str) -> None:
         """It answers (again): its pairs may be probed at once."""
         self.forget_process(instance)
-        self.rules.pairs.allow_probe(instance)
+        self.rules.recover_instance(instance)
         if self.rules.endpoint_of(instance) is not None:
             self._run_in_background(self._account_of(instance).refresh_counters())
 

@@ -86,12 +86,14 @@ async def router(
 ) -> AsyncIterator[Router]:
     """A router over the backends, which are running; its counters are seen at zero when it ends."""
     path = folder / "decisions.jsonl" if folder else None
+    events_path = folder / "instance_events.jsonl" if folder else ""
     spec = RouterSpec(
         instances=tuple(
             InstanceSpec(backend.name, backend.url, kv_capacity_tokens=4096, block_tokens=4) for backend in backends
         ),
         policy=policy,
         decisions_path=str(path) if path else "",
+        events_path=str(events_path),
         health=health,
         limits=limits,
     )

@@ -13,7 +13,7 @@ import pytest
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.counts import Counts
 from runners.router.ledger import AT_ONCE, Ledger, PendingOutcome
-from runners.router.server.log import DecisionLog
+from runners.router.server.log import RecordFile
 from runners.router.server.server import EventLoop
 from tests.runners.router.routers import until
 
@@ -33,7 +33,7 @@ def end(record: DecisionRecord, status: str = "ok") -> PendingOutcome:
 
 async def test_notes_settle_by_themselves_and_in_order(tmp_path: Path) -> None:
     path, counts = tmp_path / "d.jsonl", Counts()
-    log = DecisionLog(str(path))
+    log = RecordFile(str(path))
     ledger = Ledger(log, counts, EventLoop())
     number = 3 * AT_ONCE + 1
     for seq in range(number):
@@ -55,7 +55,7 @@ async def test_notes_settle_by_themselves_and_in_order(tmp_path: Path) -> None:
 
 async def test_settle_counts_everything_noted_so_far() -> None:
     counts = Counts()
-    ledger = Ledger(DecisionLog(""), counts, EventLoop())
+    ledger = Ledger(RecordFile(""), counts, EventLoop())
     for seq in range(100):
         record = pick(seq)
         ledger.add_decision(record)
@@ -69,7 +69,7 @@ async def test_settle_counts_everything_noted_so_far() -> None:
 
 async def test_a_decision_that_is_no_json_costs_its_record_and_no_other(tmp_path: Path) -> None:
     path, counts = tmp_path / "d.jsonl", Counts()
-    log = DecisionLog(str(path))
+    log = RecordFile(str(path))
     ledger = Ledger(log, counts, EventLoop())
     for seq in range(3):
         record = pick(seq, terms={"odd": cast(float, object())} if seq == 1 else None)

@@ -11,6 +11,7 @@ import pytest
 
 from launch.profile import load_profile
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
 from results.records.plan import CellPlan
 from results.records.schemas import MetricsRecord, RequestStatus
@@ -93,6 +94,7 @@ class Subject:
         written = TrialLayout(self.folder)
         lines(written.metrics, turn(0, "e0"), turn(1, "e1"))
         lines(written.decisions, pick(0, "e0"), pick(1, "e1"))
+        lines(written.instance_events, InstanceEvent("e0", "added", t_ns=1), InstanceEvent("e1", "added", t_ns=1))
         lines(written.engines, EngineSample(S, "e0", 1.0, 0.0, 0.1, 150, 1))
         self.scrapes = {name: self.folder / "engines" / name / "metrics.jsonl" for name in ("e0", "e1")}
         for path in self.scrapes.values():
@@ -143,7 +145,7 @@ def test_a_cell_in_place_is_adopted_with_the_same_headline(subject: Subject) -> 
     assert adopted.degraded == ""
 
 
-@pytest.mark.parametrize("artifact", ["metrics", "decisions", "apc", "config", "summary"])
+@pytest.mark.parametrize("artifact", ["metrics", "decisions", "instance_events", "apc", "config", "summary"])
 def test_a_cell_that_is_not_whole_is_measured_again(subject: Subject, artifact: str) -> None:
     subject.put()
     path: Path = getattr(subject.layout, artifact)

@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+from results.records.instance_events import InstanceEvent
 from runners.errors import RunnerError
 from runners.router.instances.kv_events import (
     END_OF_REPLAY,
@@ -332,3 +333,22 @@ def test_events_are_typed_as_the_engine_tags_them() -> None:
     index.apply_event(BlockRemoved([1]))
     index.apply_event(AllBlocksCleared())
     assert len(index) == 0
+
+
+def test_keys_that_are_new_or_gone_are_reported_under_the_instance() -> None:
+    reported: list[InstanceEvent] = []
+    index = EventIndex(BLOCK, "e0", reported.append)
+    first, second = block_keys(PROMPT[:8], BLOCK)
+    index.apply_event(BlockStored([1, 2], PROMPT[:8], BLOCK))
+    index.apply_event(BlockStored([50], PROMPT[:4], BLOCK))  # the same tokens under another adapter
+    index.apply_event(BlockRemoved([1, 7]))
+    index.apply_event(BlockRemoved([50, 2]))
+    index.apply_event(AllBlocksCleared())
+    index.apply_event(BlockStored([1], PROMPT[:4], BLOCK))
+    index.apply_event(AllBlocksCleared())
+    assert reported == [
+        InstanceEvent("e0", "blocks_stored", keys=(first, second)),
+        InstanceEvent("e0", "blocks_removed", keys=(first, second)),
+        InstanceEvent("e0", "blocks_stored", keys=(first,)),
+        InstanceEvent("e0", "blocks_cleared"),
+    ]

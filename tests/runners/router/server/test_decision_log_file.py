@@ -10,14 +10,14 @@ import pytest
 
 from results.records.decisions import DecisionRecord
 from runners.router.decision_log import read_log
-from runners.router.server.log import DecisionLog
+from runners.router.server.log import RecordFile
 from tests.runners.router.routers import until
 from tests.runners.router.test_ledger import pick
 
 
 async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
-    await DecisionLog(str(path)).close()
+    await RecordFile(str(path)).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -25,7 +25,7 @@ async def test_a_torn_write_costs_its_own_records_and_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "d.jsonl"
-    log = DecisionLog(str(path))
+    log = RecordFile(str(path))
     room = [len(msgspec.json.encode(pick(0))) + 30]  # the first record and part of the second
 
     def write_while_there_is_room(file: int, data: bytes | memoryview) -> int:
@@ -54,7 +54,7 @@ async def test_a_torn_write_costs_its_own_records_and_no_later_one(
 
 async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
-    log = DecisionLog(str(path))
+    log = RecordFile(str(path))
     log.append_record(pick(0))
     await until(lambda: path.stat().st_size > 0)
     os.truncate(path, 0)

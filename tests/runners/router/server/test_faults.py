@@ -364,6 +364,14 @@ async def test_a_disk_that_refuses_records_costs_records_and_nothing_else(tmp_pa
     assert "space" in routed.outcome.log_error
 
 
+async def test_a_disk_that_refuses_instance_events_costs_events_and_nothing_else() -> None:
+    async with instances("a") as (a,), router([a], events_path="/dev/full") as routed:
+        assert (await routed.post()).status_code == 200
+    assert routed.outcome is not None
+    assert (routed.outcome.records_lost, routed.outcome.events_lost) == (0, 4)
+    assert "space" in routed.outcome.log_error
+
+
 def test_fast_health_rules_are_those_of_production_in_small() -> None:
     """The tests above shorten times and nothing else."""
     assert replace(FAST, probe_interval_s=2.0, probe_timeout_s=5.0, open_s=1.0, open_max_s=30.0) == type(FAST)()

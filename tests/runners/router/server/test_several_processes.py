@@ -58,7 +58,8 @@ async def test_sessions_stay_at_their_instance_whichever_process_a_turn_comes_to
 ) -> None:
     ticks: list[RouterTick] = []
     async with instances("a", "b") as both:
-        spec = spec_for(both, redis_server, decisions_path=str(tmp_path / "decisions.jsonl"))
+        paths = {f"{kind}_path": str(tmp_path / f"{kind}.jsonl") for kind in ("decisions", "events")}
+        spec = spec_for(both, redis_server, **paths)
         async with RouterProcess(spec, tmp_path / "router.json", ticks.append) as process:
             homes: dict[str, list[str]] = {}
             async with one_connection_each(process.url) as client:
@@ -77,6 +78,7 @@ async def test_sessions_stay_at_their_instance_whichever_process_a_turn_comes_to
         written = [(tmp_path / f"decisions.{number}.jsonl").read_bytes().count(b"\n") for number in (1, 2)]
         assert sum(written) == sent
         assert min(written) >= 5, "both took connections"
+        assert all(b'"added"' in (tmp_path / f"events.{number}.jsonl").read_bytes() for number in (1, 2))
 
 
 async def test_each_process_has_its_pages_at_a_port_of_its_own(tmp_path: Path, redis_server: RedisServer) -> None:

@@ -1,0 +1,71 @@
+"""What changes at a router's instances besides its picks: a row of `instance_events.jsonl` for each change.
+
+With the decision log beside them they hold all that a router learns, so that its core can be driven again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from results.records.decisions import Role
+
+InstanceChange = Literal[
+    "added",
+    "removed",
+    "available",
+    "unavailable",
+    "draining",
+    "resumed",
+    "paused",
+    "capacity",
+    "lost",
+    "recovered",
+    "blocks_stored",
+    "blocks_removed",
+    "blocks_cleared",
+    "transfer_admitted",
+    "transfer_finished",
+    "transfer_succeeded",
+    "transfer_failed",
+    "transfer_inconclusive",
+]
+
+
+class InstanceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change at one instance, at the moment when the router learned of it: a row of `instance_events.jsonl`."""
+
+    instance: str
+    """By the router's name; of a transfer, its source."""
+    what: InstanceChange
+    """`lost`: nothing listens there, so its blocks and its sessions' bindings are gone. `recovered`: it answers, and
+    pairs with it may be probed. `blocks_*`: its prefix index. `transfer_admitted` to `transfer_finished`: a transfer is
+    on its way. `transfer_succeeded`, `transfer_failed`: evidence for or against its pair; `transfer_inconclusive`:
+    neither. All else is membership, health and back-pressure."""
+    t_ns: int = 0
+    """`time.perf_counter_ns()`, the clock of `DecisionRecord.t_ns`."""
+    why: str = ""
+    """Of `unavailable` and `transfer_failed`."""
+    pause_s: float = 0.0
+    """Of `paused`: not to be picked for this long from then on; 0 ends a pause."""
+    role: Role = "both"
+    """Of `added`."""
+    kv_capacity_tokens: int | None = None
+    """Of `added` and `capacity`: of its KV cache; None = not known."""
+    block_tokens: int = 1
+    """Of `added`: block size of its KV cache."""
+    transport: str = ""
+    """Of `added`: `mooncake` or `nixl`; empty = its KV cannot be moved."""
+    kv_role: str = ""
+    """Of `added`: the role of its connector."""
+    bootstrap: str = ""
+    """Of `added`: base URL of its Mooncake bootstrap server; empty = it has none."""
+    keys: tuple[int, ...] = ()
+    """Of `blocks_stored` and `blocks_removed`: the blocks' keys in the router's index."""
+    transfer: int = 0
+    """Number of a transfer among the router's, from 1."""
+    target: str = ""
+    """Of a transfer."""
+    purpose: Literal["migration", "handover"] = "migration"
+    """Of a transfer, as in KvTransfer."""
