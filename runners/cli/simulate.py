@@ -220,8 +220,10 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
     step = model.step
     lines = [
         f"A step takes {step.base_s * 1e3:.3f} ms + {step.prefill_token_s * 1e6:.2f} us per prompt token "
-        f"+ {step.decode_sequence_s * 1e6:.1f} us per sequence that decodes; a request {model.frontend_s * 1e3:.1f} ms "
-        f"before it is scheduled.",
+        f"+ {step.decode_sequence_s * 1e6:.1f} us per sequence that decodes; for the context, "
+        f"{step.prefill_context_s * 1e9:.2f} ns per token that a prompt token attends to "
+        f"+ {step.decode_context_s * 1e9:.1f} ns per KV token that a sequence reads; a request "
+        f"{model.frontend_s * 1e3:.1f} ms before it is scheduled.",
         f"Fitted to {calibration.steps} steps, mean absolute error of a step {format_percent(calibration.step_mape)}.",
     ]
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):

@@ -50,6 +50,10 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: Link | None = None
     """None = no KV can be moved."""
 
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(residual) and residual > 0 for residual in self.residuals):
+            raise ValueError("every one of residuals must be a number above 0")
+
 
 def engine_names() -> tuple[str, ...]:
     """The engine models that come with Tracon."""

@@ -151,13 +151,12 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contention: float | UnsetType = UNSET
     """Engines that share the cores of one host: a step takes this share longer for each other engine that computes when
     it begins; UNSET = each engine has cores of its own."""
+    residual_noise: bool | UnsetType = UNSET
+    """Steps vary as those did that the engine model was fitted to, instead of by `step_noise`; UNSET = they do not."""
 
     @property
     def place(self) -> str:
         return LOCAL if self.on is UNSET else self.on
-
-    residual_noise: bool | UnsetType = UNSET
-    """Steps vary as those did that the engine model was fitted to, instead of by `step_noise`; UNSET = they do not."""
 
     @property
     def contention_share(self) -> float:

@@ -20,7 +20,7 @@ from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.calibrate import Work, calibrate, fit_steps, join_work, list_work, read_cells, simulate_cell
 from runners.simulator.engine import EngineModel
-from runners.simulator.engine_file import read_engine
+from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.step_time import ResidualNoise, StepTime
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "connector-tax" / "run.tar.xz"
@@ -165,6 +165,12 @@ def test_residuals_come_in_their_order_and_round_again_however_many_steps_are_ta
     for stride in strides:
         one_by_one = sum(single.draw_factor(1) for _ in range(stride))
         assert together.draw_factor(stride) * stride == pytest.approx(one_by_one)
+
+
+@pytest.mark.parametrize("residual", [0.0, -1.0, math.inf])
+def test_a_model_whose_steps_would_take_no_time_or_for_ever_is_refused(residual: float) -> None:
+    with pytest.raises(ValueError, match="residuals"):
+        EngineFile("mine", EngineModel(StepTime(0.01, 0.0, 0.0), 1000), residuals=(1.0, residual))
 
 
 def test_another_config_or_a_run_without_cells_is_refused(run: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from runners.router.spec import HealthRules, InstanceSpec, Prewarm, TransferRule
 from runners.simulator.logged_run import CellParity, compare_run
 from runners.simulator.parity import OLD_LOG, LoggedRouter, Parity, compare_log
 from tests.ports import own_port
+from tests.runners.router.kv_publisher import kv_publisher
 from tests.runners.router.routers import instances, router, until
 from tests.runners.router.simulated import BLOCK
 from tests.runners.router.test_core import (
@@ -251,7 +252,7 @@ async def test_a_pair_is_quarantined_by_its_failed_transfer(tmp_path: Path) -> N
 
 
 async def test_kv_events_rebuild_the_index(tmp_path: Path) -> None:
-    zmq = pytest.importorskip("zmq")
+    pytest.importorskip("zmq")
     endpoint = f"tcp://127.0.0.1:{own_port(29640)}"
     prompt = list(PREFIX)
     async with instances("a") as (a,):
@@ -259,27 +260,17 @@ async def test_kv_events_rebuild_the_index(tmp_path: Path) -> None:
 
         async def drive(world: RecordedWorld) -> None:
             index: Any = world.routed.server._fleet.indexes["a"]
-            number = 0
-
-            def publish(*events: dict[str, object]) -> None:
-                nonlocal number
-                batch = msgspec.msgpack.encode([0.0, list(events), 0])
-                publisher.send_multipart([b"kv-events", number.to_bytes(8, "big"), batch])
-                number += 1
-
-            with zmq.Context.instance().socket(zmq.PUB) as publisher:
-                publisher.setsockopt(zmq.LINGER, 0)
-                publisher.connect(endpoint)
+            with kv_publisher(endpoint) as publisher:
                 await world.serve("s", prompt)
                 while not len(index):
-                    number = 0
-                    publish(stored(1, prompt))
+                    publisher.number = 0
+                    publisher.publish(stored(1, prompt))
                     await asyncio.sleep(0.02)
                 await world.serve("t", [*prompt, 7, 8])
-                publish({"type": "BlockRemoved", "block_hashes": [4], "medium": "GPU"})
+                publisher.publish({"type": "BlockRemoved", "block_hashes": [4], "medium": "GPU"})
                 await until(lambda: len(index) == 3)
                 await world.serve("u", [*prompt, 7, 8])
-                publish({"type": "AllBlocksCleared"})
+                publisher.publish({"type": "AllBlocksCleared"})
                 await until(lambda: len(index) == 0)
                 await world.serve("v", [*prompt, 7, 8])
 
