@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -227,14 +228,20 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         f"Fitted to {calibration.steps} steps, mean absolute error of a step {format_percent(calibration.step_mape)}.",
     ]
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):
-        held_out = calibration.held_out(metric)
-        if held_out is not None:
-            bias, mean_error = format_percent(held_out[0], signed=True), format_percent(held_out[1])
-            lines.append(f"{name} of the cells not fitted: bias {bias}, mean error {mean_error}.")
-    table = begin_table("cell", "fitted", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
+        for near_saturation, which in ((False, "not fitted"), (True, "not fitted and near saturation (not judged)")):
+            errors = calibration.list_errors(metric, near_saturation=near_saturation)
+            if errors:
+                bias = format_percent(statistics.fmean(errors), signed=True)
+                mean_error = format_percent(statistics.fmean(map(abs, errors)))
+                cells = format_count(len(errors), "cell", "cells")
+                lines.append(f"{name} of {cells} {which}: bias {bias}, mean error {mean_error}.")
+    table = begin_table("cell", "fitted", "near saturation", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
     for cell in calibration.cells:
         table.add_row(
-            cell.cell, "yes" if cell.fitted else "no", *(_format_pair(cell, metric) for metric in cell.measured)
+            cell.cell,
+            "yes" if cell.fitted else "no",
+            "yes" if cell.near_saturation else "no",
+            *(_format_pair(cell, metric) for metric in cell.measured),
         )
     return Group(*(Text(line) for line in lines), Text(), table)
 

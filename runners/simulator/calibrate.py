@@ -4,15 +4,16 @@ Every second cell of one config, in the order of their load, gives the fit: the 
 that the mean relative error over the steps of its window is 0 (`fit_steps`); what these steps took over what the
 coefficients give, in their order (`residuals`); and `frontend_s`, the median over these cells of what a measured TTFT
 has beyond a simulated one. The other cells are simulated, arrival by arrival, with the residuals of the fitted cell
-before them as noise, and compared. Step records do not hold the KV tokens that a step reads. Within a cell all prompts
-and answers have one length and share nothing, so they follow from it (`list_work`).
+before them as noise, and compared; cells near saturation apart (`STEEP`). Step records do not hold the KV tokens that a
+step reads. Within a cell all prompts and answers have one length and share nothing, so they follow from it
+(`list_busy_steps`).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,12 @@ RESIDUALS = 8192
 """Residuals that a model has at most, in equal parts of every cell that gave the fit."""
 SHORTEST_S = 1e-6
 """No step is expected to take less."""
+SLOWER = 1.1
+STEEP = 3.0
+"""A load is near saturation where a p90 of one of its cells grows by more than STEEP times the share by which steps
+take longer, simulated with steps that take SLOWER times as long. A wait in a queue does so where more than two thirds
+of an engine are used; there a host whose speed changes by 20 % changes a latency by a multiple of that, between two
+real cells as well."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
 
@@ -73,6 +80,10 @@ class CellComparison:
     """Requests per second, tokens of a prompt and of an answer."""
     measured: Mapping[str, float | None]
     simulated: Mapping[str, float | None]
+    steepness: float | None
+    """By how many times the share that steps take longer the p90 grows that grows most; None = there is no p90."""
+    near_saturation: bool = False
+    """A cell of its load is steeper than STEEP."""
 
     def error(self, metric: str) -> float | None:
         """Simulated over measured, less 1."""
@@ -90,26 +101,23 @@ class Calibration:
     """Mean absolute relative error of a step, over the steps that gave the fit."""
     cells: tuple[CellComparison, ...]
 
-    def list_errors(self, metric: str) -> list[float]:
-        """Of the cells that did not give the fit."""
-        return [error for cell in self.cells if not cell.fitted and (error := cell.error(metric)) is not None]
+    def list_errors(self, metric: str, *, near_saturation: bool = False) -> list[float]:
+        """Of the cells that did not give the fit: those near saturation, or the others."""
+        cells = self._list_held_out(near_saturation)
+        return [error for cell in cells if (error := cell.error(metric)) is not None]
 
     def list_repeats(self, metric: str) -> list[float]:
-        """The same for the other real cells of each one's load in the simulation's place."""
+        """As `list_errors`, with the other real cells of each one's load in the simulation's place."""
         return [
             again / first - 1
-            for cell in self.cells
+            for cell in self._list_held_out(near_saturation=False)
             for other in self.cells
-            if not cell.fitted and other is not cell and other.load == cell.load
+            if other is not cell and other.load == cell.load
             if (first := cell.measured[metric]) and (again := other.measured[metric]) is not None
         ]
 
-    def held_out(self, metric: str) -> tuple[float, float] | None:
-        """Bias and mean absolute relative error over the cells that did not give the fit; None = there is none."""
-        errors = self.list_errors(metric)
-        if not errors:
-            return None
-        return statistics.fmean(errors), statistics.fmean(map(abs, errors))
+    def _list_held_out(self, near_saturation: bool) -> list[CellComparison]:
+        return [cell for cell in self.cells if not cell.fitted and cell.near_saturation == near_saturation]
 
 
 def calibrate(run: Path, config: str = "plain") -> Calibration:
@@ -121,27 +129,27 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
             remedy="name a run of connector-tax with several rates, or another --config",
         )
     fitting = cells[::2]
-    works = [list_work(cell.steps, *cell.load[1:]) for cell in fitting]
-    step, count, mape = fit_steps(join_work(works))
+    works = [list_busy_steps(cell.steps, *cell.load[1:]) for cell in fitting]
+    step, count, mape = fit_steps(join_steps(works))
     residuals = [list_residuals(work, step) for work in works]
     model = EngineModel(step, _read_capacity(run, config))
-    first = [_compare(cell, model, own, fitted=True) for cell, own in zip(fitting, residuals, strict=True)]
+    first = [compare_cell(cell, model, own, fitted=True) for cell, own in zip(fitting, residuals, strict=True)]
     late = [
         measured - simulated
         for cell in first
         if (measured := cell.measured["ttft_s"]) is not None and (simulated := cell.simulated["ttft_s"]) is not None
     ]
     model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
-    compared = tuple(
-        _compare(cell, model, residuals[index // 2], fitted=index % 2 == 0) for index, cell in enumerate(cells)
+    compared = mark_near_saturation(
+        [compare_cell(cell, model, residuals[index // 2], fitted=index % 2 == 0) for index, cell in enumerate(cells)]
     )
     sources = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
-    stored = tuple(residual for own in residuals for residual in own[: RESIDUALS // len(residuals)])
+    stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
     return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources, stored), count, mape, compared)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BusySteps:
     """Steps with work in them: what StepTime multiplies, and how long they took; arrays of one length."""
 
     prefill_tokens: np.ndarray
@@ -164,12 +172,12 @@ class Work:
         )
 
 
-def join_work(works: Sequence[Work]) -> Work:
+def join_steps(works: Sequence[BusySteps]) -> BusySteps:
     """The steps of all of them."""
-    return Work(*(np.concatenate([getattr(work, one.name) for work in works]) for one in fields(Work)))
+    return BusySteps(*(np.concatenate([getattr(work, one.name) for work in works]) for one in fields(BusySteps)))
 
 
-def fit_steps(work: Work) -> tuple[StepTime, int, float]:
+def fit_steps(work: BusySteps) -> tuple[StepTime, int, float]:
     """Coefficients of a step, the number of steps, and their mean absolute relative error.
 
     Raises RunnerError for fewer than FEWEST_STEPS, or where the steps say nothing of a coefficient's kind of work.
@@ -207,7 +215,7 @@ def _expect_s(rows: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return expected_s
 
 
-def list_residuals(work: Work, model: StepTime) -> list[float]:
+def list_residuals(work: BusySteps, model: StepTime) -> list[float]:
     """What each step took over what the model gives it, to four digits."""
     coefficients = np.array([getattr(model, name) for name in model.__struct_fields__])
     return [float(f"{residual:.4g}") for residual in work.step_s / _expect_s(work.rows, coefficients)]
@@ -242,13 +250,28 @@ def simulate_cell(requests: pd.DataFrame, model: EngineModel, noise: Noise = STE
     return frame
 
 
-def _compare(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
-    noise = ResidualNoise(residuals, cell.record.cell)
-    measured, simulated = (
-        {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED}
-        for frame in (cell.requests, simulate_cell(cell.requests, model, noise))
+def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
+    """Simulate the cell's arrivals with these residuals as noise, and again with slower steps."""
+    slower = msgspec.structs.replace(model, step=model.step.scale(SLOWER))
+    frames = (
+        cell.requests,
+        *(simulate_cell(cell.requests, one, ResidualNoise(residuals, cell.record.cell)) for one in (model, slower)),
     )
-    return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated)
+    measured, simulated, later = (
+        {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED} for frame in frames
+    )
+    steepness = [
+        (after / before - 1) / (SLOWER - 1)
+        for name in COMPARED
+        if (before := simulated[name]) and (after := later[name]) is not None
+    ]
+    return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated, max(steepness, default=None))
+
+
+def mark_near_saturation(cells: Sequence[CellComparison]) -> tuple[CellComparison, ...]:
+    """All cells of a load alike: which of them meets a slow moment of the host is chance."""
+    steep = {cell.load for cell in cells if cell.steepness is not None and cell.steepness > STEEP}
+    return tuple(replace(cell, near_saturation=cell.load in steep) for cell in cells)
 
 
 def _percentile(samples: np.ndarray) -> float | None:
@@ -269,7 +292,7 @@ def read_cells(run: Path, config: str) -> Iterator[Cell]:
                 yield Cell(record, requests, steps_in_window(steps, record))
 
 
-def list_work(steps: pd.DataFrame, input_tokens: int, output_tokens: int) -> Work:
+def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) -> BusySteps:
     """The steps with work of a cell whose prompts and answers all have these lengths.
 
     A prompt token attends to half of its prompt on average, and a sequence that decodes reads its prompt and half of
@@ -283,7 +306,9 @@ def list_work(steps: pd.DataFrame, input_tokens: int, output_tokens: int) -> Wor
     known = step_us.notna()
     columns = (steps["prefill_tokens"][known], steps["decode_tokens"][known], step_us[known] / 1e6)
     prefill, decode, step_s = (column.to_numpy(dtype=np.float64) for column in columns)
-    return Work(prefill, decode, prefill * (input_tokens + 1) / 2, decode * (input_tokens + output_tokens / 2), step_s)
+    return BusySteps(
+        prefill, decode, prefill * (input_tokens + 1) / 2, decode * (input_tokens + output_tokens / 2), step_s
+    )
 
 
 def _read_capacity(run: Path, config: str) -> int:

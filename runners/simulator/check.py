@@ -92,12 +92,13 @@ def judge_parity(cells: Sequence[CellParity]) -> Judgement:
 
 
 def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Judgement, ...]:
-    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit."""
+    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit and are not near saturation."""
     gates = []
     for series in COMPARED:
         errors = [error for one in calibrations for error in one.list_errors(series)]
         repeats = [error for one in calibrations for error in one.list_repeats(series)]
-        gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats))
+        apart = [error for one in calibrations for error in one.list_errors(series, near_saturation=True)]
+        gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats, apart))
     return tuple(gates)
 
 

@@ -45,14 +45,15 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fitted to the step times of a real engine."""
     sources: tuple[str, ...] = ()
     """Where each number comes from."""
-    residuals: tuple[float, ...] = ()
-    """What steps of the fit took over what the model gives them, in their order; used where a simulation asks."""
+    residuals: tuple[tuple[float, ...], ...] = ()
+    """Of each cell that gave the fit: what its steps took over what the model gives them, in their order. Used where a
+    simulation asks."""
     link: Link | None = None
     """None = no KV can be moved."""
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(residual) and residual > 0 for residual in self.residuals):
-            raise ValueError("every one of residuals must be a number above 0")
+        if not all(cell and all(math.isfinite(one) and one > 0 for one in cell) for cell in self.residuals):
+            raise ValueError("each list of residuals must have numbers above 0, at least one")
 
 
 def engine_names() -> tuple[str, ...]:

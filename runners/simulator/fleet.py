@@ -28,7 +28,7 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.spec import SimulationSpec
-from runners.simulator.step_time import Noise, ResidualNoise, SharedCores, StepNoise
+from runners.simulator.step_time import Noise, SharedCores, StepNoise, draw_residuals
 from runners.simulator.transfers import SimulatedTransfers
 
 NO_BREAKER = HealthRules(failures_to_open=1 << 62)
@@ -215,7 +215,7 @@ class SimulatedRequest(RequestLifecycle):
 
 def _make_noise(spec: SimulationSpec, instance: str) -> Noise:
     seed = f"{spec.replay.seed}/{instance}"
-    return ResidualNoise(spec.residuals, seed) if spec.residuals else StepNoise(spec.step_noise, seed)
+    return draw_residuals(spec.residuals, seed) if spec.residuals else StepNoise(spec.step_noise, seed)
 
 
 def _lose(instance: str, why: str, gone: bool) -> None:

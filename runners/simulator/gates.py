@@ -121,27 +121,41 @@ def held(holds: bool) -> Outcome:
     return Outcome.HOLDS if holds else Outcome.FAILS
 
 
-def judge_errors(metric: str, errors: Sequence[float], repeats: Sequence[float]) -> Judgement:
+def judge_errors(
+    metric: str, errors: Sequence[float], repeats: Sequence[float], near_saturation: Sequence[float] = ()
+) -> Judgement:
     """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
-    repetitions."""
+    repetitions. Those of cells near saturation are reported and not judged."""
     name = f"calibration, {metric}"
     claim = f"A fitted engine model predicts {metric} of cells that it was not fitted to."
     rule = (
         f"bias at most {format_percent(BIAS_LIMIT)}, mean error at most that of a real cell against its own repetition "
-        f"and {MAPE_ABOVE_REPETITION * 100:g} points"
+        f"and {MAPE_ABOVE_REPETITION * 100:g} points, over the cells that are not near saturation"
     )
+    apart = _describe_apart(near_saturation)
     if not errors or not repeats:
         lacking = "no cell was held out of the fit" if not errors else "no load was measured twice"
-        return Judgement(name, claim, rule, Outcome.OPEN, f"{lacking}: there is nothing to hold the error against")
+        text = f"{lacking}: there is nothing to hold the error against{apart}"
+        return Judgement(name, claim, rule, Outcome.OPEN, text)
     bias = statistics.fmean(errors)
     mape, repeated = (statistics.fmean(map(abs, some)) for some in (errors, repeats))
     limit = repeated + MAPE_ABOVE_REPETITION
     text = (
         f"bias {format_percent(bias, 1, signed=True)}, mean error {format_percent(mape, 1)} (limit "
         f"{format_percent(limit, 1)}: a real cell against its own repetition {format_percent(repeated, 1)}), over "
-        f"{len(errors)} cells"
+        f"{len(errors)} cells{apart}"
     )
     return Judgement(name, claim, rule, held(abs(bias) <= BIAS_LIMIT and mape <= limit), text)
+
+
+def _describe_apart(errors: Sequence[float]) -> str:
+    if not errors:
+        return ""
+    bias, mape = statistics.fmean(errors), statistics.fmean(map(abs, errors))
+    return (
+        f"; not judged: {len(errors)} cells near saturation, bias {format_percent(bias, 1, signed=True)}, mean error "
+        f"{format_percent(mape, 1)}"
+    )
 
 
 def judge_apc(loads: Sequence[LoadValues]) -> Judgement:

@@ -38,8 +38,9 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     """Where an EngineSample per instance and simulated second goes (JSONL)."""
     step_noise: float = 0.0
     """Standard deviation of the logarithm of a step's time; its draws depend on the replay's seed."""
-    residuals: tuple[float, ...] = ()
-    """Steps take longer by these factors, in their order (`ResidualNoise`); empty = by draws of `step_noise`."""
+    residuals: tuple[tuple[float, ...], ...] = ()
+    """Steps take longer by the factors of one of these cells, in their order (`draw_residuals`); empty = by draws of
+    `step_noise`."""
     contention: float = 0.0
     """A step takes this share longer for each other engine that computes when it begins: they share cores."""
 

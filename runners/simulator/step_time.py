@@ -43,6 +43,10 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.base_s + self.decode_sequence_s <= 0 or self.base_s + self.prefill_token_s <= 0:
             raise ValueError("a step takes no time: give base_s, or prefill_token_s and decode_sequence_s")
 
+    def scale(self, factor: float) -> StepTime:
+        """Every step takes `factor` times as long."""
+        return StepTime(*(getattr(self, name) * factor for name in self.__struct_fields__))
+
     def step_s(self, prefill_tokens: int, prefill_context: float, decode_sequences: int, decode_context: int) -> float:
         """One step; the arguments are P, C, D and R."""
         return (
@@ -85,6 +89,14 @@ class StepNoise:
 
 
 STEADY = StepNoise(0.0, "")
+
+
+def draw_residuals(cells: Sequence[Sequence[float]], seed: str) -> ResidualNoise:
+    """The residuals of one of these cells, each as likely.
+
+    An engine that went through those of all cells would meet more states of the host than a cell did.
+    """
+    return ResidualNoise(random.Random(f"{seed} cell").choice(cells), seed)
 
 
 class ResidualNoise:

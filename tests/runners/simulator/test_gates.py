@@ -107,6 +107,12 @@ def test_errors_are_held_against_real_repetitions(errors: list[float], repeats: 
     assert judge_errors("ttft_p90_s", errors, repeats).outcome is outcome
 
 
+def test_cells_near_saturation_are_reported_and_not_judged() -> None:
+    gate = judge_errors("ttft_p90_s", [0.04, -0.04], [0.01], near_saturation=[9.0, -0.5])
+    assert gate.outcome is Outcome.HOLDS
+    assert "over 2 cells; not judged: 2 cells near saturation, bias +425.0 %, mean error 475.0 %" in gate.reason
+
+
 @pytest.mark.parametrize(("off", "outcome"), [(0.019, Outcome.HOLDS), (-0.019, Outcome.HOLDS), (0.021, Outcome.FAILS)])
 def test_apc_is_within_two_points_of_every_policy(off: float, outcome: Outcome) -> None:
     real = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.7}}
