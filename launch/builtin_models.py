@@ -21,14 +21,19 @@ class BuiltinModel:
     """Its name below the folder of models."""
     write: Callable[[Path], Path]
     """Writes it into a folder; idempotent."""
+    weight_bytes: int
+    """In GPU memory, bfloat16."""
+    kv_bytes_per_token: int
 
 
 MODELS: Mapping[str, BuiltinModel] = {
-    "builtin:tiny": BuiltinModel(MODEL_ID, write_tiny_model),
+    "builtin:tiny": BuiltinModel(MODEL_ID, write_tiny_model, 263_000, 512),
     "builtin:qwen3-coder-30b-a3b": BuiltinModel(
-        "qwen3-coder-30b-a3b-dummy", partial(write_dummy_model, QWEN3_CODER_30B_A3B)
+        "qwen3-coder-30b-a3b-dummy", partial(write_dummy_model, QWEN3_CODER_30B_A3B), 61_060_000_000, 98_304
     ),
-    "builtin:qwen3-0.6b": BuiltinModel("qwen3-0.6b-dummy", partial(write_dummy_model, QWEN3_0_6B)),
+    "builtin:qwen3-0.6b": BuiltinModel(
+        "qwen3-0.6b-dummy", partial(write_dummy_model, QWEN3_0_6B), 1_192_000_000, 114_688
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from launch import patching
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
-from launch.gpu_checks import NO_DRIVER, check_cuda_host
+from launch.gpu_checks import NO_DRIVER, RDMA, check_cuda_host
 from launch.gpu_devices import VISIBLE, is_among, list_gpus, visible_devices
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES, locked_versions
@@ -102,7 +102,11 @@ def examine(
         *(_describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
     ]
-    configs = (_check_config(name, tuple(needs), engine_row, components) for name, needs in requires.items())
+    adapters = {row.what: row for row in rows if row.what == RDMA}
+    configs = (
+        _check_config(name, tuple(needs), engine_row, components and components | adapters)
+        for name, needs in requires.items()
+    )
     sets = {name: name in flags for name in NAMED}
     return DoctorReport(kind, tuple(rows), tuple(configs), sets, parts)
 
@@ -326,6 +330,8 @@ def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Ma
     if not parts:
         return ConfigRow(config, False, requires, ("engine", *requires), engine.detail, engine.remedy)
     needed = {name: parts.get(name) for name in ("vllm", "torch", *requires)}
+    if "mooncake" in requires:
+        needed[RDMA] = parts.get(RDMA)
     bad = {name: row for name, row in needed.items() if row is None or row.state == MISSING}
     detail = "; ".join(f"{name}: {row.detail if row else 'unknown to this Tracon'}" for name, row in bad.items())
     remedy = "; ".join(_drop_repeats(row.remedy for row in bad.values() if row))

@@ -17,7 +17,8 @@ from launch.gpu_devices import DRIVER, query_gpus, visible_devices
 from results.records.percent import format_percent
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
-"""There where RDMA adapters may reach a GPU's memory directly."""
+"""Exists where RDMA adapters may reach a GPU's memory directly."""
+RDMA = "RDMA"
 LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
 LEAST_CAPABILITY = 7.5
@@ -178,8 +179,11 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
 
 
 def check_rdma(infiniband: Path) -> Row:
-    """Adapters with their ports, and whether they reach a GPU's memory."""
-    what = "RDMA"
+    """Adapters with their ports, and whether they reach a GPU's memory.
+
+    Missing where they do not: Mooncake takes an active adapter whenever there is one.
+    """
+    what = RDMA
     devices = sorted(path for path in infiniband.iterdir()) if infiniband.is_dir() else []
     if not devices:
         remedy = "load the adapter's driver; in a container, pass /dev/infiniband through"
@@ -188,8 +192,9 @@ def check_rdma(infiniband: Path) -> Row:
     if not any("ACTIVE" in _read_ports(path) for path in devices):
         return Row(what, WARN, f"{detail}: no port is active", "connect and configure the adapter: `rdma link`")
     if not PEER_MEMORY.is_dir():
-        remedy = "`modprobe nvidia_peermem`, unless the adapter's driver uses DMA-BUF"
-        return Row(what, WARN, f"{detail}; nvidia_peermem is not loaded: transfers may pass through the host", remedy)
+        remedy = "`modprobe nvidia_peermem` as root, or measure configs without Mooncake (`--config`, `doctor --only`)"
+        why = "nvidia_peermem is not loaded: Mooncake registers GPU memory with the adapter and cannot; NIXL copies "
+        return Row(what, MISSING, f"{detail}; {why}through the host", remedy)
     return Row(what, OK, f"{detail}; nvidia_peermem is loaded")
 
 

@@ -94,9 +94,8 @@ async def peer_transfer(subject: Subject) -> str:
     if subject.counterpart is None:
         blocks = sum(map(len, (await _read_offered_blocks(subject, prompt, subject.client))["remote_block_ids"]))
         raise GateFailed(
-            f"the prefill request offers {blocks} blocks, and no byte was moved: no second engine can run beside this "
-            "one. It needs as many GPUs again (CUDA_VISIBLE_DEVICES); to measure the config unproven, copy its TOML "
-            "file and leave peer_transfer out of [preflight] proofs"
+            f"the prefill request offers {blocks} blocks, and no byte was moved: "
+            "no second engine can run beside this one"
         )
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
     async with subject.counterpart() as peer, http_client(peer.url) as client:

@@ -73,14 +73,17 @@ class Launcher:
         prefix: str = "",
         extra_args: Sequence[str] = (),
         extra_env: Mapping[str, str] | None = None,
+        profile: Profile | None = None,
     ) -> Instance:
         """A ready engine of the config, its files in `layout`. It is named `<prefix, else config>-<number>`.
+
+        `profile`: the run's with other engine settings; None = the run's.
 
         Cancelled or failed, no process of it is left. Raises LaunchError.
         """
         number = self.take_number(config)
         spec = build_launch(
-            self.profile,
+            profile or self.profile,
             self.configs[config],
             self._engine,
             instance=f"{prefix or config}-{number}",

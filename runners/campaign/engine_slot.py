@@ -11,6 +11,7 @@ from launch.command import ports_needed
 from launch.errors import LaunchError
 from launch.instance import Instance
 from launch.ports import free_port
+from launch.profile import Profile
 from results.records.layout import ConfigLayout
 from runners.campaign.engine_launcher import Launcher
 
@@ -29,10 +30,13 @@ class EngineSlot:
         self._instance: Instance | None = None
         self._failures: dict[tuple[str, str], LaunchError] = {}
 
-    async def get(self, config: str, purpose: str, *, preflight: bool = False) -> Instance:
+    async def get(
+        self, config: str, purpose: str, *, preflight: bool = False, profile: Profile | None = None
+    ) -> Instance:
         """A ready instance of the config: the one at hand if it serves this purpose and lives, else a fresh one.
 
-        One launched for pre-flight has what its proofs need, so the purpose must not be shared with a measurement.
+        One launched for pre-flight has what its proofs need, and perhaps a `profile` of its own, so the purpose must
+        not be shared with a measurement.
         Raises LaunchError. A config that failed to start LAUNCH_TRIES times in a row for a purpose is not tried again.
         """
         key = (config, purpose)
@@ -44,7 +48,7 @@ class EngineSlot:
         layout, port = self._launcher.config_layout(config), self._launcher.profile.launch.port_base
         for tries in range(1, LAUNCH_TRIES + 1):
             try:
-                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight)
+                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight, profile=profile)
             except LaunchError as error:
                 if tries == LAUNCH_TRIES:
                     self._failures[key] = error
@@ -67,13 +71,15 @@ class EngineSlot:
 
     @asynccontextmanager
     async def counterpart(
-        self, config: str, folder: Path, extra_env: Mapping[str, str] | None = None
+        self, config: str, folder: Path, extra_env: Mapping[str, str] | None = None, profile: Profile | None = None
     ) -> AsyncIterator[Instance]:
         """A second instance of the config, launched for pre-flight, with its files in `folder`. Raises LaunchError."""
         launcher = self._launcher
         needed = ports_needed(launcher.configs[config])
         port = await asyncio.to_thread(free_port, launcher.profile.launch.port_base + needed, needed)
-        instance = await launcher.launch(config, ConfigLayout(folder), port, preflight=True, extra_env=extra_env)
+        instance = await launcher.launch(
+            config, ConfigLayout(folder), port, preflight=True, extra_env=extra_env, profile=profile
+        )
         try:
             yield instance
         finally:

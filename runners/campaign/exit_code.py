@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from results.records.events import CellState, RunState
 from results.records.plan import CellPlan
-from runners.campaign.experiment import NOT_NEEDED
+from runners.campaign.experiment import NOT_NEEDED, NOT_POSSIBLE
 from runners.errors import ExitCode
 from state.model import RunView
 
@@ -30,7 +30,7 @@ def list_shortfalls(view: RunView) -> tuple[str, ...]:
     texts = []
     for plan in view.plan.cells:
         cell = view.cells[plan.cell]
-        if _is_missing(view, plan):
+        if _is_missing(view, plan) or (plan.kind in GATES and cell.reason.startswith(NOT_POSSIBLE)):
             texts.append(f"{plan.cell}: {cell.state}: {cell.reason}")
         elif cell.state is CellState.DONE and cell.degraded:
             texts.append(f"{plan.cell}: degraded: {cell.degraded}")
@@ -44,10 +44,13 @@ def _is_missing(view: RunView, plan: CellPlan) -> bool:
 
 def _is_provided_for(view: RunView, plan: CellPlan) -> bool:
     """Whether the plan itself provides for leaving it out: its rate is ref_load, which turned out to be ref_safe, or
-    what came before it showed that it is not needed.
+    what came before it showed that it is not needed, or the host has no room for it and other configs were measured.
     """
-    if view.cells[plan.cell].reason.startswith(NOT_NEEDED):
+    reason = view.cells[plan.cell].reason
+    if reason.startswith(NOT_NEEDED):
         return True
+    if reason.startswith(NOT_POSSIBLE):
+        return any(one.kind == "preflight" and view.cells[one.cell].state is CellState.DONE for one in view.plan.cells)
     if plan.params.get("rate") != "ref_load":
         return False
     chosen = [view.cells[one.cell].summary for one in view.plan.cells if one.kind == "reference"]

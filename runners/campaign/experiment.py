@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
 
 NOT_NEEDED = "not needed: "
 """Begins the reason of a cell that the plan itself provides for leaving out."""
+NOT_POSSIBLE = "not possible on this host: "
+"""Begins the reason of a cell that no engine setting of the plan can make room for; the other configs are measured."""
 ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine, --on and --instances"
 
 

@@ -8,28 +8,48 @@ from typing import Literal
 import msgspec
 
 from launch.errors import LaunchError
-from launch.gpu_devices import second_devices
+from launch.gpu_checks import read_gpus
+from launch.gpu_devices import VISIBLE, second_devices
+from launch.gpu_fit import estimate_engine_bytes
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
+from launch.profile import Profile
 from results.records.events import CellState
 from results.records.layout import RunLayout, write_indented_json
 from results.records.plan import CellPlan
 from results.records.preflight import PreflightRecord
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import CellOutcome
-from runners.errors import CellFailed
+from runners.campaign.experiment import NOT_POSSIBLE, CellOutcome
+from runners.errors import CellFailed, CellSkipped
+from runners.experiments.engine_choice import MOST_REQUESTS_ARGUMENT
 from state.model import RunView
+
+GIB = 1 << 30
+PEER_PROOF = "peer_transfer"
+"""The proof that needs a second engine."""
+SHARE = 0.46
+"""Of a GPU's memory, for each of two engines that prove a transfer on it."""
+SHARED_CONTEXT_TOKENS = 24_576
+SHARED_STEP_TOKENS = 4096
+SHARED_REQUESTS = 64
+"""What the 30B model leaves room for beside its weights in that part of an H200."""
 
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:
-    """Raises CellFailed with the reason where the config does not work; its later cells are then skipped."""
+    """Raises CellFailed with the reason where the config does not work, and CellSkipped where two engines that its
+    proof needs do not fit on this host; its later cells are then skipped."""
     assert cell.config is not None
     log = context.layout.preflight_log(cell.config)
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        instance = await context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True)
-        counterpart = _counterpart_of(context, cell.config)
-        result = await verify(instance, context.configs[cell.config], context.profile, log, counterpart)
+        profile, devices = _choose_profile(context, cell.config)
+        instance = await context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True, profile=profile)
+        folder = log.parent / f"counterpart_{cell.config}"
+        counterpart: Counterpart = partial(context.slot.counterpart, cell.config, folder, devices, profile)
+        result = await verify(instance, context.configs[cell.config], profile, log, counterpart)
+    except CellSkipped as skipped:
+        _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(skipped)))
+        raise
     except LaunchError as error:
         _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(error)))
         raise CellFailed(f"{error} {error.remedy}") from error
@@ -42,17 +62,41 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ce
     return CellOutcome({"checks_passed": len(result.checks)})
 
 
-def _counterpart_of(context: RunContext, config: str) -> Counterpart | None:
-    """A second engine of the config for a proof that needs one; None where the first has every GPU, as it has all of
-    one's memory."""
-    devices: dict[str, str] = {}
-    if context.profile.engine.kind == "cuda":
-        beside = second_devices(context.profile.engine.tensor_parallel_size)
-        if not beside:
-            return None
-        devices = {"CUDA_VISIBLE_DEVICES": beside}
-    folder = context.layout.preflight_log(config).parent / f"counterpart_{config}"
-    return partial(context.slot.counterpart, config, folder, devices)
+def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str, str]]:
+    """The profile of the pre-flight's engines, and what a second one has in its environment beside the first.
+
+    Where the proof needs two engines and there are GPUs for one, each takes SHARE of their memory. Raises CellSkipped
+    where that is too little.
+    """
+    profile = context.profile
+    if profile.engine.kind != "cuda" or PEER_PROOF not in context.configs[config].preflight.proofs:
+        return profile, {}
+    if beside := second_devices(profile.engine.tensor_parallel_size):
+        return profile, {VISIBLE: beside}
+    shared = _share_gpu(profile)
+    needed, totals = estimate_engine_bytes(shared), [gpu.total_mib << 20 for gpu in read_gpus()]
+    most = int((shared.engine.gpu_memory_utilization or SHARE) * min(totals, default=0))
+    if needed is not None and totals and needed > most:
+        raise CellSkipped(
+            f"{NOT_POSSIBLE}the proof of {config} needs two engines, and one GPU has no room for both: each needs "
+            f"about {needed / GIB:.1f} GiB and would have {most / GIB:.1f}. Use a second GPU or a smaller model"
+        )
+    return shared, {}
+
+
+def _share_gpu(profile: Profile) -> Profile:
+    """The profile with settings of which two engines fit on one GPU; as it is where they do already."""
+    settings = profile.engine
+    if settings.gpu_memory_utilization is not None and settings.gpu_memory_utilization <= SHARE:
+        return profile
+    smaller = msgspec.structs.replace(
+        settings,
+        gpu_memory_utilization=SHARE,
+        max_model_len=min(SHARED_CONTEXT_TOKENS, settings.max_model_len),
+        max_num_batched_tokens=min(SHARED_STEP_TOKENS, settings.max_num_batched_tokens),
+        extra_args=(*settings.extra_args, MOST_REQUESTS_ARGUMENT, str(SHARED_REQUESTS)),
+    )
+    return msgspec.structs.replace(profile, engine=smaller)
 
 
 def why_gated(cell: CellPlan, view: RunView) -> str:
@@ -62,7 +106,7 @@ def why_gated(cell: CellPlan, view: RunView) -> str:
     gate = view.cells.get(f"preflight/{cell.config}")
     if gate is not None and gate.state is CellState.FAILED:
         return f"pre-flight failed: {gate.reason}"
-    return ""
+    return gate.reason if gate is not None and gate.reason.startswith(NOT_POSSIBLE) else ""
 
 
 def _record_decision(layout: RunLayout, config: str, row: PreflightRecord) -> None:

@@ -40,7 +40,8 @@ def test_a_dummy_has_the_size_of_the_model_it_is_named_after(
 ) -> None:
     folder, config = written(source, tmp_path)
     assert count_parameters(config) == pytest.approx(billions, abs=0.05)
-    assert kv_bytes_per_token(folder) == kv_bytes
+    assert MODELS[source].weight_bytes / 2e9 == pytest.approx(count_parameters(config), rel=0.001)
+    assert kv_bytes_per_token(folder) == kv_bytes == MODELS[source].kv_bytes_per_token
 
 
 @pytest.mark.parametrize("source", DUMMIES)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import gpu_checks
+from launch import doctor, gpu_checks
 from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
@@ -145,8 +145,24 @@ def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.
     state.write_text("4: ACTIVE\n")
     monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path / "none")
     row = rows_of(tmp_path, None)["RDMA"]
-    assert row.state == WARN
-    assert "nvidia_peermem is not loaded" in row.detail
+    assert row.state == MISSING
+    assert "nvidia_peermem is not loaded: Mooncake registers" in row.detail
+    assert "modprobe nvidia_peermem" in row.remedy
+
+
+def test_only_configs_with_mooncake_need_an_adapter_that_reaches_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch)
+    state = tmp_path / "gpu-host" / "infiniband" / "mlx5_0" / "ports" / "1" / "state"
+    state.parent.mkdir(parents=True)
+    state.write_text("4: ACTIVE\n")
+    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path / "none")
+    ok = dict.fromkeys(("vllm", "torch", "mooncake", "nixl"), Row("x", OK, ""))
+    monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
+    monkeypatch.setattr(doctor, "_check_components", lambda _engine: ok)
+    configs = examine("cuda", {"nixl_both": ("nixl",), "mooncake_both": ("mooncake",)}).configs
+    assert {config.config: config.missing for config in configs} == {"nixl_both": (), "mooncake_both": ("RDMA",)}
 
 
 def test_a_host_without_gpus_has_every_row_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from results.records.events import CellState, RunState
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.exit_code import exit_code, list_shortfalls
+from runners.campaign.experiment import NOT_POSSIBLE
 from runners.campaign.plan import freeze_plan
 from runners.errors import ExitCode
 from state.model import EMPTY, CellView, RunView
@@ -32,6 +33,9 @@ def view_with(state: RunState = RunState.DONE, **changed: CellView) -> RunView:
     for stage, cell in changed.items():
         cells[next(name for name in cells if name.startswith(stage.replace("_", "-") + "/"))] = cell
     return replace(EMPTY, plan=plan, cells=cells, row=replace(EMPTY.row, state=state))
+
+
+TWO = (PLANS[0], CellPlan("preflight/nixl_both", "preflight", "preflight", "nixl_both", "nixl_both", {}, 1.0))
 
 
 def ended(number: int, state: CellState, **more: object) -> CellView:
@@ -79,8 +83,28 @@ def ended(number: int, state: CellState, **more: object) -> CellView:
             ("preflight/plain: failed: no",),
         ),
         (view_with(RunState.INTERRUPTED), ExitCode.INTERRUPTED, ()),
+        (
+            view_with(preflight=ended(0, CellState.SKIPPED, reason=f"{NOT_POSSIBLE}one GPU")),
+            ExitCode.CELLS_FAILED,
+            ("preflight/plain: skipped: not possible on this host: one GPU",),
+        ),
     ],
 )
 def test_the_code_of_a_run(view: RunView, code: ExitCode, named: tuple[str, ...]) -> None:
     assert exit_code(view) == code
     assert list_shortfalls(view) == named
+
+
+def test_a_config_for_which_the_host_has_no_room_is_named_and_the_others_decide() -> None:
+    stages = [StagePlan("preflight", "preflight")]
+    plan = freeze_plan(
+        experiment="connector-tax", profile="p", preset="q", configs=["plain", "nixl_both"], seed=1, stages=stages,
+        cells=TWO, inputs={},
+    )  # fmt: skip
+    cells = {
+        TWO[0].cell: CellView(TWO[0].cell, TWO[0], CellState.DONE, 1),
+        TWO[1].cell: CellView(TWO[1].cell, TWO[1], CellState.SKIPPED, 1, reason=f"{NOT_POSSIBLE}one GPU"),
+    }
+    view = replace(EMPTY, plan=plan, cells=cells, row=replace(EMPTY.row, state=RunState.DONE))
+    assert exit_code(view) == ExitCode.DONE
+    assert list_shortfalls(view) == ("preflight/nixl_both: skipped: not possible on this host: one GPU",)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from launch.gpu_fit import estimate_engine_bytes
 from launch.profile import EngineSettings, Profile, load_profile
 from runners.campaign.experiment import RunOptions
 from runners.experiments.engine_choice import counting_profile
@@ -74,26 +75,13 @@ def test_engines_that_share_a_gpu_leave_some_of_its_memory() -> None:
 GIB = 1 << 30
 H200_GIB = 139.8
 """Of an H200's memory, what CUDA reports."""
-REST_GIB = 4.0
-"""For the CUDA context, activations, workspaces and CUDA graphs."""
-LOGIT_BYTES = 26
-"""Per request and word of the vocabulary, when vLLM looks how much a step of the most requests takes: logits in two
-precisions, probabilities, and what sorting them takes."""
-DEFAULT_REQUESTS = 1024
-"""--max-num-seqs of vLLM's server on a GPU of this size."""
-WEIGHT_BYTES = {"h200-qwen3-coder-30b-dummy": 61.1e9, "h200-qwen3-0.6b-dummy": 1.2e9}
-KV_BYTES = {"h200-qwen3-coder-30b-dummy": 98_304, "h200-qwen3-0.6b-dummy": 114_688}
-"""Per token (tests/launch/test_builtin_models.py)."""
 
 
 def test_an_engine_that_shares_a_gpu_has_room_for_its_weights_and_its_longest_request() -> None:
     for preset, profile, _, settings in shared_gpus():
-        options = dict(pairwise(settings.extra_args))
-        requests = int(options.get("--max-num-seqs", DEFAULT_REQUESTS))
-        kv = settings.max_model_len * KV_BYTES[profile.name]
-        logits = requests * profile.model.vocab_high * LOGIT_BYTES
-        needed_gib = (WEIGHT_BYTES[profile.name] + kv + logits) / GIB + REST_GIB
-        assert needed_gib <= (settings.gpu_memory_utilization or 0.0) * H200_GIB, (profile.name, preset)
+        needed = estimate_engine_bytes(msgspec.structs.replace(profile, engine=settings))
+        assert needed is not None
+        assert needed / GIB <= (settings.gpu_memory_utilization or 0.0) * H200_GIB, (profile.name, preset)
 
 
 MINUTES = re.compile(r"(?:(\d+(?:\.\d+)?) h)|(?:(\d+) min)")
