@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_0
 INFINIBAND = Path("/sys/class/infiniband")
 DRIVER_LIBRARY = "libcuda.so.1"
 """It comes with NVIDIA's driver, not with any package."""
+ROWS_OF: Mapping[str, tuple[str, ...]] = {
+    "mooncake": ("mooncake", "mooncake ports", RDMA),
+    "nixl": ("nixl",),
+    "lmcache": ("lmcache",),
+}
+"""By connector, the rows that matter to it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,23 @@ def examine(
     )
     sets = {name: name in flags for name in NAMED}
     return DoctorReport(kind, tuple(rows), tuple(configs), sets, parts)
+
+
+def narrow_report(report: DoctorReport, names: Sequence[str]) -> DoctorReport:
+    """The report on these rows and configs alone; a config brings every row but those of connectors it does not need.
+
+    Raises LaunchError for a name that is neither.
+    """
+    known = [row.what for row in report.rows] + [config.config for config in report.configs]
+    if unknown := [name for name in names if name not in known]:
+        raise LaunchError(
+            f"the doctor has no row or config {', '.join(unknown)}", remedy=f"name some of: {', '.join(known)}"
+        )
+    configs = tuple(config for config in report.configs if config.config in names)
+    needs = {need for config in configs for need in config.requires}
+    spared = {what for connector, whats in ROWS_OF.items() if connector not in needs for what in whats}
+    rows = tuple(row for row in report.rows if row.what in names or (configs and row.what not in spared))
+    return replace(report, rows=rows, configs=configs)
 
 
 def to_json(report: DoctorReport) -> dict[str, Any]:
