@@ -81,11 +81,12 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
+    gpu_needed_bytes: int | None = None,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `gpu_needed_bytes` what its model needs. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -97,7 +98,7 @@ def examine(
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        *_check_accelerator(kind, engine, gpu_memory_share),
+        *_check_accelerator(kind, engine, gpu_memory_share, gpu_needed_bytes),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
@@ -271,9 +272,11 @@ def _read_identity(line: str) -> tuple[str, str]:
     return head.removeprefix("GPU").strip(), rest.partition("(UUID:")[2].strip(" )")
 
 
-def _check_accelerator(kind: str, engine: Engine | None, gpu_memory_share: float | None) -> tuple[Row, ...]:
+def _check_accelerator(
+    kind: str, engine: Engine | None, gpu_memory_share: float | None, needed_bytes: int | None
+) -> tuple[Row, ...]:
     if kind == "cuda":
-        return check_cuda_host(engine, gpu_memory_share, INFINIBAND)
+        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, needed_bytes)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 
