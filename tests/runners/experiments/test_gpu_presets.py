@@ -19,11 +19,13 @@ from runners.experiments.registry import experiment_named
 GPU_PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 PRESETS = [
     ("h200-qwen3-coder-30b-dummy", "connector-tax", "gpu-demo"),
+    ("h200-qwen3-coder-30b-dummy", "connector-tax", "calibrate"),
     ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo"),
     ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus"),
     ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo"),
     ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "two-gpus"),
     ("h200-qwen3-0.6b-dummy", "connector-tax", "gpu-demo"),
+    ("h200-qwen3-0.6b-dummy", "connector-tax", "calibrate"),
     ("h200-qwen3-0.6b-dummy", "routing", "two"),
     ("h200-qwen3-0.6b-dummy", "routing", "four"),
     ("h200-qwen3-0.6b-dummy", "routing", "eight"),
