@@ -4,6 +4,10 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 GPU_PROFILE := h200-qwen3-coder-30b-dummy
+# Of `make gpu`: an environment that the host has, in place of Tracon's own; and the configs to measure (empty = the preset's).
+ENGINE_PYTHON :=
+GPU_CONFIGS :=
+GPU_ENGINE = $(if $(ENGINE_PYTHON),--engine-python $(ENGINE_PYTHON))
 # uv keeps its cache below HOME and fails where it may not write there.
 ifeq ($(UV_CACHE_DIR)$(XDG_CACHE_HOME),)
 ifneq ($(shell test -w "$$HOME" && echo writable),writable)
@@ -40,9 +44,9 @@ demo: engine ## measure what three KV connectors cost, on real engines, and watc
 gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9.5 GB), check the host, measure (docs/gpu.md)
 	@awk '/^[^ ]/ {wanted = /^nvidia-ml-py==/} wanted' launch/engines/cuda.lock >.venv/nvml.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement .venv/nvml.lock
-	$(BIN)/tracon engine install cuda
-	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict
-	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo; code=$$?; \
+	$(if $(ENGINE_PYTHON),,$(BIN)/tracon engine install cuda)
+	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict $(GPU_ENGINE) $(GPU_CONFIGS:%=--only %)
+	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo $(GPU_ENGINE) $(GPU_CONFIGS:%=--config %); code=$$?; \
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
 check: $(STAMP) ## lint, types, package order

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_0
 INFINIBAND = Path("/sys/class/infiniband")
 DRIVER_LIBRARY = "libcuda.so.1"
 """It comes with NVIDIA's driver, not with any package."""
+ROWS_OF: Mapping[str, tuple[str, ...]] = {
+    "mooncake": ("mooncake", "mooncake ports", RDMA),
+    "nixl": ("nixl",),
+    "lmcache": ("lmcache",),
+}
+"""By connector, the rows that matter to it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,12 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
+    gpu_needed_bytes: int | None = None,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `gpu_needed_bytes` what its model needs. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -91,7 +98,7 @@ def examine(
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        *_check_accelerator(kind, engine, gpu_memory_share),
+        *_check_accelerator(kind, engine, gpu_memory_share, gpu_needed_bytes),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
@@ -109,6 +116,23 @@ def examine(
     )
     sets = {name: name in flags for name in NAMED}
     return DoctorReport(kind, tuple(rows), tuple(configs), sets, parts)
+
+
+def narrow_report(report: DoctorReport, names: Sequence[str]) -> DoctorReport:
+    """The report on these rows and configs alone; a config brings every row but those of connectors it does not need.
+
+    Raises LaunchError for a name that is neither.
+    """
+    known = [row.what for row in report.rows] + [config.config for config in report.configs]
+    if unknown := [name for name in names if name not in known]:
+        raise LaunchError(
+            f"the doctor has no row or config {', '.join(unknown)}", remedy=f"name some of: {', '.join(known)}"
+        )
+    configs = tuple(config for config in report.configs if config.config in names)
+    needs = {need for config in configs for need in config.requires}
+    spared = {what for connector, whats in ROWS_OF.items() if connector not in needs for what in whats}
+    rows = tuple(row for row in report.rows if row.what in names or (configs and row.what not in spared))
+    return replace(report, rows=rows, configs=configs)
 
 
 def to_json(report: DoctorReport) -> dict[str, Any]:
@@ -248,9 +272,11 @@ def _read_identity(line: str) -> tuple[str, str]:
     return head.removeprefix("GPU").strip(), rest.partition("(UUID:")[2].strip(" )")
 
 
-def _check_accelerator(kind: str, engine: Engine | None, gpu_memory_share: float | None) -> tuple[Row, ...]:
+def _check_accelerator(
+    kind: str, engine: Engine | None, gpu_memory_share: float | None, needed_bytes: int | None
+) -> tuple[Row, ...]:
     if kind == "cuda":
-        return check_cuda_host(engine, gpu_memory_share, INFINIBAND)
+        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, needed_bytes)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 

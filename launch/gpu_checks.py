@@ -39,14 +39,17 @@ class GpuFacts:
     used_mib: int
 
 
-def check_cuda_host(engine: Engine | None, memory_share: float | None, infiniband: Path) -> tuple[Row, ...]:
-    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory."""
+def check_cuda_host(
+    engine: Engine | None, memory_share: float | None, infiniband: Path, needed_bytes: int | None = None
+) -> tuple[Row, ...]:
+    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `needed_bytes`: what
+    its model needs of it (None = not known)."""
     gpus = read_gpus()
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
         *(() if engine is None else (check_compiler(engine),)),
-        _check_memory(gpus, memory_share),
+        _check_memory(gpus, memory_share, needed_bytes),
         check_rdma(infiniband),
         _check_samples(),
     )
@@ -158,7 +161,7 @@ def _find_header(engine: Engine) -> Path | None:
     return Path(done.stdout.strip()) / "Python.h"
 
 
-def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
+def _check_memory(gpus: Sequence[GpuFacts], share: float | None, needed_bytes: int | None) -> Row:
     what = "GPU memory"
     if not gpus:
         return Row(what, MISSING, "nvidia-smi reports no memory", NO_DRIVER)
@@ -167,6 +170,15 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None) -> Row:
     if share is None:
         return Row(what, OK, detail)
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
+    small = [gpu.index for gpu in gpus if needed_bytes is not None and needed_bytes > share * gpu.total_mib * 2**20]
+    if small:
+        assert needed_bytes is not None
+        remedy = (
+            "take a profile with a smaller model (`make gpu GPU_PROFILE=h200-qwen3-0.6b-dummy`), or a copy of this one "
+            "with a smaller engine.max_model_len"
+        )
+        why = f"about {needed_bytes / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
+        return Row(what, MISSING, f"{taken}, and GPU {', '.join(small)} has too little: {why}", remedy)
     full = [gpu.index for gpu in gpus if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
         remedy = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from launch.errors import LaunchError
 
@@ -69,6 +70,9 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     release_wait_s: Seconds
     """After the engine is gone, until the memory of its GPUs is free, at most; after a CPU engine all of it."""
     port_base: Port
+    cold_start_s: Seconds | UnsetType = UNSET
+    """An engine's first start on a host, with nothing compiled yet, for the time estimate; UNSET = as any other. Later
+    starts find weights in the page cache and compiled kernels on disk."""
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,6 +175,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     profile = _decode_file(path, Profile)
     if profile.engine.kind == "cuda" and profile.launch.method == "fork_server":
         raise _make_error(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
+    if profile.launch.cold_start_s is not UNSET and profile.launch.cold_start_s >= profile.launch.ready_timeout_s:
+        problem = "leaves no time beyond launch.cold_start_s"
+        raise _make_error(path, "launch.ready_timeout_s", problem, "raise it: an engine that is not ready by then ends")
     if profile.model.vocab_low >= profile.model.vocab_high:
         raise _make_error(path, "model.vocab_low", "is not below model.vocab_high", "swap or widen the two")
     return profile

@@ -99,7 +99,10 @@ DECLARED: tuple[Declared, ...] = (
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
-    Declared(GpuSample, ("gpu.csv", f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv")),
+    Declared(
+        GpuSample,
+        ("gpu.csv", f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv", f"{LIFECYCLE_CELL}gpu_util.csv"),
+    ),
     Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
     Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
@@ -175,7 +178,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile(f"{TRIAL}router.spec.json", "The router's options."),
     OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options."),
     OtherFile(f"{LIFECYCLE}engines/<start>/router.spec.json", "The router's options."),
-    OtherFile(f"{LIFECYCLE_CELL}cell.json", "Commit mark of a cell: settings, seedings, engine load, checksums."),
+    OtherFile(f"{LIFECYCLE_CELL}cell.json", "Commit mark of a cell: settings, seedings, loads, GPU use, checksums."),
     OtherFile(f"{LIFECYCLE_CELL}failed.json", "Why the last attempt at a cell failed; replaces its other files."),
     OtherFile(
         f"{LIFECYCLE_CELL}requests.jsonl",

@@ -42,12 +42,19 @@ def doctor(
     profile: ProfileOption = "cpu-tiny",
     engine_python: PythonOption = None,
     workspace: WorkspaceOption = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="NAME", help="Check only this row, or this config with what it needs; repeatable."
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where anything is missing.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print what this machine has, what each connector config needs, and how to get what is missing."""
-    from launch.doctor import examine, to_json
+    from launch.doctor import examine, narrow_report, to_json
     from launch.doctor_rows import MISSING
+    from launch.gpu_fit import estimate_engine_bytes
     from launch.profile import config_names, load_config, load_profile
     from runners.cli.tables import doctor_tables
 
@@ -60,7 +67,9 @@ def doctor(
         port_base=chosen.launch.port_base,
         workspace=workspace,
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
+        gpu_needed_bytes=estimate_engine_bytes(chosen),
     )
+    report = narrow_report(report, only) if only else report
     if json:
         terminal.print_json(to_json(report))
     else:

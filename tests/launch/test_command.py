@@ -284,3 +284,16 @@ def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None
     tiny = spec_of(tmp_path).model_folder
     assert tiny is not None
     assert option(spec_of(tmp_path), "--model") == str(tiny)
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+@pytest.mark.parametrize("profile", [name for name in profile_names() if name.endswith("-dummy")])
+@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("preflight", [False, True])
+def test_no_engine_with_dummy_weights_asks_a_hub(tmp_path: Path, profile: str, config: str, preflight: bool) -> None:
+    spec = spec_of(tmp_path, config, profile, preflight=preflight)
+    assert {name: spec.env.get(name) for name in OFFLINE} == OFFLINE
+    assert spec.model_folder is not None
+    assert spec.host == spec.env["VLLM_HOST_IP"] == "127.0.0.1"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, to_json
+from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, narrow_report, to_json
 from launch.doctor_rows import MISSING, OK, WARN, Row
+from launch.errors import LaunchError
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
 from launch.patching import apply
@@ -177,3 +178,17 @@ def test_json_holds_all_of_it(python: Path) -> None:
 def test_a_need_that_is_not_known_is_not_taken_for_met(python: Path) -> None:
     report = examine("cpu", {"new": ("warp_drive",)}, engine_python=python)
     assert report.configs[0].missing == ("warp_drive",)
+
+
+def test_only_what_is_named_is_reported(python: Path) -> None:
+    report = examine("cpu", {"plain": (), "mooncake_both": ("mooncake",)}, engine_python=python)
+    row = narrow_report(report, ["GPU"])
+    assert ([one.what for one in row.rows], row.configs) == (["GPU"], ())
+    plain = narrow_report(report, ["plain"])
+    assert [config.config for config in plain.configs] == ["plain"]
+    whats = {one.what for one in plain.rows}
+    assert {"engine", "vLLM", "GPU", "memory"} <= whats
+    assert not {"mooncake", "nixl", "lmcache", "RDMA"} & whats
+    assert {"mooncake", "RDMA"} <= {one.what for one in narrow_report(report, ["mooncake_both"]).rows}
+    with pytest.raises(LaunchError, match="no row or config plian"):
+        narrow_report(report, ["plian"])

@@ -11,6 +11,8 @@ from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.gpu_checks import check_cuda_host, read_driver, read_gpus
+from launch.gpu_fit import estimate_engine_bytes
+from launch.profile import load_profile
 from tests.fake_gpus import FakeGpu, make_host
 
 
@@ -181,3 +183,16 @@ def test_a_tool_that_answers_nonsense_counts_as_no_gpu(tmp_path: Path, monkeypat
     host = make_host(tmp_path, monkeypatch)
     (host.folder / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-0, [N/A], 1, 2'\n")
     assert read_gpus() == ()
+
+
+@pytest.mark.parametrize(("total_mib", "state"), [(81_559, MISSING), (143_771, OK)])
+def test_a_gpu_that_the_model_does_not_fit_into_is_missing(
+    total_mib: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, and the KV of a request of 200,000 tokens, on an H100 and an H200."""
+    make_host(tmp_path, monkeypatch, FakeGpu(used=0, total=total_mib << 20))
+    needed = estimate_engine_bytes(load_profile("h200-qwen3-coder-30b-dummy"))
+    report = examine("cuda", {}, gpu_memory_share=0.9, gpu_needed_bytes=needed)
+    row = {row.what: row for row in report.rows}["GPU memory"]
+    assert row.state == state
+    assert ("GPU_PROFILE=h200-qwen3-0.6b-dummy" in row.remedy) == (state == MISSING)

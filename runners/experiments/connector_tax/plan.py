@@ -17,6 +17,7 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
+from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.connector_tax import confirm
 from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES, Grid, read_grid
 from runners.experiments.connector_tax.load_cells import (
@@ -61,7 +62,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
     orders = draw_orders(grid, list(configs), seed)
     order = [*orders[0], *(name for name in configs if name not in orders[0])]
-    return DraftPlan(
+    draft = DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
@@ -82,6 +83,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             *list_unsustainable(grid, profile.capacity),
         ),
     )
+    return add_cold_starts(draft)
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:

@@ -8,6 +8,7 @@ RUN/results/lifecycle/
     failed.json                   replaces all others: why the last attempt failed
     requests.jsonl                the client's records of all requests
     decisions.jsonl               the router's picks of this cell
+    gpu_util.csv                  the GPUs from its first handover to its last, or why they were not sampled
     probe/{prefill,decode}/       the lines of each engine's transfer probe during this cell
     discarded/                    records of discarded measurements, which were repeated
   engines/<n>/                    engines and router of the n-th start: logs, launch scripts, whole probe files
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from results.measures.columns import floats_or_nan
+from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
@@ -74,12 +76,13 @@ def publish_cell(
     for number, record in enumerate(measurements.discarded):
         write_indented_json(attempted.discarded(record.repetition, number), record)
     outcome = CellOutcome(headline_numbers(measurements), why_degraded(measurements))
+    gpu = cut_gpu_log(context.layout.gpu_csv, cell.cell, *_span_ns(measurements), attempted.gpu_util)
     raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
     checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
     mark = attempted.cell
     facts = _cell_facts(cell, attempt, grid, bench, measurements, names, outcome)
-    write_indented_json(mark, facts | {"checksums": checksums})
+    write_indented_json(mark, facts | {"gpu": msgspec.to_builtins(gpu), "checksums": checksums})
     placed.unlink(missing_ok=True)
     shutil.rmtree(placed.parent, ignore_errors=True)
     publish(
@@ -89,6 +92,14 @@ def publish_cell(
     )
     shutil.rmtree(folder)
     return outcome
+
+
+def _span_ns(measurements: Measurements) -> tuple[int, int]:
+    """From the first handover to the last token of the last one."""
+    stamps = [record.timestamps_ns for record in measurements.records.values()]
+    begins = [one.t0_proxy_recv for one in stamps if one.t0_proxy_recv is not None]
+    ends = [one.t10_d_last_token for one in stamps if one.t10_d_last_token is not None]
+    return min(begins, default=0), max(ends, default=0)
 
 
 def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measurements, context: RunContext) -> None:

@@ -18,6 +18,7 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
+from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
 
@@ -56,7 +57,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     )
     _require_cells(grid, profile)
     seed = grid.seed if options.seed is None else options.seed
-    return DraftPlan(
+    draft = DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
@@ -72,6 +73,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         },
         sums=estimate_sums(grid, profile, seed),
     )
+    return add_cold_starts(draft)
 
 
 def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:

@@ -19,6 +19,7 @@ from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
+from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
 from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import (
@@ -69,7 +70,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     config = load_config(grid.config)
     seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
     model = None if grid.simulation is None else read_model(grid)
-    return DraftPlan(
+    draft = DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
@@ -99,6 +100,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         sums=estimate_stages(grid, profile.launch.release_wait_s),
         notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
     )
+    return add_cold_starts(draft)
 
 
 def list_settings(options: RunOptions) -> Iterator[str]:

@@ -129,8 +129,9 @@ def test_plain_again_is_plain_under_another_name_in_every_preset_that_confirms()
     assert "plain_again" in grid.configs
     assert "plain_again" not in config_names()
     for name in profile_names():
-        for preset, table in load_profile(name).experiments.get(EXPERIMENT, {}).items():
-            other = read_grid({preset: table}, name, preset)
+        tables = load_profile(name).experiments.get(EXPERIMENT, {})
+        for preset in tables:
+            other = read_grid(tables, name, preset)
             assert other.confirm == ("plain_again" in other.configs)
 
 

@@ -11,19 +11,21 @@ import pytest
 
 from launch.gpu_fit import estimate_engine_bytes
 from launch.profile import EngineSettings, Profile, load_profile
-from runners.campaign.experiment import RunOptions
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.experiments.cold_start import PIECE_S, list_pieces
 from runners.experiments.engine_choice import counting_profile
 from runners.experiments.registry import experiment_named
 
-PIECE_S = 480.0
 GPU_PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 PRESETS = [
     ("h200-qwen3-coder-30b-dummy", "connector-tax", "gpu-demo"),
+    ("h200-qwen3-coder-30b-dummy", "connector-tax", "calibrate"),
     ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo"),
     ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus"),
     ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo"),
     ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "two-gpus"),
     ("h200-qwen3-0.6b-dummy", "connector-tax", "gpu-demo"),
+    ("h200-qwen3-0.6b-dummy", "connector-tax", "calibrate"),
     ("h200-qwen3-0.6b-dummy", "routing", "two"),
     ("h200-qwen3-0.6b-dummy", "routing", "four"),
     ("h200-qwen3-0.6b-dummy", "routing", "eight"),
@@ -33,20 +35,35 @@ PRESETS = [
 ]
 
 
-def pieces(profile_name: str, experiment: str, preset: str) -> Iterator[tuple[str, float]]:
-    """Each cell with its seconds, the start and release of its engines included whether or not they run already."""
-    profile = load_profile(profile_name)
-    options = RunOptions(experiment=experiment, profile=profile_name, preset=preset)
-    draft = experiment_named(experiment).draft_plan(options, profile)
-    around_s = draft.grid.engine_start_s + profile.launch.release_wait_s
-    for cell in draft.cells:
-        with_engine = cell.estimated_s if cell.estimated_s >= around_s else cell.estimated_s + around_s
-        yield cell.cell, cell.estimated_s if cell.config is None else with_engine
+def draft(profile: str, experiment: str, preset: str, *configs: str) -> DraftPlan:
+    options = RunOptions(experiment=experiment, profile=profile, preset=preset, configs=configs)
+    return experiment_named(experiment).draft_plan(options, load_profile(profile))
 
 
 @pytest.mark.parametrize(("profile", "experiment", "preset"), PRESETS)
 def test_every_piece_ends_within_eight_minutes(profile: str, experiment: str, preset: str) -> None:
-    assert {cell: seconds for cell, seconds in pieces(profile, experiment, preset) if seconds > PIECE_S} == {}
+    plan = draft(profile, experiment, preset)
+    assert {cell: seconds for cell, seconds in list_pieces(plan) if seconds > PIECE_S} == {}
+    assert not [note for note in plan.notes if "longer than 8 minutes" in note]
+
+
+@pytest.mark.parametrize(("profile", "experiment", "preset"), PRESETS)
+def test_the_pre_flight_of_every_config_pays_for_a_cold_start(profile: str, experiment: str, preset: str) -> None:
+    plan, launch = draft(profile, experiment, preset), load_profile(profile).launch
+    gates = {cell.config: cell.estimated_s for cell in plan.cells if cell.kind == "preflight"}
+    assert isinstance(launch.cold_start_s, float)
+    once_s = launch.cold_start_s + plan.grid.preflight_s + launch.release_wait_s
+    assert gates == {
+        config: once_s + (plan.grid.engine_start_s + launch.release_wait_s if config == "nixl_both" else 0.0)
+        for config in gates
+    }
+    assert plan.sums[0].seconds == pytest.approx(sum(gates.values()))
+    assert launch.ready_timeout_s > 2 * launch.cold_start_s
+
+
+def test_a_plan_says_which_pieces_are_longer_than_eight_minutes() -> None:
+    notes = draft("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo", "nixl_both").notes
+    assert "preflight/nixl_both the longest" in notes[-1]
 
 
 PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")

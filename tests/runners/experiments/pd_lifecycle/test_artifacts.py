@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from results.pd_lifecycle.read import read_records
+from results.records.gpu import HEADER, GpuSample, format_sample, read_gpu_log
 from results.records.layout import LifecycleLayout, RunLayout, publish
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
@@ -51,13 +53,40 @@ async def test_a_finished_cell_is_adopted_and_counted(run: Path) -> None:
     assert adopt_cell(cell(SHAPE), context(run)) == outcome
     assert files_of(run) == {
         *(f"{SHAPE.label}_rep{number}.json" for number in range(1, 6)),
-        *(f"cells/{SHAPE.label}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl")),
+        *(f"cells/{SHAPE.label}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl", "gpu_util.csv")),
         *(f"cells/{SHAPE.label}/probe/{side}/transfer.1.jsonl" for side in ("prefill", "decode")),
     }
     collected = read_records(run)
     assert len(collected.records) == 5
     assert collected.gaps == ()
     assert not RunLayout(run).attempt(cell(SHAPE).cell, 1).exists()
+
+
+def write_samples(run: Path, *moments: tuple[int, str]) -> None:
+    """A `gpu.csv` with a sample of GPU 0 at each moment (ns), in this cell."""
+    rows = [GpuSample(t_ns, 0, 97.0, 1000.0, power_w=400.0 + t_ns, cell=of, engines=2) for t_ns, of in moments]
+    run.mkdir()
+    lines = [",".join(HEADER), *(",".join(format_sample(row)) for row in rows)]
+    RunLayout(run).gpu_csv.write_text("\n".join(lines) + "\n")
+
+
+async def test_a_cell_has_the_gpu_samples_of_its_handovers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pd_lifecycle_artifacts, "_span_ns", lambda _measurements: (5, 9))
+    here = cell(SHAPE).cell
+    write_samples(run, (4, here), (6, here), (8, here), (7, "another"))
+    await finish(run)
+    record = json.loads(LifecycleLayout(run).cell(SHAPE, 0).read_text())
+    assert (record["gpu"]["gpus"], record["gpu"]["power_w"]) == ([0], 407.0)
+    samples = read_gpu_log(LifecycleLayout(run).cell(SHAPE, 0).with_name("gpu_util.csv")).samples
+    assert [sample.t_ns for sample in samples] == [6, 8]
+    assert "gpu_util.csv" in record["checksums"]
+
+
+async def test_without_samples_a_cell_says_why(run: Path) -> None:
+    await finish(run)
+    record = json.loads(LifecycleLayout(run).cell(SHAPE, 0).read_text())
+    assert record["gpu"]["power_w"] is None
+    assert record["gpu"]["reason"]
 
 
 async def test_a_death_between_two_renames_leaves_nothing_that_counts(

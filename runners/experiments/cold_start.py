@@ -1,0 +1,61 @@
+"""What an engine's first start on a host adds to a plan: its pre-flight pays it, later starts find compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from msgspec import UNSET
+
+from launch.profile import Profile
+from runners.campaign.experiment import DraftPlan
+from runners.campaign.plan import Sum
+from runners.experiments.gates import PEER_PROOF
+
+PIECE_S = 480.0
+"""What a host with GPUs is free for at a time: a piece of a run ends within it."""
+
+
+def add_cold_starts(draft: DraftPlan) -> DraftPlan:
+    """The plan with each config's first start as the profile declares it, and a note on pieces beyond PIECE_S.
+
+    As it is where the profile declares none. The first of the draft's sums is the one of pre-flight.
+    """
+    launch = draft.profile.launch
+    if launch.cold_start_s is UNSET or not draft.needs_engine:
+        return draft
+    checks_s, release_s = draft.grid.preflight_s, launch.release_wait_s
+    second_s = min(launch.cold_start_s, draft.grid.engine_start_s) + release_s
+    pairs = {config.name for config in draft.configs if PEER_PROOF in config.preflight.proofs}
+    once_s = launch.cold_start_s + checks_s + release_s
+    cells = [
+        replace(cell, estimated_s=once_s + (second_s if cell.config in pairs else 0.0))
+        if cell.kind == "preflight"
+        else cell
+        for cell in draft.cells
+    ]
+    gates = [cell for cell in cells if cell.kind == "preflight"]
+    each = f"{launch.cold_start_s:g} s cold start + {checks_s:g} s checks + {release_s:g} s release"
+    again = f" + {len(pairs)} x {second_s:g} s of a second engine" if pairs else ""
+    first = Sum(draft.sums[0].stage, f"{len(gates)} config x ({each}){again}", sum(cell.estimated_s for cell in gates))
+    changed = replace(draft, cells=cells, sums=(first, *draft.sums[1:]))
+    return replace(changed, notes=(*draft.notes, *_describe_long_pieces(changed)))
+
+
+def list_pieces(draft: DraftPlan) -> Iterator[tuple[str, float]]:
+    """Each cell with its seconds, the start and release of its engines included whether or not they run already."""
+    profile: Profile = draft.profile
+    around_s = draft.grid.engine_start_s + profile.launch.release_wait_s
+    for cell in draft.cells:
+        alone = cell.config is None or cell.kind == "preflight" or cell.estimated_s >= around_s
+        yield cell.cell, cell.estimated_s + (0.0 if alone else around_s)
+
+
+def _describe_long_pieces(draft: DraftPlan) -> Iterator[str]:
+    beyond = {cell: seconds for cell, seconds in list_pieces(draft) if seconds > PIECE_S}
+    if beyond:
+        longest = max(beyond, key=lambda cell: beyond[cell])
+        yield (
+            f"{len(beyond)} of {len(draft.cells)} cells take longer than {PIECE_S / 60:g} minutes with the start of "
+            f"their engines, {longest} the longest ({beyond[longest]:.0f} s). A cell that is cut is measured again."
+        )
