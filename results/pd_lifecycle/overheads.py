@@ -128,8 +128,8 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
 def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOverhead, ...]:
     """The handover over both combined engines, and the combined engine with the connector over the plain one."""
     compared: tuple[tuple[str, str, RatioOf, OrderOf], ...] = (
-        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
         ("handover", PLAIN_ENGINE, *_compare_with(plain=True)),
+        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
         (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
     )
     return tuple(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from results.pd_lifecycle import verdicts
+from results.pd_lifecycle.analyse import analyse
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
 from results.pd_lifecycle.half_step import assess_half_step
 from results.pd_lifecycle.overheads import (
@@ -21,11 +23,13 @@ from results.pd_lifecycle.overheads import (
     measure_overheads,
     sign_at,
 )
+from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.summary import values_of
+from results.pd_lifecycle.tables import build_tables
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Outcome
-from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
+from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 
 ONE = seen(Truth(noise=0.0), RequestConfig(0, 512, 1)).record()
 
@@ -216,3 +220,19 @@ def test_half_a_step_is_worthwhile_where_the_wait_is_for_one_step(step_ms: float
     assert (assessed.worthwhile, assessed.requests) == (worthwhile, 48)
     assert words in assessed.text
     assert assess_half_step(()).worthwhile is None
+
+
+def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Path) -> None:
+    write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
+    records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
+    plain = measure_overheads(records, plain=True)
+    one = analyse(tmp_path)
+    three = replace(one, launches=3, overheads=measure_overheads(records), plain_overheads=plain)
+    titles = [table.title for table in build_tables(three) if table.title.startswith("Overhead over")]
+    assert titles == [f"Overhead over the {PLAIN_ENGINE}", f"Overhead over the {COMBINED_ENGINE}"]
+    assert [row.baseline for row in measure_grid_overheads(records)][:2] == [PLAIN_ENGINE, COMBINED_ENGINE]
+    overheads = [answer.name for answer in build_page(three).answers if answer.name.startswith("TTFT over")]
+    assert overheads == [f"TTFT over that of the {PLAIN_ENGINE}", f"TTFT over that of the {COMBINED_ENGINE}"]
+    again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
+    assert {question.decides for question in build_page(one).undecided} == {f"`{again} 3`"}
+    assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)
