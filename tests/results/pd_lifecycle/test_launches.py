@@ -12,6 +12,7 @@ import pytest
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analyse import analyse
+from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
 from results.pd_lifecycle.half_step import assess_half_step
 from results.pd_lifecycle.overheads import (
@@ -236,3 +237,5 @@ def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Pa
     again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
     assert {question.decides for question in build_page(one).undecided} == {f"`{again} 3`"}
     assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)
+    assert "even within this launch" in build_figures(one)[3].caption
+    assert "not significant over the 3 launches" in build_figures(three)[3].caption
