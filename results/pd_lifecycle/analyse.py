@@ -173,10 +173,9 @@ def _judge_criteria(
     compared = [
         verdicts.judge_dominance(records, settings.min_new_tokens),
         verdicts.judge_linearity(costs),
+        *([verdicts.judge_overhead(plain, find_break_evens(plain))] if plain else []),
         verdicts.judge_overhead(overheads, find_break_evens(overheads), measure_order_effects(group_by_size(records))),
     ]
-    if plain:
-        compared.append(verdicts.judge_overhead(plain, find_break_evens(plain)))
     launches = count_launches(records)
     dominance, linearity, *overhead = (verdicts.over_launches(one, launches) for one in compared)
     complete, increment = verdicts.judge_completeness(records), verdicts.judge_increment(volumes)

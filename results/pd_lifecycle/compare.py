@@ -33,8 +33,8 @@ def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
 
 
 def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:
-    for cell in analysis.overheads:
-        key = {"C": str(cell.prior_context), "N": str(cell.new_tokens)}
+    for cell in (*analysis.plain_overheads, *analysis.overheads):
+        key = {"over": cell.baseline, "C": str(cell.prior_context), "N": str(cell.new_tokens)}
         yield Measure("TTFT over that of a combined instance", key, cell.overhead_ms, "ms", ratio=False)
 
 

@@ -18,6 +18,7 @@ from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.terms import term
 from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.trials import MIN_PAIRED
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
 HANDOVER, BESIDE, WHOLE = "end of the prefill to the first token", "whole request without its prefill", "whole request"
@@ -186,11 +187,17 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
     )
     caption = (
         "Mean of pdsep_ttft - colo_ttft over the counted pairs, both orders alike, by prior context C and new tokens "
-        "N, both by the client's clock. In parentheses: the sign is not significant even within this launch, all "
-        "(C, N) tested (Holm); no sign of one launch is a verdict. "
+        "N, both by the client's clock. In parentheses: the sign is not significant "
+        f"{_signs_text(analysis.launches)} "
         f"{_contour_text(table)} {_format_break_evens(analysis)}"
     )
     return Figure(OVERHEAD, title, caption.strip(), table)
+
+
+def _signs_text(launches: int) -> str:
+    if launches < MIN_PAIRED:
+        return "even within this launch, all (C, N) tested (Holm); no sign of one launch is a verdict."
+    return f"over the {launches} launches, all (C, N) tested (Holm)."
 
 
 def has_contour(table: pd.DataFrame) -> bool:

@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from results.pd_lifecycle.by_launch import RatioOf, Size, count_launches, measure_log_ratios, split_launches, to_change
+from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, split_launches, to_change
 from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
@@ -40,6 +40,9 @@ SIGN_FIELD = "sign"
 """Name of the sign in aggregate.json and in the numbers of figure 4."""
 COMBINED_ENGINE, PLAIN_ENGINE = "combined engine with the connector", "plain combined engine"
 """What a handover is compared with: the decode engine alone, and an engine without a connector."""
+
+OrderOf = Callable[[LifecycleRecord], bool | None]
+"""Which of its two orders a repetition had; None = unknown."""
 
 
 class OverheadCell(msgspec.Struct, frozen=True):
@@ -117,18 +120,22 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
     rows = zip(sizes, *balanced, corrected, lengths, apart, strict=True)
     cells = [_overhead_cell(names, *row) for row in rows]
     logs = measure_log_ratios(records, *_compare_with(plain=plain))
-    fit = fit_sizes(logs) if count_launches(records) > 1 else "one launch of each engine"
-    return tuple(_over_launches(cell, own, names, logs, fit) for cell, own in zip(cells, sizes, strict=True))
+    trials = tuple(split_launches(records))
+    fit = fit_sizes(logs) if len(trials) > 1 else "one launch of each engine"
+    return tuple(_over_launches(cell, own, names, logs, fit, trials) for cell, own in zip(cells, sizes, strict=True))
 
 
 def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOverhead, ...]:
     """The handover over both combined engines, and the combined engine with the connector over the plain one."""
-    compared = (
-        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
+    compared: tuple[tuple[str, str, RatioOf, OrderOf], ...] = (
         ("handover", PLAIN_ENGINE, *_compare_with(plain=True)),
-        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), None),
+        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
+        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
     )
-    return tuple(_grid_overhead(arm, than, measure_log_ratios(records, *how)) for arm, than, *how in compared)
+    return tuple(
+        _grid_overhead(arm, than, measure_log_ratios(records, ratio_of, order_of))
+        for arm, than, ratio_of, order_of in compared
+    )
 
 
 def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, float]]) -> GridOverhead:
@@ -142,11 +149,16 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
     return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))
 
 
-def _compare_with(*, plain: bool) -> tuple[RatioOf, Callable[[LifecycleRecord], bool | None]]:
+def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:
     """The ratio of the TTFTs of a repetition, and whether the combined engine's request came first."""
     if plain:
         return lambda record: _ratio(record.ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
     return lambda record: _ratio(record.ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
+
+
+def _second_order(record: LifecycleRecord) -> bool | None:
+    """Which of the two orders of its launch a repetition had: the second reverses the first, and so these two."""
+    return record.colo.first
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
@@ -159,8 +171,9 @@ def _over_launches(
     names: Sequence[str],
     logs: Mapping[Size, Mapping[int, float]],
     fit: SizeFit[Size] | str,
+    trials: Sequence[int],
 ) -> OverheadCell:
-    """The cell with its medians; where the launches give an interval, its numbers and its sign are theirs."""
+    """The cell with its medians; from three launches on its numbers and its sign are theirs, or it has no sign."""
     size = (cell.prior_context, cell.new_tokens)
     plain = names == PAIRED_WITH_PLAIN
     differences = collect_pairs(own, names[0], plain=plain)[0]
@@ -169,27 +182,37 @@ def _over_launches(
         median_ms=float(np.median(differences)) if differences.size else None,
         baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
     )
+    if len(trials) >= MIN_PAIRED:
+        launches = split_launches(own)
+        overhead, ttft, alone = (
+            mean_over_launches(
+                [
+                    balance_orders(*collect_pairs(launches.get(trial, ()), name, plain=plain)[:2]).mean.value
+                    for trial in trials
+                ]
+            )
+            for name in names
+        )
+        cell = msgspec.structs.replace(
+            cell, overhead_ms=_or_reason(overhead, cell.overhead_ms),
+            pdsep_ttft_ms=_or_reason(ttft, cell.pdsep_ttft_ms), colo_ttft_ms=_or_reason(alone, cell.colo_ttft_ms),
+            relative=_ratio(overhead.value, alone.value), sign=None, p=None,
+        )  # fmt: skip
     if isinstance(fit, str) or size not in fit.estimates:
         why = fit if isinstance(fit, str) else "not measured in every launch"
         known = logs.get(size, {})
         value = fmean(known.values()) if known else None
         change = to_change(Estimate(value, n=len(known), reason=why, launches=len(known)))
-        sign = cell.sign if isinstance(fit, str) else None
-        return msgspec.structs.replace(cell, change=change, sign=sign)
+        return msgspec.structs.replace(cell, change=change)
     corrected = dict(zip(fit.p, holm(list(fit.p.values())), strict=True))
-    launches = split_launches(own).values()
-    overhead, ttft, alone = (
-        mean_over_launches(
-            [balance_orders(*collect_pairs(part, name, plain=plain)[:2]).mean.value for part in launches]
-        )
-        for name in names
-    )
     change, decided = to_change(fit.estimates[size]), corrected[size] < 1 - LEVEL
     above = 1 if (change.value or 0.0) > 0 else -1
-    return msgspec.structs.replace(
-        cell, overhead_ms=overhead, pdsep_ttft_ms=ttft, colo_ttft_ms=alone, change=change, p=fit.p[size],
-        relative=_ratio(overhead.value, alone.value), sign=above if decided else None,
-    )  # fmt: skip
+    return msgspec.structs.replace(cell, change=change, p=fit.p[size], sign=above if decided else None)
+
+
+def _or_reason(over_launches: Estimate, within: Estimate) -> Estimate:
+    """The estimate over launches; where nothing was measured, the one that says why."""
+    return within if over_launches.value is None else over_launches
 
 
 def _balance_sizes(
@@ -285,15 +308,12 @@ def _interpolate_crossing(left: OverheadCell, right: OverheadCell) -> float:
     return float(2 ** (low + share * (high - low)))
 
 
-def find_p_of_signs(cells: Sequence[OverheadCell]) -> float | None:
-    """Of both signs occurring: 1 less the level up to which a (C, N) is slower and another faster (Holm over all).
-
-    None where no (C, N) has a p.
-    """
+def sign_at(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
+    """The cells with the signs that are significant at this level, all (C, N) tested (Holm)."""
     tested = [cell for cell in cells if cell.p is not None]
     corrected = holm([cell.p for cell in tested if cell.p is not None])
-    slower, faster = (
-        min((p for cell, p in zip(tested, corrected, strict=True) if sign * _side(cell) > 0), default=1.0)
-        for sign in (1, -1)
-    )
-    return max(slower, faster) if tested else None
+    decided = {id(cell) for cell, p in zip(tested, corrected, strict=True) if p < 1 - level}
+    return [
+        msgspec.structs.replace(cell, sign=(1 if _side(cell) > 0 else -1) if id(cell) in decided else None)
+        for cell in cells
+    ]

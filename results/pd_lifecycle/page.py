@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
@@ -21,6 +22,15 @@ QUESTION = (
 SHOWN = {"p_prefill": "prefill", "transfer_total": "move", "rdma_transfer": "of it the write", "client_ttft": "TTFT"}
 _ABOUT_OVERHEAD = ("4", "5")
 """Criteria beside the figure of the overhead; the others stand beside that of the phases."""
+_OF_TIMES = ("2", "3", "5")
+"""Criteria that launches decide; the others are counted."""
+_MISSING = {
+    "2": "new_tokens=[4096,8192]",
+    "3": "new_tokens=[512,2048,8192]",
+    "4": "prior_context=[0,2048]",
+    "5": "baseline=true",
+}
+"""The setting with which an open criterion has a number."""
 
 
 def build_page(analysis: LifecycleAnalysis) -> Page:
@@ -29,11 +39,11 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
         number: [
             replace(one, name=f"Criterion {one.name}")
             for one in analysis.criteria
-            if (one.name in _ABOUT_OVERHEAD) == (number == figures.OVERHEAD)
+            if (one.name.split()[0] in _ABOUT_OVERHEAD) == (number == figures.OVERHEAD)
         ]
         for number in (figures.BREAKDOWN, figures.OVERHEAD)
     }
-    split = {number: split_judgements(own, _find_remedy, number) for number, own in beside.items()}
+    split = {number: split_judgements(own, partial(_find_remedy, analysis), number) for number, own in beside.items()}
     return Page(
         question=QUESTION,
         setting=_describe_setting(analysis),
@@ -42,6 +52,7 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
             *_answer_phases(analysis),
             *_answer_cost(analysis),
             *split[figures.BREAKDOWN][0],
+            *_answer_overhead(analysis.plain_overheads),
             *_answer_overhead(analysis.overheads),
             *split[figures.OVERHEAD][0],
         ),
@@ -50,21 +61,28 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
     )
 
 
-def _find_remedy(judgement: Judgement) -> str:
+def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:
+    """A command that measures what the criterion lacks."""
+    number, launches = judgement.name.split()[1], analysis.launches
+    facts = analysis.facts
+    again = f"tracon run pd-lifecycle --profile {facts.profile or 'cpu-tiny'}"
+    again += f" --preset {facts.preset}" if facts.preset else ""
     if judgement.outcome == Outcome.OPEN:
-        return "a run that measures what each sentence names as missing"
-    return f"at least {MIN_PAIRED} launches of each engine"
-
-
-def _count_launches(analysis: LifecycleAnalysis) -> int:
-    return max((cell.overhead_ms.launches for cell in analysis.overheads), default=1)
+        missing = f" --set {_MISSING[number]}" if analysis.counted and number in _MISSING else ""
+        return f"`{again}{missing} --trials {max(launches, MIN_PAIRED)}`"
+    if number not in _OF_TIMES:
+        return f"`{again}`, with probes and a model folder that report what the sentence names as missing"
+    if launches < MIN_PAIRED:
+        return f"`{again} --trials {MIN_PAIRED}`"
+    more = f"more launches (`{again} --trials {2 * launches}`)"
+    return f"{more}, or a grid that reaches further (`--set new_tokens=[...]`)" if number == "5" else more
 
 
 def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     facts = analysis.facts
     transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
     scope = " The durations do not apply to a GPU." if facts.engine_kind == "cpu" else ""
-    few = _count_launches(analysis) < MIN_PAIRED
+    few = analysis.launches < MIN_PAIRED
     brackets = "the 95 % spread within the launch" if few else "95 % intervals over launches"
     return (
         f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
@@ -75,7 +93,7 @@ def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
 
 
 def _describe_noise(analysis: LifecycleAnalysis) -> str:
-    few = few_launches(_count_launches(analysis), "engine", "repetitions follow one another on the same engines")
+    few = few_launches(analysis.launches, "engine", "repetitions follow one another on the same engines")
     if few:
         return f"Noise floor: what two launches differ by is not known ({few})."
     return "Noise floor: the intervals hold what launches differ by."
@@ -110,7 +128,7 @@ def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[PageAnswer]:
     slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
     within = "" if most.overhead_ms.launches >= MIN_PAIRED else " within this launch"
     text = f"from {ends}; slower at {slower} and faster at {faster} of {len(known)} (C, N){within}."
-    yield PageAnswer("TTFT over that of a combined instance", "", text, figures.OVERHEAD)
+    yield PageAnswer(f"TTFT over that of the {most.baseline}", "", text, figures.OVERHEAD)
 
 
 def _describe_end(cell: OverheadCell) -> str:

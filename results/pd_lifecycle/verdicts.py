@@ -12,18 +12,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, find_p_of_signs
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
-from results.statistics.estimates import Estimate, mean, unknown
+from results.statistics.estimates import LEVEL, Estimate, holm, mean, unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.launch_fit import fit_sizes
-from results.statistics.student import find_p_value
+from results.statistics.student import find_p_of_rule, find_p_value
 
 RESIDUAL_BELOW = 0.05
 """1."""
@@ -100,7 +101,13 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     ratios = {name: measured[size] for size, name in sizes.items()}
     known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
-    below = [name for name, one in known.items() if one.high is not None and one.high < 1]
+    p_of = {name: p_values[size] for size, name in sizes.items() if size in p_values}
+    corrected = dict(zip(p_of, holm(list(p_of.values())), strict=True))
+    below = [
+        name
+        for name, one in known.items()
+        if one.high is not None and one.high < 1 and corrected.get(name, 0.0) < 1 - LEVEL
+    ]
     if below:
         outcome = Outcome.FAILS
         share = f"{len(below)} of {len(ratios)} (C, N)"
@@ -119,22 +126,32 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         name="2",
         claim="Transfer dominates",
         rule=f"at every (C, N) with N >= {min_new_tokens} the interval of the median rdma_transfer / p_prefill lies "
-        "above 1; fails where one lies below. From three launches on it is over the launches; within one, over the "
-        "cells of the output lengths",
+        "above 1; fails where one lies below, all (C, N) tested (Holm). From three launches on it is over the "
+        "launches; within one, over the cells of the output lengths",
         outcome=outcome,
         reason=f"{reason}{_example_text(decided, ratios)}",
         measured=shown,
         numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
-        p=_find_p_of_all({name: p_values[size] for size, name in sizes.items() if size in p_values}, below),
+        p=_find_p_of_all(ratios, p_of, corrected, below),
     )
 
 
-def _find_p_of_all(p_values: Mapping[str, float], contradict: Sequence[str]) -> float | None:
-    """Of a claim about every size: as large as that of any; contradicted by one of them, as many chances as sizes."""
-    against = [p_values[name] for name in contradict if name in p_values]
+def _find_p_of_all(
+    ratios: Mapping[str, Estimate],
+    p_values: Mapping[str, float],
+    corrected: Mapping[str, float],
+    contradict: Sequence[str],
+) -> float | None:
+    """Of a ratio above 1 at every size: as large as that of any, 1 where one is not above.
+
+    Contradicted by a size, that size's after Holm over all. None where a size has none: the claim has no number.
+    """
+    against = [corrected[name] for name in contradict if name in corrected]
     if against:
-        return min(1.0, min(against) * len(p_values))
-    return max(p_values.values(), default=None)
+        return min(against)
+    if not ratios or len(p_values) < len(ratios):
+        return None
+    return max(p if (ratios[name].value or 0.0) > 1 else 1.0 for name, p in p_values.items())
 
 
 def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:
@@ -273,32 +290,26 @@ def judge_overhead(
     """5: a clear threshold (N, C) where the overhead exceeds co-located execution, on one of the combined engines."""
     baseline = cells[0].baseline if cells else COMBINED_ENGINE
     order = next((one.effect_ms for one in effects if one.name == OVERHEAD and one.prior_context is None), None)
-    decided = [cell for cell in cells if cell.sign is not None]
     located = [one for one in break_evens if one.slower_above is not None]
-    tangled = [one for one in break_evens if sum(a != b for a, b in zip(one.signs, one.signs[1:], strict=False)) > 1]
-    if not any(cell.overhead_ms.value is not None for cell in cells):
-        outcome, reason = Outcome.OPEN, _first_reason(cells)
-    elif tangled:
-        outcome = Outcome.FAILS
-        reason = f"no single threshold: {list_some([f'C={one.prior_context}: {one.text}' for one in tangled])}"
-    elif located:
-        outcome = Outcome.HOLDS
-        reason = list_some([f"C={one.prior_context}: {one.text}" for one in located])
-    elif decided and len({cell.sign for cell in decided}) > 1:
-        outcome = Outcome.HOLDS
-        reason = list_some([f"C={one.prior_context}: {one.text}" for one in break_evens])
+    outcome = _decide_threshold(cells)
+    if outcome is Outcome.OPEN:
+        reason = _first_reason(cells)
+    elif outcome is Outcome.FAILS:
+        reason = f"no single threshold: {list_some(_list_tangles(cells))}"
+    elif outcome is Outcome.HOLDS:
+        reason = list_some([f"C={one.prior_context}: {one.text}" for one in located or break_evens])
     else:
-        outcome = Outcome.UNDECIDED
-        reason = _one_sign_text(cells, decided)
+        reason = _one_sign_text(cells, [cell for cell in cells if cell.sign is not None])
     first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
     return Judgement(
         name="5" if baseline == COMBINED_ENGINE else "5 plain",
         claim=f"Overhead quantified, over the {baseline}",
         rule="the sign of pdsep_ttft - colo_ttft, both orders of a pair weighted equally, is significant on both sides "
-        "of a threshold, along N or along C; fails where it changes more than once along N; undecided where no sign is "
-        "significant or all are equal (a threshold, if any, lies outside the measured range). A sign is significant "
-        "where no overhead is rejected at 5 % for all (C, N) together (Holm): from three launches on by the ratio of "
-        "medians over the launches, within one by the mean difference, widened by the spread between output lengths",
+        "of a threshold, along N or along C; fails where it changes more than once along one N or C; undecided where "
+        "no sign is significant or all are equal (a threshold, if any, lies outside the measured range). A sign is "
+        "significant where no overhead is rejected at 5 % for all (C, N) together (Holm): from three launches on by "
+        "the ratio of medians over the launches, within one by the mean difference, widened by the spread between "
+        "output lengths",
         outcome=outcome,
         reason=f"{reason}{_order_text(order)}",
         measured=first,
@@ -307,8 +318,33 @@ def judge_overhead(
             **{f"relative, C={cell.prior_context} N={cell.new_tokens}": cell.change for cell in cells},
             **({} if order is None else {"overhead, combined first less handover first, ms": order}),
         },
-        p=find_p_of_signs(cells),
+        p=find_p_of_rule(lambda level: _decide_threshold(sign_at(cells, level))) if _has_p(cells) else None,
     )
+
+
+def _has_p(cells: Sequence[OverheadCell]) -> bool:
+    return any(cell.p is not None for cell in cells)
+
+
+def _decide_threshold(cells: Sequence[OverheadCell]) -> Outcome:
+    """By the significant signs alone."""
+    if not any(cell.overhead_ms.value is not None for cell in cells):
+        return Outcome.OPEN
+    if _list_tangles(cells):
+        return Outcome.FAILS
+    both = len({cell.sign for cell in cells if cell.sign is not None}) > 1
+    return Outcome.HOLDS if both else Outcome.UNDECIDED
+
+
+def _list_tangles(cells: Sequence[OverheadCell]) -> list[str]:
+    """The C along whose N, and the N along whose C, the sign changes more than once."""
+    lines: dict[str, list[int]] = {}
+    for cell in sorted(cells, key=lambda one: (one.prior_context, one.new_tokens)):
+        if cell.sign is not None:
+            lines.setdefault(f"C={cell.prior_context}: the sign changes {{}} times along N", []).append(cell.sign)
+            lines.setdefault(f"N={cell.new_tokens}: the sign changes {{}} times along C", []).append(cell.sign)
+    turns = {text: sum(a != b for a, b in pairwise(signs)) for text, signs in lines.items()}
+    return [text.format(count) for text, count in turns.items() if count > 1]
 
 
 def _order_text(order: Estimate | None) -> str:

@@ -24,14 +24,15 @@ HALVINGS = 40
 def find_p_value(estimate: Estimate, none: float) -> float | None:
     """Two-sided, of the value being `none`, from its Student interval over launches.
 
-    Of a ratio (none = 1) by logarithms. None where no verdict may rest on the estimate.
+    Of a ratio (none = 1) by logarithms. None where no verdict may rest on the estimate. The bound on the side of `none`
+    gives the error, so that interval and p agree: the other one may be cut at what the number can be (R^2 at 1).
     """
     if withheld(estimate) or estimate.value is None or estimate.low is None or estimate.high is None:
         return None
     points = [estimate.low, estimate.value, estimate.high]
     low, value, high = [math.log(point) for point in points] if none == 1.0 else [point - none for point in points]
     freedom = estimate.launches - 1
-    error = (high - low) / 2 / _quantile(freedom, LEVEL)
+    error = (value - low if value > 0 else high - value) / _quantile(freedom, LEVEL)
     if error <= 0:  # only the signs tell (sign test)
         return 2.0 ** (1 - estimate.launches) if value else 1.0
     return float(2 * special.stdtr(freedom, -abs(value) / error))

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from results.pd_lifecycle import verdicts
+from results.pd_lifecycle.analyse import analyse
+from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
 from results.pd_lifecycle.half_step import assess_half_step
 from results.pd_lifecycle.overheads import (
     COMBINED_ENGINE,
     PLAIN_ENGINE,
+    OverheadCell,
     find_break_evens,
-    find_p_of_signs,
     measure_grid_overheads,
     measure_overheads,
+    sign_at,
 )
+from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.summary import values_of
+from results.pd_lifecycle.tables import build_tables
 from results.records.lifecycle import LifecycleRecord, RequestConfig
+from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Outcome
-from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
+from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 
 ONE = seen(Truth(noise=0.0), RequestConfig(0, 512, 1)).record()
 
@@ -130,6 +137,9 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
         truth = Truth(alpha_ms=alpha_ms, prefill_ms_per_token=0.001, noise=0.01)
         return (replace(one, trial=trial) for one in grid(truth, sizes=(4096, 8192), seed=trial))
 
+    def size_of(one: LifecycleRecord) -> tuple[int, int]:
+        return one.config.prior_context, one.config.current_new_tokens
+
     alike = [one for trial in range(3) for one in launch(trial, 40.0)]
     assert verdicts.judge_dominance(alike, 4000).outcome is Outcome.HOLDS
     differing = [one for trial, alpha in enumerate((40.0, 40.0, 0.01)) for one in launch(trial, alpha)]
@@ -138,20 +148,62 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
     sure = verdicts.judge_dominance(alike, 4000)
     assert 0 < (sure.p or 0) < 0.05 < (unsure.p or 0)
     assert verdicts.judge_dominance(alike[: len(alike) // 3], 4000).p is None, "one launch gives no p"
+    lacking = [one for one in alike if one.trial or size_of(one) != (0, 4096)]
+    assert verdicts.judge_dominance(lacking, 4000).p is None, "a size without a number is no p of all sizes"
 
 
-def test_criteria_that_compare_times_are_corrected_for_one_another() -> None:
-    """Both signs at one (C, N) each: the p is that of the less certain one."""
-    cells = measure_overheads(tuple(_launched(np.random.default_rng(4), overhead=0.5, noise=0.02)))
-    assert find_p_of_signs(cells) == 1.0, "all are slower"
-    assert cells[0].p is not None
-    turned = [msgspec.structs.replace(cells[0], change=replace(cells[0].change, value=-0.3)), *cells[1:]]
-    p = find_p_of_signs(turned)
-    assert p is not None
-    assert max(cell.p or 0 for cell in cells[:1]) <= p < 0.05
-    judgement = verdicts.judge_overhead(turned, find_break_evens(turned))
-    assert judgement.p == p
-    assert verdicts.over_launches(judgement, 1).p is None
+def _with_p(*of: tuple[float, float]) -> list[OverheadCell]:
+    """Cells along N of this relative change and p, their signs at 95 %."""
+    cells = [
+        OverheadCell(0, 512 * 2**place, Estimate(50.0 * change, launches=3), unknown(""), unknown(""), None, p=p,
+                     change=Estimate(change, launches=3))
+        for place, (change, p) in enumerate(of)
+    ]  # fmt: skip
+    return sign_at(cells, 0.95)
+
+
+def test_the_p_of_criterion_5_is_that_of_its_whole_rule() -> None:
+    """A threshold needs its less certain side, a second change of sign the least certain of three."""
+    slower = verdicts.judge_overhead(cells := _with_p((0.5, 0.001), (0.5, 0.002)), find_break_evens(cells))
+    assert (slower.outcome, slower.p) == (Outcome.UNDECIDED, 1.0), "all are slower"
+    turned = verdicts.judge_overhead(cells := _with_p((0.5, 0.001), (-0.3, 0.01)), find_break_evens(cells))
+    assert turned.outcome is Outcome.HOLDS
+    assert turned.p == pytest.approx(0.01)
+    assert verdicts.over_launches(turned, 1).p is None
+    tangled = verdicts.judge_overhead(cells := _with_p((0.5, 1e-4), (-0.3, 1e-4), (0.5, 0.04)), find_break_evens(cells))
+    assert tangled.outcome is Outcome.FAILS
+    assert tangled.p == pytest.approx(0.04), "both signs are certain, that they change twice is not"
+    across = [msgspec.structs.replace(cell, prior_context=cell.new_tokens, new_tokens=512) for cell in cells]
+    assert verdicts.judge_overhead(across, find_break_evens(across)).outcome is Outcome.FAILS, "along C too"
+
+
+def test_repetitions_of_one_launch_decide_nothing_where_the_others_lack_the_size() -> None:
+    """Three launches, of which one did not measure a size: it has neither a sign nor a p, and no spread within."""
+    records = tuple(_launched(np.random.default_rng(5), overhead=0.5, noise=0.01))
+    lacking = tuple(one for one in records if one.trial or one.config.key != (0, 512, 1))
+    cell, *others = measure_overheads(lacking)
+    assert (cell.sign, cell.p, cell.overhead_ms.low) == (None, None, None)
+    assert "2 of 3 launches" in (cell.overhead_ms.reason or "")
+    assert all(other.sign == 1 for other in others)
+    sizes = sorted({one.config.key for one in records})
+    nowhere = tuple(one for one in records if sizes.index(one.config.key) % 3 != one.trial)
+    cells = measure_overheads(nowhere)
+    assert all((cell.sign, cell.p) == (None, None) for cell in cells), "no size has all launches"
+    assert verdicts.judge_overhead(cells, find_break_evens(cells)).outcome is Outcome.UNDECIDED
+
+
+def test_the_connectors_own_tax_weights_both_orders_equally() -> None:
+    """Two of three repetitions have one order: the effect of the first request on the second must cancel."""
+    records = [
+        replace(
+            one,
+            colo=replace(one.colo, ttft_ms=20.0 if one.colo.first else 10.0),
+            plain=replace(one.plain, ttft_ms=10.0),
+        )
+        for one in _launched(np.random.default_rng(6))
+    ]
+    changes = {(one.arm, one.baseline): one.change.value for one in measure_grid_overheads(records)}
+    assert changes[COMBINED_ENGINE, PLAIN_ENGINE] == pytest.approx(np.sqrt(2) - 1)
 
 
 def test_the_first_repetitions_stand_beside_the_others() -> None:
@@ -169,3 +221,21 @@ def test_half_a_step_is_worthwhile_where_the_wait_is_for_one_step(step_ms: float
     assert (assessed.worthwhile, assessed.requests) == (worthwhile, 48)
     assert words in assessed.text
     assert assess_half_step(()).worthwhile is None
+
+
+def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Path) -> None:
+    write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
+    records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
+    plain = measure_overheads(records, plain=True)
+    one = analyse(tmp_path)
+    three = replace(one, launches=3, overheads=measure_overheads(records), plain_overheads=plain)
+    titles = [table.title for table in build_tables(three) if table.title.startswith("Overhead over")]
+    assert titles == [f"Overhead over the {PLAIN_ENGINE}", f"Overhead over the {COMBINED_ENGINE}"]
+    assert [row.baseline for row in measure_grid_overheads(records)][:2] == [PLAIN_ENGINE, COMBINED_ENGINE]
+    overheads = [answer.name for answer in build_page(three).answers if answer.name.startswith("TTFT over")]
+    assert overheads == [f"TTFT over that of the {PLAIN_ENGINE}", f"TTFT over that of the {COMBINED_ENGINE}"]
+    again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
+    assert {question.decides for question in build_page(one).undecided} == {f"`{again} 3`"}
+    assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)
+    assert "even within this launch" in build_figures(one)[3].caption
+    assert "not significant over the 3 launches" in build_figures(three)[3].caption

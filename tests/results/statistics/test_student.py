@@ -20,6 +20,14 @@ def test_the_p_value_agrees_with_the_interval() -> None:
     assert find_p_value(ALIKE, 0.0) == 0.25
 
 
+def test_a_bound_that_is_cut_at_what_the_number_can_be_does_not_lower_the_p_value() -> None:
+    """R^2 over launches ends at 1: where its interval covers 0.95, its p is above 0.05."""
+    for low, decides in ((0.949, False), (0.951, True)):
+        p = find_p_value(Estimate(0.99, low, 1.0, launches=3), 0.95)
+        assert p is not None
+        assert (p < 0.05) is decides
+
+
 def test_an_interval_covers_no_effect_from_the_level_of_its_p_value_on() -> None:
     for estimate, none in ((ABOVE, 0.0), (RATIO, 1.0)):
         p = find_p_value(estimate, none)
