@@ -54,12 +54,6 @@ def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
         assert [one.instance for one in made.candidates] == [load.instance for load in cluster.instances]
         assert made.reason in REASONS
         assert made.instance or not (made.binds or made.prefill or made.migrate_from)
-        if made.migrate_from and made.instance in request.cut_off:
-            held, there = (
-                request.cached_tokens.get(instance, 0) // request.block_tokens * request.block_tokens
-                for instance in (made.migrate_from, made.instance)
-            )
-            assert held - there < max(1, request.min_move_tokens), "KV is to be moved where it cannot be"
         weighed = [one for one in made.candidates if one.score]
         assert all(len(one.score) == len(made.keys) for one in weighed)
         assert all(bool(one.ruled_out) != bool(one.score) for one in made.candidates if made.instance)
