@@ -16,8 +16,8 @@ from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import p_value
 
 ORDER = (
-    "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
-    "unified_spread", "static_pd", "ear",
+    "round_robin", "load_only", "leastwork", "leastwork_spread", "lmetric", "kv_linear", "kv_aware", "sticky",
+    "approach_a", "unified", "unified_spread", "static_pd", "ear",
 )  # fmt: skip
 """In the order in which tables and figures show them; policies of other names come after, by name. The first one that
 was measured is what the others are set against."""

@@ -64,8 +64,8 @@ class TransferRules:
     min_tokens: int = 1
     """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
     queue: int = 1
-    """Migrations that may wait for their turn at one target, behind the one on its way; meanwhile a policy sees the
-    target as cut off."""
+    """Migrations that may wait for their turn at one target, behind the one on its way; meanwhile further ones move no
+    KV there: the target computes."""
     count: bool = True
     """Read the target's counters after each transfer. Without, moved tokens are null: for measurements in which a
     page of metrics would cost the engine time, and which count otherwise."""

@@ -88,7 +88,7 @@ class SimulatedTransfers:
         self._numbers += 1
         transfer = KvTransfer(f"sim-{self._numbers}", move.purpose, "simulated", move.source, move.target, "failed")
         movement = Movement(self, transfer, b"")
-        why = self.rules.why_refused(move.source, move.target)
+        why = self.rules.why_refused(move.source, move.target, move.purpose)
         if why:
             self._refuse(movement, "refused", why)
             self._clock.call_soon(partial(_finish, movement, done))

@@ -65,7 +65,7 @@ class LeastWork(WholePolicy, frozen=True, kw_only=True):
             description="a session's first request is weighed with its whole prompt: a shared system prompt cannot "
             "draw every new session to one idle instance; false = the rule as its authors have it"
         ),
-    ] = True
+    ] = False
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         cold = self.spread_cold and bool(request.session) and request.turn == 0
@@ -76,3 +76,12 @@ class LeastWork(WholePolicy, frozen=True, kw_only=True):
         weighing = weigh_instances(request, may.loads, score, self.tie, cluster.fallbacks)
         keys = ("prefill_work_tokens", "num_requests", "turns_away")
         return draft_for(self.name, may, weighing, keys, "least_work", advances=True)
+
+
+class LeastWorkSpread(LeastWork, frozen=True, kw_only=True):
+    """As leastwork, but a session's first request is weighed with its whole prompt, whatever is cached."""
+
+    name: ClassVar[str] = "leastwork_spread"
+    source: ClassVar[str] = "leastwork, with a rule of Tracon's own for new sessions"
+
+    spread_cold: Annotated[bool, msgspec.Meta(description="as in leastwork, on")] = True

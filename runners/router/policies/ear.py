@@ -181,13 +181,6 @@ def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
     return STAYS[failed] if failed else ""
 
 
-def _count_movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) -> int:
-    """Prompt tokens in whole blocks that the owner holds and the target lacks, by the index."""
-    block = max(1, request.block_tokens)
-    held, there = (request.cached_tokens.get(load.instance, 0) // block * block for load in (owner, target))
-    return max(0, held - there)
-
-
 def _count_needed(request: RoutedRequest) -> int:
     """KV tokens that a target needs: the session's context, and what the router counts for an answer."""
     return request.input_tokens + request.reserved_tokens
@@ -196,8 +189,8 @@ def _count_needed(request: RoutedRequest) -> int:
 def _find_unfit(turn: _Turn) -> dict[str, str]:
     """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
 
-    Room that is not known is no room. How much KV a target lacks does not matter: where nothing is worth moving it
-    computes what it lacks. Where something is, and cannot be moved there now, the instance is no target.
+    Room that is not known is no room. How much KV a target lacks, and whether it can be moved there now, does not
+    matter: what is not moved the target computes, so that an arm that moves no KV decides alike.
     """
     request, owner = turn.request, turn.owner
     need = _count_needed(request)
@@ -213,19 +206,13 @@ def _find_unfit(turn: _Turn) -> dict[str, str]:
             unfit[load.instance] = f"its free KV is not known, {need} tokens needed"
         elif free < need:
             unfit[load.instance] = f"{free} KV tokens free, {need} needed"
-        elif load.instance in request.cut_off and _is_worth_moving(turn, load):
-            unfit[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
     return unfit
-
-
-def _is_worth_moving(turn: _Turn, target: InstanceLoad) -> bool:
-    return _count_movable(turn.request, turn.owner, target) >= max(1, turn.request.min_move_tokens)
 
 
 def _target_gate(turn: _Turn, unfit: Mapping[str, str]) -> Gate:
     count = len(turn.may.loads) - 1 - len(unfit)
-    less_busy = f"less busy than {turn.owner.instance}" + (", can be sent its KV" if turn.request.cut_off else "")
-    text = f"{count} instances are {less_busy} and have room for {_count_needed(turn.request)} KV tokens >= 1"
+    need = _count_needed(turn.request)
+    text = f"{count} instances are less busy than {turn.owner.instance} and have room for {need} KV tokens >= 1"
     return Gate("target", count, 1, count > 0, text)
 
 

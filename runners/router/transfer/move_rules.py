@@ -1,12 +1,12 @@
 """Which transfers may begin, and the order of those to one target: pure.
 
-Migrations to one target run one at a time, first come first served. A policy does not send more there while
-`TransferRules.queue` of them wait.
+Migrations to one target run one at a time, first come first served. While `TransferRules.queue` of them wait, further
+ones are refused: their sessions' KV is computed there.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -76,27 +76,25 @@ class MoveRules:
         spec = self._specs.get(instance)
         return spec.transfer if spec is not None else None
 
-    def why_refused(self, source: str, target: str) -> str:
-        """Why no KV can be moved from one to the other now; empty = it may be tried."""
+    def why_refused(self, source: str, target: str, purpose: Purpose = "handover") -> str:
+        """Why no KV can be moved from one to the other now; empty = it may be tried.
+
+        A migration is also refused where `TransferRules.queue` others wait for the target: it computes instead.
+        """
         if source == target:
             return "it is there already"
-        return find_mismatch(self.endpoint_of(source), self.endpoint_of(target)) or self.pairs.why_refused(
-            source, target
-        )
+        mismatch = find_mismatch(self.endpoint_of(source), self.endpoint_of(target))
+        why = mismatch or self.pairs.why_refused(source, target)
+        if why or purpose != "migration":
+            return why
+        coming = sum(one.target == target and one.purpose == "migration" for one in self._admitted)
+        return f"{coming} sessions are on their way there" if coming > self._rules.queue else ""
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
         if not source or not self.is_configured:
             return {}
-        coming = Counter(admission.target for admission in self._admitted if admission.purpose == "migration")
-        full = {
-            target: f"{count} sessions are on their way there"
-            for target, count in coming.items()
-            if count > self._rules.queue
-        }
-        why = {
-            target: self.why_refused(source, target) or full.get(target, "") for target in targets if target != source
-        }
+        why = {target: self.why_refused(source, target, "migration") for target in targets if target != source}
         return {target: text for target, text in why.items() if text}
 
     def admit_transfer(self, source: str, target: str, purpose: Purpose) -> Admission:

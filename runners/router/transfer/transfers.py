@@ -100,7 +100,7 @@ class Transfers:
         the prompt; the movement's body is the decode request.
         """
         source, target, message = move.source, move.target, move.message
-        endpoint, why = self.rules.endpoint_of(source), self.rules.why_refused(source, target)
+        endpoint, why = self.rules.endpoint_of(source), self.rules.why_refused(source, target, move.purpose)
         transport = "" if endpoint is None else endpoint.transport
         transfer = KvTransfer(_new_id(), move.purpose, transport, source, target, "failed")
         movement = Movement(self, transfer, message.body)

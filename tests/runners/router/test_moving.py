@@ -266,16 +266,20 @@ async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_pat
     assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1
 
 
-async def test_where_no_kv_can_be_moved_to_the_session_stays_and_the_record_says_why(tmp_path: Path) -> None:
+async def test_where_no_kv_can_be_moved_to_the_session_migrates_without_it(tmp_path: Path) -> None:
     async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        async with hot(routed, both) as (source, target):
-            fake_transport(routed, cut={target.name: "quarantined for 9 s"})
-            assert by(await routed.post("s", prompt=OWN)) == source.name
+        async with hot(routed, both) as (_, target):
+            fake = fake_transport(routed, cut={target.name: "quarantined for 9 s"})
+            asking = asyncio.create_task(routed.post("s", prompt=OWN))
+            await until(lambda: fake.movements != [])
+            fake.movements[0].finish("refused")
+            fake.movements[0].settle_transfer()
+            assert by(await asking) == target.name
         records = await routed.records(6)
-        await until(lambda: any(line.phase == "refused" for tick in routed.ticks for line in tick.migrations))
-    (stays,) = [one for one in records if one.decision.reason == "hot_no_target"]
-    assert stays.request.cut_off == {target.name: "quarantined for 9 s"}
-    assert any("quarantined for 9 s" in one.ruled_out for one in stays.decision.candidates)
+    (moved,) = [one for one in records if one.decision.reason == "migrated"]
+    assert moved.request.cut_off == {target.name: "quarantined for 9 s"}
+    assert moved.outcome is not None
+    assert moved.outcome.migration == "recomputed"
 
 
 async def test_only_a_policy_that_may_migrate_asks_where_kv_can_go() -> None:

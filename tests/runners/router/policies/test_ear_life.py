@@ -53,12 +53,6 @@ class Life(RuleBasedStateMachine):
         self.steady = True
         """No instance has been away."""
         self.migrated_s: dict[str, list[float]] = defaultdict(list)
-        self.cut_off: dict[str, str] = {}
-
-    @rule(instance=st.sampled_from("abc"))
-    def quarantine_or_release(self, instance: str) -> None:
-        if self.cut_off.pop(instance, None) is None:
-            self.cut_off[instance] = "quarantined"
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), arrived=st.booleans())
@@ -77,7 +71,7 @@ class Life(RuleBasedStateMachine):
             "r", session, bindings.count_arrival(session, self.now), tokens, 50, 16, {bindings.owner_of(session): 16},
             bindings.owner_of(session),
             bindings.since_migration_s(session, self.now), tried=(tried,) if tried else (),
-            moving_to=bindings.moving_to(session), cut_off=dict(self.cut_off),
+            moving_to=bindings.moving_to(session),
         )  # fmt: skip
         view = self.cluster.take_view()
         made = self.policy.decide(request, view)
@@ -102,7 +96,6 @@ class Life(RuleBasedStateMachine):
         assert made.migrate_from == request.owner
         assert made.binds
         assert source.available
-        assert made.instance not in self.cut_off
         assert made.migrate_from not in request.tried
         assert source.pending_prefill_tokens > HOT_TOKENS
         assert target.pending_prefill_tokens < source.pending_prefill_tokens

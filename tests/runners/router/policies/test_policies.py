@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from results.records.decisions import Decision
-from runners.router.policies.balance import LeastWork, LoadOnly, RoundRobin
+from runners.router.policies.balance import LeastWork, LeastWorkSpread, LoadOnly, RoundRobin
 from runners.router.policies.lmetric import KvLinear, LMetric
 from runners.router.policies.policy import WholePolicy
 from runners.router.policies.static_pd import StaticPD
@@ -77,10 +77,11 @@ def test_leastwork_counts_work_that_is_left_not_requests() -> None:
     assert made.instance == "b"
 
 
-def test_leastwork_weighs_a_sessions_first_prompt_whole_unless_told_not_to() -> None:
+def test_leastwork_is_its_authors_rule_and_its_variant_weighs_a_first_prompt_whole() -> None:
     request, cluster = ask(1000, {"b": 900}), view(load("a"), load("b"))
-    assert LeastWork().decide(request, cluster).instance == "a"
-    assert LeastWork(spread_cold=False).decide(request, cluster).instance == "b"
+    assert LeastWork().decide(request, cluster).instance == "b"
+    spread = LeastWorkSpread().decide(request, cluster)
+    assert (spread.policy, spread.instance) == ("leastwork_spread", "a")
 
 
 def test_the_linear_mix_moves_from_load_to_cache_with_its_weight() -> None:

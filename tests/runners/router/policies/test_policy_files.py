@@ -38,7 +38,7 @@ class Last:
 def test_every_policy_of_the_specifications_is_there_with_a_source() -> None:
     assert set(POLICIES) == {
         "round_robin", "load_only", "lmetric", "kv_linear", "sticky", "unified", "unified_spread", "approach_a",
-        "kv_aware", "leastwork", "ear", "static_pd",
+        "kv_aware", "leastwork", "leastwork_spread", "ear", "static_pd",
     }  # fmt: skip
     for info in describe_policies():
         assert info.source

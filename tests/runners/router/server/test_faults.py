@@ -14,7 +14,7 @@ from runners.router.breaker import BreakerState
 from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, router, tokens, until
 from tests.servers.backend import Backend
 
-SPREADING = ("lmetric", "unified_spread", "leastwork")
+SPREADING = ("lmetric", "unified_spread", "leastwork_spread")
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "load_only", "sticky", *SPREADING])

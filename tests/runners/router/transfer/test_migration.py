@@ -241,7 +241,7 @@ async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() 
 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
-    async with bench() as on:
+    async with bench(queue=2) as on:
         begin(on).abandon_transfer()
         refused = begin(on, asked(0))
         refused.abandon_transfer()
@@ -289,7 +289,7 @@ async def test_a_decode_request_that_fails_after_its_client_left_is_not_tried_ag
 
 
 async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -> None:
-    async with bench() as on:
+    async with bench(queue=4) as on:
         done: list[Movement] = []
         prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
         movements = [
@@ -410,7 +410,9 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
             moving.append(begin(on))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
-        assert on.transfers.rules.why_refused("h", "t") == "", "one that was decided before may still go"
+        assert on.transfers.rules.why_refused("h", "t") == "", "a handover waits for no turn"
+        refused = await migrated(on)
+        assert (refused.transfer.status, "on their way" in refused.transfer.reason) == ("refused", True)
         for move in moving:
             move.abandon_transfer()
         await until(lambda: on.transfers.cut_off("h", ["t"]) == {})
