@@ -11,7 +11,16 @@ from itertools import pairwise
 import numpy as np
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import RATIOS, Metric, list_connectors, list_references, measure_tax, subtract
+from results.connector_tax.tax import (
+    RATIOS,
+    Metric,
+    list_connectors,
+    list_references,
+    measure_tax,
+    name_saturated,
+    subtract,
+    why_unjudged,
+)
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.percent import format_percent
@@ -247,6 +256,7 @@ def _amplify(measurements: Measurements, config: str, safe: Load, load: Load, me
     taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
     added = estimate(combine(subtract, taxes[1], taxes[0])) if safe != load else unknown(same)
+    why = why_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""
     return Amplification(
         config=config,
         shape=safe.shape,
@@ -255,8 +265,8 @@ def _amplify(measurements: Measurements, config: str, safe: Load, load: Load, me
         safe=estimate(taxes[0]),
         load=estimate(taxes[1]),
         amplification=added,
-        verdict=judged(added),
-        withheld=withheld(added),
+        verdict=None if why else judged(added),
+        withheld=why or withheld(added),
     )
 
 
