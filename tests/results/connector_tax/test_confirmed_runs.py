@@ -207,7 +207,7 @@ def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None
 def test_what_queueing_adds_and_trends_come_from_joint_draws(analysis: Analysis) -> None:
     rows = [row for row in analysis.amplification if row.amplification.value is not None]
     assert {row.phases for row in rows} == {("A", "A"), ("B", "Bp")}
-    assert {row.amplification.basis for row in rows} == {"over 3 launches, by itself"}
+    assert {row.amplification.basis for row in rows} == {"over 3 launches, all configs together"}
     trend = hypothesis(analysis, "H5")
     assert trend.measured.basis == "over 3 launches, by itself"
     assert covers(trend.measured, 1.45 * 0.15 / 3)
