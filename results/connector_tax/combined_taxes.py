@@ -11,13 +11,22 @@ from itertools import pairwise
 import numpy as np
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import RATIOS, Metric, list_connectors, list_references, measure_tax, subtract
+from results.connector_tax.tax import (
+    RATIOS,
+    Metric,
+    list_connectors,
+    list_references,
+    measure_tax,
+    name_saturated,
+    subtract,
+    why_unjudged,
+)
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
 from results.statistics.judgement import Verdict, decisive, judged, withheld
-from results.statistics.trials import Measured, combine, estimate, p_value, share, unmeasured
+from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 
 FRAMEWORK = "noop_connector"
 """Every hook does nothing: what is left is the engine's own connector framework."""
@@ -226,9 +235,10 @@ def judge_sum(relative_excess: Estimate) -> tuple[Additive, str]:
 def amplify_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Amplification, ...]:
     """tax(ref_load) - tax(ref_safe) of every config: in Phase A, and for each shape of Phase B'."""
     return tuple(
-        _amplify(measurements, config, safe, load, metric)
+        _amplify(measurements, config, safe, load, metric, family=len(configs))
         for safe, load, phase in _pair_loads(measurements, rates)
-        for config in list_connectors(measurements, phase)
+        if (configs := list_connectors(measurements, phase))
+        for config in configs
         for metric in RATIOS
     )
 
@@ -243,10 +253,17 @@ def _pair_loads(measurements: Measurements, rates: ReferenceRates) -> Iterator[t
     yield from ((shapes[prime.shape], prime, "Bp") for prime in primes if prime.shape in shapes)
 
 
-def _amplify(measurements: Measurements, config: str, safe: Load, load: Load, metric: Metric) -> Amplification:
+def _amplify(
+    measurements: Measurements, config: str, safe: Load, load: Load, metric: Metric, *, family: int
+) -> Amplification:
+    """`family`: how many configs have this difference; their intervals hold together (Bonferroni)."""
     taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
-    added = estimate(combine(subtract, taxes[1], taxes[0])) if safe != load else unknown(same)
+    level = 1 - (1 - LEVEL) / family
+    added = estimate(combine(subtract, taxes[1], taxes[0]), level) if safe != load else unknown(same)
+    if added.launches >= MIN_PAIRED and added.basis is not None:
+        added = replace(added, basis=f"over {added.launches} launches, all configs together")
+    why = why_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""
     return Amplification(
         config=config,
         shape=safe.shape,
@@ -255,8 +272,8 @@ def _amplify(measurements: Measurements, config: str, safe: Load, load: Load, me
         safe=estimate(taxes[0]),
         load=estimate(taxes[1]),
         amplification=added,
-        verdict=judged(added),
-        withheld=withheld(added),
+        verdict=None if why else judged(added),
+        withheld=why or withheld(added),
     )
 
 

@@ -105,7 +105,8 @@ class Measurements:
         cut = sum(self._is_cut(cell, series) for cell in judged)
         if cut and len(judged) > 1:
             return unmeasured(
-                f"{config}: in {cut} of {len(judged)} launches the percentile lies among requests that were cut, and "
+                f"{config}: in {cut} of {len(judged)} launches the percentile lies among requests that were cut or "
+                "timed out, and "
                 "the other launches are the faster ones"
             )
         trials: dict[int, Trial] = {}
@@ -199,7 +200,7 @@ def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
         if n < samples_needed(p):
             return too_small(n, p)
         if np.isinf(samples).any():
-            return f"{np.isinf(samples).sum()} of {n} requests were cut by the end of the drain"
+            return f"{np.isinf(samples).sum()} of {n} requests were cut by the end of the drain or timed out"
         return bootstrap_quantiles(samples, p, DRAWS, np.random.default_rng(seed))
 
     return Trial(float(np.quantile(samples, p, method=_quantile_method(samples, p))), n, draws)

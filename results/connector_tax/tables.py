@@ -237,9 +237,7 @@ def _step_taxes(analysis: Analysis) -> Table:
 REFERENCE: Column[TaxRow] = Column("reference", lambda row: name_rate(row.reference, row.rate_per_s))
 RATE: Column[TaxRow] = Column("req/s", lambda row: row.rate_per_s, form="g")
 SHAPE: Column[TaxRow] = Column("shape", lambda row: str(row.shape))
-CONFIG: Column[TaxRow] = Column(
-    "config", lambda row: f"{row.config} (saturated)" if row.saturated == row.config else row.config
-)
+CONFIG: Column[TaxRow] = Column("config", lambda row: _mark_config(row))
 LATENCIES = ((Metric.TTFT_P90, "TTFT p90 vs plain"), (Metric.TPOT_P90, "TPOT p90 vs plain"))
 
 
@@ -264,6 +262,12 @@ def _tax_table(
         for key, taxes in lines.items()
     )
     return Table(title, (*(key.heading for key in keys), *titles, "brackets"), cells, note, values=values)
+
+
+def _mark_config(row: TaxRow) -> str:
+    if not row.saturated:
+        return row.config
+    return f"{row.config} ({'saturated' if row.saturated == row.config else f'{row.saturated} saturated'})"
 
 
 def _list_bases(rows: Iterable[TaxRow]) -> str:

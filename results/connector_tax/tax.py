@@ -83,7 +83,7 @@ class TaxRow:
     own: Estimate | None = None
     """The same with the spread of this config's own launches only."""
     saturated: str = ""
-    """The config where it is saturated at this load, else `plain` where that is; empty where neither is."""
+    """`plain` where that is saturated at this load, else the config where it is; empty where neither is."""
 
 
 def series_of(measurements: Measurements, metric: Metric) -> str | None:
@@ -204,19 +204,28 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
             cost = estimate(measure_tax(measurements, load, config, metric))
             row = TaxRow(
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
-                saturated=_name_saturated(measurements, load, config),
+                saturated=name_saturated(measurements, load, config),
             )  # fmt: skip
             series = series_of(measurements, metric) if cost.value is not None else None
             contrast = _find_contrast(measurements.compare(load, series), config) if series else None
             if contrast is not None and contrast.launches >= MIN_PAIRED:
                 row = _apply_contrast(row, contrast)
             if metric != Metric.CALLBACK_P50 and config != REPEAT:
-                row = replace(row, verdict=judged(row.estimate), withheld=withheld(row.estimate))
+                why = why_unjudged(row.saturated) if cost.value is not None else ""
+                row = replace(
+                    row, verdict=None if why else judged(row.estimate), withheld=why or withheld(row.estimate)
+                )
             yield row
 
 
-def _name_saturated(measurements: Measurements, load: Load, config: str) -> str:
-    sides = ((config, config), (BASELINE, BASELINE), (REPEAT, BASELINE))
+def why_unjudged(saturated: str) -> str:
+    """Why a tax has no verdict whatever its interval; empty where it may have one. `saturated`: as in TaxRow."""
+    return f"{BASELINE} is saturated at this load: the reference is a queue" if saturated == BASELINE else ""
+
+
+def name_saturated(measurements: Measurements, load: Load, config: str) -> str:
+    """As TaxRow.saturated."""
+    sides = ((BASELINE, BASELINE), (REPEAT, BASELINE), (config, config))
     return next((name for side, name in sides if measurements.is_saturated(load, side)), "")
 
 

@@ -2,7 +2,8 @@
 
 Only requests due in the measured window count for latencies; warm-up is cut. Completions inside the window count for
 throughput whenever they were sent, so that what a window's end cuts off is made up by what its beginning lets in.
-Requests that the end of the drain cut are censored: they took at least as long as they were waited for.
+Requests that the end of the drain cut, or that timed out, are censored: they took at least as long as they were waited
+for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TTFT, Samples
 from results.measures.summary import percentile_estimates
-from results.records.schemas import CellRecord, RequestStatus
+from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.statistics.estimates import LEVEL, Estimate, unknown
 
 _UNREADABLE = "the request records cannot be read"
@@ -27,6 +28,14 @@ _UNREADABLE = "the request records cannot be read"
 def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The requests whose intended send is in the measured window."""
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
+
+
+def _select_slow(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+    """The requests due in the window, with those that timed out as if the drain had cut them."""
+    due = due_in_window(frame, record).copy()
+    timed_out = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool)
+    due.loc[timed_out & (due["status"] == RequestStatus.ERROR.value), "status"] = RequestStatus.CUT.value
+    return due
 
 
 def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int | None]:
@@ -47,16 +56,17 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
 def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
-    Those that were cut before they had a TTFT or an E2E follow as infinity: all that is known is that they were slow.
+    Those that were cut or timed out before they had a TTFT or an E2E follow as infinity: all that is known is that they
+    were slow.
     """
-    samples = metric_samples(pa.Table.from_pandas(due_in_window(frame, record), preserve_index=False))
+    samples = metric_samples(pa.Table.from_pandas(_select_slow(frame, record), preserve_index=False))
     cut = censored_samples(frame, record)
     return {name: np.append(values, np.full(len(cut.get(name, ())), np.inf)) for name, values in samples.items()}
 
 
 def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
-    """How long the requests due in the window were waited for that were cut before they had a TTFT or an E2E."""
-    cut = due_in_window(frame, record)
+    """How long requests due in the window were waited for that were cut or timed out before their TTFT or E2E."""
+    cut = _select_slow(frame, record)
     cut = cut[cut["status"] == RequestStatus.CUT.value]
     unanswered = cut[cut["t_first_token_ns"].isna()]
     return {TTFT.name: _waited_s(unanswered), E2E.name: _waited_s(cut)}

@@ -106,7 +106,7 @@ def percentile_estimates(
 ) -> dict[str, Estimate]:
     """Each of POINTS of a series with its interval, by its name; `why` it is unknown where there are no samples.
 
-    waited: of the samples that are infinite, because their request was cut, what they took at least.
+    waited: of the samples that are infinite, because their request was cut or timed out, what they took at least.
     """
     names = [percentile_name(series, point) for point in POINTS]
     if samples is None:
@@ -129,7 +129,7 @@ def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
     most = math.inf
     if math.ceil(position) < known.size:
         most = float(np.interp(position, np.arange(known.size), slowest[: known.size]))
-    cut = f"{waited.size} of {n} requests were cut by the end of the drain"
+    cut = f"{waited.size} of {n} requests were cut by the end of the drain or timed out"
     if not math.isclose(least, most):
         high = most if math.isfinite(most) else None
         return Estimate(None, least, high, n, f"{cut}: p{p * 100:g} is at least {least:.3g} s")

@@ -14,6 +14,10 @@ from typing import Any
 CELL_VERSION = 1
 
 
+TIMED_OUT = "timed out"
+"""How the error of a request begins that its client gave up waiting for: slow, not failed."""
+
+
 class RequestStatus(StrEnum):
     OK = "ok"
     ERROR = "error"

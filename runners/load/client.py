@@ -15,6 +15,7 @@ from typing import cast
 
 import httptools
 
+from results.records.schemas import TIMED_OUT
 from runners.load.spec import LoadError
 from runners.load.stream import Exchange
 from runners.target import Target
@@ -212,7 +213,7 @@ class LoadClient:
         for exchange, task in tuple(self._connecting.items()):
             if now_ns - exchange.t_send_ns > self._request_timeout_ns:
                 task.cancel()
-                exchange.fail(f"no connection within {self._request_timeout_ns / 1e9:g} s of the send", now_ns)
+                exchange.fail(f"{TIMED_OUT}: no connection {self._request_timeout_ns / 1e9:g} s after the send", now_ns)
         for connection in tuple(self._connections):
             exchange_ = connection.exchange
             reason = self._why_overdue(exchange_, now_ns) if exchange_ is not None else ""
@@ -243,9 +244,9 @@ class LoadClient:
 
     def _why_overdue(self, exchange: Exchange, now_ns: int) -> str:
         if exchange.t_bytes_ns and now_ns - exchange.t_bytes_ns > self._stall_timeout_ns:
-            return f"the stream stalled: nothing came for {self._stall_timeout_ns / 1e9:g} s"
+            return f"{TIMED_OUT}: the stream stalled, nothing came for {self._stall_timeout_ns / 1e9:g} s"
         if now_ns - exchange.t_send_ns > self._request_timeout_ns:
-            return f"timed out: not finished {self._request_timeout_ns / 1e9:g} s after the send"
+            return f"{TIMED_OUT}: not finished {self._request_timeout_ns / 1e9:g} s after the send"
         return ""
 
     def _send_fresh(self, exchange: Exchange, payload: bytes) -> None:

@@ -170,6 +170,23 @@ def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_p
     assert (queue.estimate.high or 0.0) - (queue.estimate.low or 0.0) > 1.0, "its own launches tell little"
 
 
+def test_against_a_plain_with_a_queue_at_ref_load_there_is_a_mark_and_no_verdict(
+    original: Path, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    for config in ("plain", "mooncake_both"):
+        saturate(root, config, "4096x256-ref_load")
+    found = analyse(root)
+    rows = [row for row in found.taxes if (row.phase, row.reference, row.metric) == ("A", "ref_load", TTFT)]
+    assert {row.config for row in rows if row.estimate.value is not None} >= {"mooncake_both", "nixl_both"}
+    assert {(row.saturated, row.verdict) for row in rows} == {("plain", None)}
+    assert all("plain is saturated" in row.withheld for row in rows)
+    added = [row for row in found.amplification if row.phases == ("A", "A")]
+    assert {row.verdict for row in added} == {None}
+    assert all("plain is saturated" in row.withheld for row in added)
+    assert "| nixl_both (plain saturated) |" in report_text(found)
+
+
 def slow_down(root: Path, config: str, stem: str, seconds: float) -> None:
     """Every first token of the cell comes later."""
     path = root / "results" / f"{DATE}_{config}" / f"requests_C_{stem}.jsonl"
@@ -190,7 +207,7 @@ def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None
 def test_what_queueing_adds_and_trends_come_from_joint_draws(analysis: Analysis) -> None:
     rows = [row for row in analysis.amplification if row.amplification.value is not None]
     assert {row.phases for row in rows} == {("A", "A"), ("B", "Bp")}
-    assert {row.amplification.basis for row in rows} == {"over 3 launches, by itself"}
+    assert {row.amplification.basis for row in rows} == {"over 3 launches, all configs together"}
     trend = hypothesis(analysis, "H5")
     assert trend.measured.basis == "over 3 launches, by itself"
     assert covers(trend.measured, 1.45 * 0.15 / 3)

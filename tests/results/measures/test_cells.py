@@ -147,7 +147,7 @@ def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayou
     p90 = summary.estimate("ttft_p90_s")
     assert (p90.value, p90.n) == (None, 200)
     assert p90.low == pytest.approx(30)
-    assert p90.reason == "40 of 200 requests were cut by the end of the drain: p90 is at least 30 s"
+    assert p90.reason == "40 of 200 requests were cut by the end of the drain or timed out: p90 is at least 30 s"
     p50 = summary.estimate("ttft_p50_s")
     answered = [row for row in rows if not row.warmup and row.index % 5]
     known = sorted((row.t_first_token_ns or 0) - (row.t_send_ns or 0) for row in answered)
@@ -158,6 +158,27 @@ def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayou
     assert cohort.value is None
     assert cohort.high is not None
     assert cohort.high < 1
+
+
+def test_requests_that_timed_out_are_slow_and_not_absent(folder: ConfigLayout) -> None:
+    """A fifth waits for 30 s in vain, another request stalls after its first token: both count as slow."""
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    rows = [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in request_records(cell, cell.rng())]
+    rows[31] = replace(rows[31], status=RequestStatus.CUT, t_last_token_ns=None)
+    _rewrite(path, rows)
+    cut = analyse_cell(path)
+    late = "timed out: not finished 30 s after the send"
+    timed_out = [replace(row, status=RequestStatus.ERROR, error=late) if row.status == "cut" else row for row in rows]
+    timed_out[32] = replace(rows[32], status=RequestStatus.ERROR, error="HTTP 500: no")
+    _rewrite(path, timed_out)
+    summary = analyse_cell(path)
+    assert (summary.counts["failed"], summary.counts["cut"]) == (42, 0), "they are still counted as failed"
+    for name in ("ttft_p90_s", "e2e_p90_s"):
+        assert summary.estimate(name).value is None
+        assert summary.estimate(name).low == pytest.approx(cut.estimate(name).low, rel=0.05)
+    assert summary.estimate("ttft_p50_s").n == 199, "all but the one that the engine refused"
+    assert np.isinf(request_samples(path)["ttft_s"]).sum() == 40
 
 
 def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:

@@ -115,7 +115,7 @@ def test_what_came_before_a_drop_is_kept(measure: Measure) -> None:
         (
             {"itl_ms": 1, "stall_after": 3},
             {"stall_timeout_s": 0.4},
-            "the stream stalled: nothing came for 0.4 s (after 3 token chunks)",
+            "timed out: the stream stalled, nothing came for 0.4 s (after 3 token chunks)",
         ),
         (
             {"ttft_ms": 1e6},
