@@ -36,6 +36,8 @@ DRAWS = 100_000
 JOINT_DRAWS = 20_000
 SEED = 1955
 LEVEL_OF_F = 0.05
+NO_EIGENVALUE = 1e-12
+"""Of the largest one; what is smaller is rounding."""
 
 Key = TypeVar("Key", bound=Hashable)
 Launches = Mapping[str, Mapping[int, float]]
@@ -387,6 +389,11 @@ def _largest_normal(correlation: bytes) -> Samples:
 
 
 def _root(covariance: Samples) -> Samples:
-    """R with R R' = covariance, which may be singular."""
+    """The symmetric root, the same on every processor: there is no other one.
+
+    Eigenvectors of equal eigenvalues are any basis of theirs, and the root of an eigenvalue that is 0 but for rounding
+    is some 1e-9: linear algebra of another processor would give other draws.
+    """
     values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)), dtype=np.float64)
+    known = np.where(values > NO_EIGENVALUE * values[-1], values, 0.0) if values.size else values
+    return np.asarray((vectors * np.sqrt(known)) @ vectors.T, dtype=np.float64)

@@ -12,6 +12,7 @@ from scipy import stats
 from results.statistics.blocks import (
     BlockFit,
     Launches,
+    _root,
     detectable_effect,
     draw_differences,
     dunnett_critical,
@@ -274,3 +275,14 @@ def test_a_missing_launch_leaves_the_own_bounds_around_the_difference() -> None:
     assert contrast.own_high is not None
     assert (contrast.own_low + contrast.own_high) / 2 == pytest.approx(contrast.difference)
     assert contrast.launches == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_draws_do_not_depend_on_the_basis_that_linear_algebra_happens_to_give(seed: int) -> None:
+    """Equal eigenvalues leave the basis open, and an eigenvalue that is 0 comes out as some 1e-17 of either sign."""
+    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))
+    exact = np.full((4, 4), 0.5) + np.diag([0.5] * 4)
+    singular = np.pad(exact, ((0, 1), (0, 1)))
+    shaken = singular + 1e-17 * np.random.default_rng(seed).standard_normal((5, 5))
+    assert _root(singular) == pytest.approx(_root((shaken + shaken.T) / 2), abs=1e-12)
+    assert rotation @ _root(exact) @ rotation.T == pytest.approx(_root(rotation @ exact @ rotation.T), abs=1e-12)
