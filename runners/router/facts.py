@@ -24,6 +24,10 @@ HASHED_TOKENS = 1 << 18
 """Of a longer prompt only the beginning is known to the prefix index: hashing holds up every other request."""
 LONG_BYTES = 1 << 20
 """A longer body takes milliseconds: a thread reads it."""
+PROMPTS_LIMIT = 4096
+"""More inputs of one request are hashed as text: reading each costs a microsecond that every stream waits for."""
+MAX_TOKENS_LIMIT = 1 << 31
+"""A `max_tokens` beyond it counts as not given: no counter is made for such numbers."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """Token ids, of one input or several (embeddings)."""
 
@@ -98,7 +102,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         session,
         keys,
         count,
-        limit if isinstance(limit, int) and limit >= 0 else default,
+        limit if isinstance(limit, int) and 0 <= limit <= MAX_TOKENS_LIMIT else default,
         read.previous_response_id if isinstance(read.previous_response_id, str) else "",
     )
 
@@ -133,13 +137,13 @@ def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], in
     """Several prompts in one request: the first one's prefix, the length of all."""
     try:
         many = _read_many(prompt)
-    except msgspec.DecodeError:
-        return _read_text(prompt[1:-1], block_tokens)
-    packed = [_pack_ids(bytes(ids)) for ids in many]
+    except (msgspec.DecodeError, RecursionError):
+        many = []
+    packed = [_pack_ids(bytes(ids)) for ids in many] if len(many) <= PROMPTS_LIMIT else []
     whole = [ids for ids in packed if ids is not None]
-    if len(whole) < len(packed):
+    if not whole or len(whole) < len(packed):
         return _read_text(prompt[1:-1], block_tokens)
-    return _key_ids(whole[0], block_tokens) if whole else (), sum(map(len, whole)) // TOKEN_BYTES
+    return _key_ids(whole[0], block_tokens), sum(map(len, whole)) // TOKEN_BYTES
 
 
 def _pack_ids(prompt: bytes) -> bytes | None:

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Protocol, cast
@@ -106,7 +107,9 @@ class ClientConnection(asyncio.Protocol):
     """Its address; empty = a socket without one."""
     t_read_s: float = field(default_factory=monotonic)
     t_begin_s: float = 0.0
-    """When the first byte came of a request that is not whole yet; 0 = there is none."""
+    """When the first byte came of a request that is not whole yet, moved on by pauses; 0 = there is none."""
+    t_full_s: float = 0.0
+    """Since when the client takes less than it is sent; 0 = it takes all."""
     write: Callable[[bytes], None] = _drop_data
     """The transport's own, without a step between."""
     _parser: httptools.HttpRequestParser = field(init=False)
@@ -125,7 +128,10 @@ class ClientConnection(asyncio.Protocol):
     _ahead_bytes: int = 0
     """Of the bodies in the queue."""
     _serving_bytes: int = 0
-    _paused: bool = False
+    _t_paused_s: float = 0.0
+    """Since when nothing is read of it; 0 = it is read."""
+    _unsent_bytes: int = 0
+    """Of a whole response that the client has not taken yet."""
     _in_head: bool = True
 
     def __post_init__(self) -> None:
@@ -134,6 +140,11 @@ class ClientConnection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         return not self._busy
+
+    @property
+    def is_paused(self) -> bool:
+        """The router reads nothing of it for now: it is not the client that is late."""
+        return self._t_paused_s > 0.0
 
     @property
     def in_head(self) -> bool:
@@ -192,8 +203,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_request()
-        self._service.held_bytes -= self._ahead_bytes + self._serving_bytes
-        self._ahead_bytes = self._serving_bytes = 0
+        self._service.held_bytes -= self._ahead_bytes + self._serving_bytes + self._unsent_bytes
+        self._ahead_bytes = self._serving_bytes = self._unsent_bytes = 0
         self._queue.clear()
         self._transport, self.write = None, _drop_data
         self._parser = _SPENT
@@ -203,12 +214,18 @@ class ClientConnection(asyncio.Protocol):
             in_flight.abandon_request()
 
     def pause_writing(self) -> None:
+        self.t_full_s = monotonic()
         if self.in_flight is not None:
             self.in_flight.pause()
 
     def resume_writing(self) -> None:
+        self.t_full_s = 0.0
+        self._service.held_bytes -= self._unsent_bytes
+        self._unsent_bytes = 0
         if self.in_flight is not None:
             self.in_flight.resume()
+        elif not self._busy:
+            self._go_on()
 
     # httptools
     def on_message_begin(self) -> None:
@@ -227,7 +244,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._in_head = False
         headers = dict(self._headers)
-        if headers.get(b"connection", b"keep-alive").lower() not in CONNECTION_ALONE:
+        is_plain = headers.get(b"connection", b"keep-alive").lower() in CONNECTION_ALONE
+        if not is_plain or len(headers) < len(self._headers):  # of two headers of a name one is in `headers`
             self._headers = without_named(self._headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._service.body_limit_bytes:
@@ -252,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
         elif service.held_bytes > service.held_limit_bytes:
             why = f"the router holds {service.held_limit_bytes} bytes of request bodies, as many as it may"
             self._reject_client(503, why, "router_overloaded")
-        elif self._busy:
+        elif self._busy or self.t_full_s:
             self._pause_ahead()
 
     def on_message_complete(self) -> None:
@@ -284,15 +302,34 @@ class ClientConnection(asyncio.Protocol):
         self._serving_bytes = 0
         if self._transport is None:
             return
+        if self.t_full_s:
+            self._unsent_bytes = self._transport.get_write_buffer_size()
+            self._service.held_bytes += self._unsent_bytes
         self.t_read_s = monotonic()
         if not keep or not self.keep_alive or self._service.closing or self._refused:
             self._transport.close()
             return
         self._busy = False
-        if self._paused:
-            self._resume_ahead()
-        if self._queue:
-            asyncio.get_running_loop().call_soon(self._serve_next)
+        if not self.t_full_s:
+            self._go_on()
+
+    def lend_body(self, size_bytes: int) -> None:
+        """A thread reads the served request's body: it is held until `return_body`, even if the client leaves."""
+        self._serving_bytes -= size_bytes
+
+    def return_body(self, size_bytes: int) -> None:
+        if self._transport is None:
+            self._service.held_bytes -= size_bytes
+        else:
+            self._serving_bytes += size_bytes
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Do what a request waited for. Its client gets an answer, and the log the error, where that fails."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  (no request may hang)
+            sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
+            self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
 
     def abort(self) -> None:
         """The response cannot be made whole: cut the connection, so that the client sees it."""
@@ -323,7 +360,7 @@ class ClientConnection(asyncio.Protocol):
         self.reply_json(status, {"error": {"message": message, "type": kind, "code": status}}, headers)
 
     def _serve_next(self) -> None:
-        if self._busy or not self._queue or self._transport is None:
+        if self._busy or self.t_full_s or not self._queue or self._transport is None:
             return
         request = self._queue.popleft()
         self._busy = True
@@ -331,24 +368,30 @@ class ClientConnection(asyncio.Protocol):
         self._is_head = request.method == "HEAD"
         self._serving_bytes = len(request.body)
         self._ahead_bytes -= self._serving_bytes
-        if self._paused:
+        if self.is_paused:
             self._resume_ahead()
-        try:
-            self._service.serve(self, request)
-        except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
-            sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
-            self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+        self.guard(partial(self._service.serve, self, request))
+
+    def _go_on(self) -> None:
+        """The client has taken the last response: the next request, if there is one."""
+        if self.is_paused:
+            self._resume_ahead()
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._serve_next)
 
     def _pause_ahead(self) -> None:
         """Read no further while more waits here than may be sent ahead."""
-        if self._transport is not None and self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES:
-            self._paused, self.t_begin_s = True, 0.0  # the wait is not the client's
+        if self._transport is None or self.is_paused:
+            return
+        if self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES:
+            self._t_paused_s = monotonic()
             self._transport.pause_reading()
 
     def _resume_ahead(self) -> None:
         if self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
-            self._paused = False
-            self.t_begin_s = 0.0 if self._in_head else monotonic()
+            if self.t_begin_s:  # the wait was not the client's
+                self.t_begin_s += monotonic() - max(self._t_paused_s, self.t_begin_s)
+            self._t_paused_s = 0.0
             self._transport.resume_reading()
 
     def _clear_request(self) -> None:

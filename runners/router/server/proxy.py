@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from results.records.visible import has_controls
+from results.records.visible import has_controls, visible
 from runners.router.dispatch import Request
 from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
@@ -55,7 +56,7 @@ class Arrival:
         def answered(value: _Value) -> None:
             if self in self._traffic.arriving:
                 self._traffic.end_arrival(self)
-                then(value)
+                self._client.guard(partial(then, value))
 
         ask(answered)
 
@@ -214,9 +215,18 @@ class Proxy:
         if len(request.body) <= LONG_BYTES:
             self._route_read(connection, request, read_facts(request.body, block_tokens, chat=chat))
         else:
-            read = partial(read_facts, request.body, block_tokens, chat=chat)
-            then = partial(self._route_read, connection, request)
-            Arrival(self._traffic, connection).wait_for(partial(_read_aside, read), then)
+            arrival = Arrival(self._traffic, connection)
+
+            def read() -> Facts | None:
+                wanted = arrival in self._traffic.arriving  # else its client has left meanwhile
+                return read_facts(request.body, block_tokens, chat=chat) if wanted else None
+
+            def take(facts: Facts | None) -> None:
+                if facts is None:
+                    raise RuntimeError("the body could not be read")
+                self._route_read(connection, request, facts)
+
+            arrival.wait_for(partial(_read_aside, connection, len(request.body), read), take)
 
     def _route_read(self, connection: ClientConnection, request: HttpRequest, facts: Facts) -> None:
         stored = self._responses.find_response(facts.previous) if facts.previous else None
@@ -249,9 +259,20 @@ class Proxy:
             begin(dispatcher.count_arrival(session))
 
 
-def _read_aside(read: Callable[[], Facts], then: Callable[[Facts], None]) -> None:
-    reading = asyncio.get_running_loop().run_in_executor(None, read)
-    reading.add_done_callback(lambda done: then(done.result()))
+def _read_aside(
+    client: ClientConnection, body_bytes: int, read: Callable[[], Facts | None], then: Callable[[Facts | None], None]
+) -> None:
+    """Have a thread read a body, which counts as held until it has, even where its client leaves before."""
+
+    def end_reading(done: asyncio.Future[Facts | None]) -> None:
+        client.return_body(body_bytes)
+        error = done.exception()
+        if error is not None:
+            sys.stderr.write(visible(f"a body could not be read: {type(error).__name__}: {error}\n"))
+        then(None if error is not None else done.result())
+
+    client.lend_body(body_bytes)
+    asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(end_reading)
 
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:

@@ -249,6 +249,9 @@ class Server:
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None:
         chat = ROUTED.get(request.path)
         if chat is None or request.method != "POST":
+            if self.held_bytes > self.held_limit_bytes:
+                connection.refuse(503, "the router holds as many bytes for clients as it may", "router_overloaded")
+                return
             task = asyncio.get_running_loop().create_task(self._pages.answer(connection, request))
             self._pages_open.add(task)
             task.add_done_callback(self._page_done)
@@ -289,7 +292,8 @@ class Server:
             due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
             self._traffic.sweep_streaming(now_s)
         if now_s >= due["clients"]:
-            due["clients"] = now_s + min(CLIENT_SWEEP_S, min(limits.client_idle_s, limits.head_s, limits.body_s) / 4)
+            times = (limits.client_idle_s, limits.client_stall_s, limits.head_s, limits.body_s)
+            due["clients"] = now_s + min(CLIENT_SWEEP_S, min(times) / 4)
             self._sweep_clients(now_s)
         if now_s >= due["tick"]:
             due["tick"] = max(now_s, due["tick"] + TICK_S)
@@ -315,7 +319,11 @@ class Server:
         limits = self._spec.limits
         for client in tuple(self._clients):
             limit_s = limits.head_s if client.in_head else limits.body_s
-            if client.t_begin_s and now_s - client.t_begin_s > limit_s:
+            if client.in_flight is None and client.t_full_s and now_s - client.t_full_s > limits.client_stall_s:
+                client.abort()  # a whole response that it does not take, maybe its last
+            elif client.is_paused:
+                continue
+            elif client.t_begin_s and now_s - client.t_begin_s > limit_s:
                 part = "head" if client.in_head else "body"
                 client.reject_late(f"the {part} of the request was not whole within {limit_s:g} s")
             elif client.idle and now_s - client.t_read_s > limits.client_idle_s:

@@ -14,6 +14,7 @@ from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
 from runners.router.server.front import AHEAD_LIMIT_BYTES, ClientConnection
+from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
 from tests.runners.router.routers import SHORT, Router, instances, router, until
@@ -133,6 +134,9 @@ class Wire(asyncio.Transport):
         self.reading = True
 
     def close(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 1_000
 
 
 def connected(service: Holding) -> tuple[ClientConnection, Wire]:
@@ -309,6 +313,10 @@ async def test_headers_that_connection_names_go_no_further() -> None:
         await until(lambda: bool(a.seen))
         assert "x-secret" not in a.seen[0].headers
         assert a.seen[0].headers["x-open"] == "2"
+        head = HEAD + b"connection: x-secret\r\nconnection: close\r\nx-secret: 1\r\n"
+        await answer_to(routed, head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        await until(lambda: len(a.seen) == 2)
+        assert "x-secret" not in a.seen[1].headers
         a.answer_headers = {"connection": "x-inner", "x-inner": "3"}
         assert "x-inner" not in (await routed.post(stream=False)).headers
     framed = [(b"connection", b"content-length, x"), (b"content-length", b"3"), (b"x", b"1")]
@@ -353,3 +361,97 @@ def test_an_instances_url_carries_no_credentials() -> None:
     with pytest.raises(RouterError, match="contains a user or a password") as refused:
         RouterSpec((InstanceSpec("a", "http://me:secret@127.0.0.1:8000"),))
     assert "secret" not in f"{refused.value} {refused.value.remedy}"
+
+
+def test_no_depth_of_json_makes_reading_fail() -> None:
+    for depth in range(900, 1010):
+        for field in (b"prompt", b"input"):
+            body = b'{"%b":[[1],' % field + b"[" * depth + b"]" * depth + b"]}"
+            assert read_facts(body, 16, chat=field == b"input").input_tokens > 0
+
+
+def test_many_inputs_and_huge_numbers_cost_little() -> None:
+    many = b'{"prompt":[' + b",".join([b"[1]"] * 100_000) + b"]}"
+    assert read_facts(many, 16, chat=False).keys
+    huge = b'{"prompt":[1],"max_tokens":%b}' % (b"9" * 400)
+    assert read_facts(huge, 16, chat=False).max_tokens == 16
+
+
+async def test_a_long_body_that_cannot_be_read_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> Facts:
+        raise MemoryError("no room \x1b]52;c;AAAA\x07")
+
+    monkeypatch.setattr(proxy, "read_facts", fail)
+    async with instances("a") as (a,), router([a]) as routed:
+        async with asyncio.timeout(5.0):
+            answer = await routed.post(prompt="long" * (LONG_BYTES // 4))
+        assert answer.status_code == 500
+        assert "\x1b" not in capsys.readouterr().err
+
+
+async def test_a_body_that_a_thread_reads_is_held_after_its_client_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def read_slowly(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
+        begun.set()
+        gate.wait(20.0)
+        return read_facts(body, block_tokens, chat=chat)
+
+    monkeypatch.setattr(proxy, "read_facts", read_slowly)
+    async with instances("a") as (a,), router([a]) as routed:
+        _, writer = await routed.connect()
+        size = 2 * LONG_BYTES
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+        await until(begun.is_set)
+        writer.transport.abort()
+        await until(lambda: routed.server.connections == 0)
+        assert routed.server.held_bytes == size
+        gate.set()
+        await until(lambda: routed.server.held_bytes == 0)
+        assert not a.seen
+
+
+async def test_a_client_that_takes_no_response_gets_no_second_one() -> None:
+    service = Holding()
+    connection, _ = connected(service)
+    connection.data_received(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+    connection.pause_writing()
+    connection.reply(200, b"x" * 1_000, "text/plain")
+    await asyncio.sleep(0)
+    assert (service.served, service.held_bytes) == (1, 1_000)
+    connection.resume_writing()
+    await asyncio.sleep(0)
+    assert (service.served, service.held_bytes) == (2, 0)
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+async def test_a_client_that_does_not_take_its_last_response_is_cut(
+    monkeypatch: pytest.MonkeyPatch, close: bytes
+) -> None:
+    monkeypatch.setattr(Pages, "_make_metrics", lambda _: b"x" * (32 << 20))
+    async with instances("a") as (a,), router([a], limits=replace(SHORT, client_stall_s=0.3)) as routed:
+        _, writer = await routed.connect()  # it reads no more than a stream's own limit
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
+        await until(lambda: routed.server.held_bytes > 0)
+        await until(lambda: routed.server.connections == 0, 10.0)
+        assert routed.server.held_bytes == 0
+        writer.transport.abort()
+
+
+async def test_a_wait_of_the_routers_own_is_no_delay_of_the_client() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    body = b"x" * (AHEAD_LIMIT_BYTES + 1)
+    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    connection.data_received(one)
+    connection.data_received(one + HEAD)  # a third one has begun
+    assert connection.is_paused
+    begun_s = connection.t_begin_s
+    assert begun_s > 0
+    await asyncio.sleep(0.05)
+    connection.finish(keep=True)
+    await asyncio.sleep(0)
+    assert wire.reading
+    assert connection.t_begin_s > begun_s  # its limit goes on from here

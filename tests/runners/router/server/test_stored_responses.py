@@ -49,7 +49,7 @@ async def test_a_large_body_is_read_aside_and_routed_as_any_other(
 async def test_a_client_that_leaves_while_its_body_is_read_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with instances("a") as (a,), router([a]) as routed:
         monkeypatch.setattr(proxy, "LONG_BYTES", 10)
-        monkeypatch.setattr(proxy, "_read_aside", lambda read, then: None)
+        monkeypatch.setattr(proxy, "_read_aside", lambda *_: None)
         _, writer = await routed.connect()
         body = b'{"prompt": [1, 2, 3]}'
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
