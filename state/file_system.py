@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from state.errors import StoreUnusable
 
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "beegfs",
-    "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs",
+    "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs", "9p", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.goofys",
+    "fuse.gcsfuse", "fuse.mount-s3",
 ))  # fmt: skip
 """SQLite's write-ahead log needs memory that all its users share: on these it may be damaged without a sign."""
 
@@ -33,7 +36,7 @@ def file_system_of(folder: Path) -> str:
     path, best, kind = folder.absolute().resolve(), -1, ""
     for line in lines:
         fields, _, described = line.partition(" - ")
-        point = Path(fields.split(" ")[4].replace("\\040", " "))
+        point = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split(" ")[4]))
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), described.split(" ")[0]
     return kind

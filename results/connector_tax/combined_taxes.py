@@ -259,8 +259,11 @@ def _amplify(
     """`family`: how many configs have this difference; their intervals hold together (Bonferroni)."""
     taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
-    level = 1 - (1 - LEVEL) / family
-    added = estimate(combine(subtract, taxes[1], taxes[0]), level) if safe != load else unknown(same)
+    difference = combine(subtract, taxes[1], taxes[0])
+    level = (
+        1 - (1 - LEVEL) / family if len(difference.trials) >= MIN_PAIRED else LEVEL
+    )  # within a launch it is a spread
+    added = estimate(difference, level) if safe != load else unknown(same)
     if added.launches >= MIN_PAIRED and added.basis is not None:
         added = replace(added, basis=f"over {added.launches} launches, all configs together")
     why = why_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from results.records.visible import visible
 from runners.router.cluster import Cluster, CounterReservation
 from runners.router.counts import Counts
 from runners.router.driver import Driver
@@ -287,7 +288,8 @@ class Dispatcher:
         self._counts.policy_errors += 1
         if not self._complained:
             self._complained = True
-            sys.stderr.write(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n")
+            text = f"policy {self._policy.name} failed, the fewest requests decide instead: {why}"
+            sys.stderr.write(f"{visible(text)}\n")
         loads = [load for load in view.instances if load.available and load.instance not in routed.tried]
         instance = min(loads, key=_count_requests).instance if loads else ""
         return Draft(Decision(self._policy.name, instance, "policy_error"))

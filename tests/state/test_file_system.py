@@ -17,6 +17,7 @@ MOUNTS = """\
 22 1 0:20 / / rw - overlay overlay rw
 30 22 0:30 / /home rw,relatime shared:1 - nfs4 server:/home rw
 31 30 0:31 / /home/me/local\\040disk rw - ext4 /dev/sda1 rw
+32 22 0:32 / /mnt/tab\\011and\\134 rw - 9p share rw
 """
 
 
@@ -32,6 +33,7 @@ def test_the_innermost_mount_counts(mounts: Path) -> None:
     assert file_system_of(Path("/var/lib")) == "overlay"
     assert file_system_of(Path("/home/me/runs/new")) == "nfs4"
     assert file_system_of(Path("/home/me/local disk/runs")) == "ext4"
+    assert file_system_of(Path("/mnt/tab\tand\\/runs")) == "9p"
     mounts.unlink()
     assert file_system_of(Path("/home")) == ""
 

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 
+from results.records.visible import visible
 from runners.router.breaker import BreakerState
 from runners.router.health import Health
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
@@ -67,7 +68,7 @@ class Probes:
                 if why is not None:
                     self.health.note_probe(instance, why, gone=gone)
             except Exception:  # noqa: BLE001  (an instance that is not probed any more never comes back)
-                sys.stderr.write(f"a probe of {instance} failed:\n{traceback.format_exc()}")
+                sys.stderr.write(visible(f"a probe of {instance} failed:\n{traceback.format_exc()}"))
 
     async def _ask_health(self, instance: str) -> tuple[str | None, bool]:
         """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens.

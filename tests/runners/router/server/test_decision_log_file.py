@@ -19,6 +19,9 @@ async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     await RecordFile(str(path)).close()
     assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    await RecordFile(str(path)).close()
+    assert path.stat().st_mode & 0o777 == 0o600, "a file that was there"
 
 
 async def test_a_torn_write_costs_its_own_records_and_no_later_one(
