@@ -33,7 +33,7 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
-from results.statistics.launch_fit import SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"
@@ -81,6 +81,8 @@ class GridOverhead:
     """Relative: 0.2 = 20 % longer; the mean over the (C, N) that every launch measured."""
     sizes: int
     """(C, N) in the mean."""
+    spread: LaunchSpread | None = None
+    """Of the logarithm of the ratio; None where launches give none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
         return GridOverhead(arm, baseline, unknown("not measured"), 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
-        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates))
+        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
     return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))
@@ -316,4 +318,13 @@ def sign_at(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
     return [
         msgspec.structs.replace(cell, sign=(1 if _side(cell) > 0 else -1) if id(cell) in decided else None)
         for cell in cells
+    ]
+
+
+def sign_by_point(cells: Sequence[OverheadCell]) -> list[OverheadCell]:
+    """The measured cells with the signs of their values alone, whatever the intervals."""
+    return [
+        msgspec.structs.replace(cell, sign=1 if _side(cell) > 0 else -1)
+        for cell in cells
+        if cell.overhead_ms.value is not None
     ]

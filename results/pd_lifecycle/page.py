@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
-from results.pd_lifecycle.overheads import OverheadCell
+from results.pd_lifecycle.overheads import GridOverhead, OverheadCell
+from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import Page, PageAnswer, split_judgements
-from results.statistics.estimates import Estimate
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES
+from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
 
+NAMED_EFFECT = 0.10
+"""Of TTFT, for which launches are planned: never for the effect that was observed."""
 QUESTION = (
     "Where does a request's time go when one instance prefills and another decodes, and when is that faster than one "
     "combined instance?"
@@ -74,7 +79,7 @@ def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:
         return f"`{again}`, with probes and a model folder that report what the sentence names as missing"
     if launches < MIN_PAIRED:
         return f"`{again} --trials {MIN_PAIRED}`"
-    more = f"more launches (`{again} --trials {2 * launches}`)"
+    more = f"more launches (`{again} --trials {max(2 * launches, _plan_launches(analysis) or 0)}`)"
     return f"{more}, or a grid that reaches further (`--set new_tokens=[...]`)" if number == "5" else more
 
 
@@ -96,7 +101,28 @@ def _describe_noise(analysis: LifecycleAnalysis) -> str:
     few = few_launches(analysis.launches, "engine", "repetitions follow one another on the same engines")
     if few:
         return f"Noise floor: what two launches differ by is not known ({few})."
-    return "Noise floor: the intervals hold what launches differ by."
+    over = _find_spread(analysis)
+    if over is None or over.spread is None:
+        return "Noise floor: what two launches differ by is not known (no TTFT was compared in every launch)."
+    spread = over.spread
+    sigma, low, high = (figure(100 * math.expm1(one), 2) for one in (spread.sigma, spread.low, spread.high))
+    count = _plan_launches(analysis)
+    needed = f"More than {MAX_PLANNED_LAUNCHES} launches" if count is None else f"{count} launches (`--trials {count}`)"
+    return (
+        f"Noise floor: a launch differs from its (C, N) by a sigma of {sigma} % [{low}, {high}] in the TTFT of the "
+        f"{over.arm} over the {over.baseline} ({figure(spread.degrees, 2)} degrees of freedom). {needed} detect a "
+        f"difference of {format_percent(NAMED_EFFECT)} at one (C, N), all {spread.sizes} judged together."
+    )
+
+
+def _find_spread(analysis: LifecycleAnalysis) -> GridOverhead | None:
+    return next((one for one in analysis.grid_overheads if one.spread is not None), None)
+
+
+def _plan_launches(analysis: LifecycleAnalysis) -> int | None:
+    """For NAMED_EFFECT; None where it cannot be planned."""
+    over = _find_spread(analysis)
+    return None if over is None or over.spread is None else over.spread.plan_launches(math.log1p(NAMED_EFFECT))
 
 
 def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
@@ -78,6 +78,11 @@ def over_launches(within: Judgement, launches: int) -> Judgement:
     return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}", p=None)
 
 
+def _beside_point(point: str, reason: str) -> str:
+    """What the intervals say, and after it what the specification's rule says of the values alone; "" = no value."""
+    return f"{reason}; by the point alone: {point}" if point else reason
+
+
 def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
     """The missing phases with their reasons, the most frequent first."""
     counts = Counter(
@@ -122,6 +127,11 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
             reason = f"not significant at {list_some(rest)}"
     decided = below or [name for name in ratios if name not in above] or above
     shown = ratios[decided[0]] if decided else unknown(reason)
+    values = [one.value for one in ratios.values() if one.value is not None]
+    longer = sum(value > 1 for value in values)
+    point = (
+        f"{'met' if longer == len(values) else 'not met'}, longer at {longer} of {len(values)} (C, N)" if values else ""
+    )
     return Judgement(
         name="2",
         claim="Transfer dominates",
@@ -129,7 +139,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         "above 1; fails where one lies below, all (C, N) tested (Holm). From three launches on it is over the "
         "launches; within one, over the cells of the output lengths",
         outcome=outcome,
-        reason=f"{reason}{_example_text(decided, ratios)}",
+        reason=_beside_point(point, f"{reason}{_example_text(decided, ratios)}"),
         measured=shown,
         numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
         p=_find_p_of_all(ratios, p_of, corrected, below),
@@ -197,6 +207,8 @@ def judge_linearity(costs: Costs) -> Judgement:
         outcome, reason = Outcome.FAILS, f"R^2 {r2.text(4)} does not reach above {R2_ABOVE:g}"
     else:
         outcome, reason = Outcome.UNDECIDED, f"R^2 {r2.text(4)} straddles {R2_ABOVE:g}"
+    if r2.value is not None:
+        reason = _beside_point(f"{'met' if r2.value > R2_ABOVE else 'not met'}, R^2 {r2.value:.4f}", reason)
     spread = costs.spread
     if spread.medians.value is not None and spread.without_slow.value is not None:
         reason += (
@@ -311,7 +323,7 @@ def judge_overhead(
         "the ratio of medians over the launches, within one by the mean difference, widened by the spread between "
         "output lengths",
         outcome=outcome,
-        reason=f"{reason}{_order_text(order)}",
+        reason=f"{_beside_point(_threshold_by_point(cells), reason)}{_order_text(order)}",
         measured=first,
         numbers={
             **{f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
@@ -320,6 +332,15 @@ def judge_overhead(
         },
         p=find_p_of_rule(lambda level: _decide_threshold(sign_at(cells, level))) if _has_p(cells) else None,
     )
+
+
+def _threshold_by_point(cells: Sequence[OverheadCell]) -> str:
+    texts = {
+        Outcome.HOLDS: "met, both signs occur and meet once",
+        Outcome.FAILS: "not met, the sign changes more than once",
+        Outcome.UNDECIDED: "not met, one sign at every (C, N)",
+    }
+    return texts.get(_decide_threshold(sign_by_point(cells)), "")
 
 
 def _has_p(cells: Sequence[OverheadCell]) -> bool:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.blocks import LEVEL_OF_F
+from results.statistics.blocks import LEVEL_OF_F, MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,
@@ -33,6 +33,33 @@ Size = TypeVar("Size", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchSpread:
+    """How far one launch of one size lies from the size's mean: a standard deviation, pooled over the sizes."""
+
+    sigma: float
+    low: float
+    high: float
+    """Bounds of sigma at LEVEL (chi-square)."""
+    degrees: float
+    launches: int
+    sizes: int
+
+    def plan_launches(self, effect: float) -> int | None:
+        """The fewest launches with which the mean of a size shows this effect with a probability of POWER.
+
+        All sizes are judged together (Bonferroni); the degrees of freedom grow with the launches. None above
+        MAX_PLANNED_LAUNCHES. For planning only.
+        """
+        quantile = 1 - (1 - LEVEL) / 2 / self.sizes
+        for count in range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1):
+            degrees = self.degrees * (count - 1) / (self.launches - 1)
+            needed = special.stdtrit(degrees, quantile) + special.stdtrit(degrees, POWER)
+            if needed * self.sigma / math.sqrt(count) <= effect:
+                return count
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class SizeFit(Generic[Size]):
     """All sizes that were measured in every launch."""
 
@@ -43,6 +70,8 @@ class SizeFit(Generic[Size]):
     """The mean over the sizes; its interval is Student's t over the launches."""
     degrees: float
     """Degrees of freedom of the pooled spread."""
+    spread: LaunchSpread | None
+    """None where the launches do not differ."""
 
 
 def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) -> SizeFit[Size] | str:
@@ -74,6 +103,7 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
         {size: float(one) for size, one in zip(sizes, p, strict=True)},
         mean_over_launches([float(one) for one in y.mean(axis=0)], level),
         float(degrees.max()),
+        _measure_spread(y),
     )
 
 
@@ -88,18 +118,34 @@ def _pool_variances(y: Samples) -> tuple[Samples, Samples]:
     """Per size, the variance of one launch around the size's mean, and its degrees of freedom."""
     count, launches = y.shape
     own = y.var(axis=1, ddof=1)
-    pooled = float(own.mean())
-    shared = float(y.mean(axis=0).var(ddof=1))  # of the launches, and a part of the rest
-    rest = max(pooled - shared, 0.0)
-    degrees = float(launches - 1)
-    if count > 1 and pooled > 0:
-        degrees = pooled**2 / (shared**2 / (launches - 1) + rest**2 / ((count - 1) * (launches - 1)))
+    pooled, degrees = _pool_all(y)
     variances, freedom = np.full(count, pooled), np.full(count, degrees)
     for place in range(count if count > 1 else 0):
         others = float(np.delete(own, place).mean())
         if others > 0 and special.fdtrc(launches - 1, degrees, own[place] / others) < LEVEL_OF_F:
             variances[place], freedom[place] = own[place], launches - 1
     return variances, freedom
+
+
+def _pool_all(y: Samples) -> tuple[float, float]:
+    """Over all sizes, the variance of one launch around a size's mean, and its degrees of freedom (Satterthwaite)."""
+    count, launches = y.shape
+    pooled = float(y.var(axis=1, ddof=1).mean())
+    if count < 2 or pooled <= 0:
+        return pooled, float(launches - 1)
+    shared = float(y.mean(axis=0).var(ddof=1))  # of the launches, and a part of the rest
+    rest = max(pooled - shared, 0.0)
+    return pooled, pooled**2 / (shared**2 / (launches - 1) + rest**2 / ((count - 1) * (launches - 1)))
+
+
+def _measure_spread(y: Samples) -> LaunchSpread | None:
+    pooled, degrees = _pool_all(y)
+    if pooled <= (ROUNDING * max(float(np.abs(y).max()), 1.0)) ** 2:
+        return None
+    low, high = (
+        math.sqrt(pooled * degrees / special.chdtri(degrees, tail)) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
+    return LaunchSpread(math.sqrt(pooled), low, high, degrees, y.shape[1], y.shape[0])
 
 
 def mean_over_launches(values: Sequence[float | None], level: float = LEVEL) -> Estimate:

@@ -174,6 +174,7 @@ def test_break_even_is_interpolated_and_bounded_by_what_is_told() -> None:
     assert (row.new_tokens.low, row.new_tokens.high) == (512.0, 4096.0)
     assert row.slower_above is True
     assert _judged("++++").reason.startswith("slower than the combined engine with the connector at 4 of")
+    assert _judged("++++").reason.endswith("; by the point alone: not met, one sign at every (C, N)")
 
 
 def test_break_even_goes_by_the_ratios_that_decide_where_a_slow_repetition_moved_the_mean() -> None:

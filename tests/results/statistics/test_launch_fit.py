@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from results.statistics.estimates import ALL_AGREE
-from results.statistics.launch_fit import SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches
 
 SIZES, LAUNCHES = 12, 3
 
@@ -83,3 +83,31 @@ def test_a_mean_over_launches_needs_all_of_them() -> None:
     assert (lacking.value, lacking.low) == (2.0, None)
     assert "2 of 3" in (lacking.reason or "")
     assert mean_over_launches([None]).value is None
+
+
+def test_sigma_is_found_with_its_own_interval() -> None:
+    covered = 0
+    for seed in range(200):
+        fit = fit_sizes(_draw(np.random.default_rng([seed, 11]), shared=0.0, rest=0.3))
+        assert isinstance(fit, SizeFit)
+        assert fit.spread is not None
+        assert fit.spread.low < fit.spread.sigma < fit.spread.high
+        covered += fit.spread.low <= 0.3 <= fit.spread.high
+    assert covered >= 180
+    alike = fit_sizes({"one": dict.fromkeys(range(3), 1.5), "two": dict.fromkeys(range(3), 0.5)})
+    assert isinstance(alike, SizeFit)
+    assert alike.spread is None
+
+
+def test_launches_are_planned_that_show_the_effect_as_often_as_promised() -> None:
+    spread = LaunchSpread(0.1, 0.08, 0.12, degrees=2.0 * SIZES, launches=3, sizes=SIZES)
+    count = spread.plan_launches(0.1)
+    assert count is not None
+    shown, runs = 0, 300
+    for seed in range(runs):
+        y = 0.1 + 0.1 * np.random.default_rng([seed, 13]).standard_normal((SIZES, count))
+        fit = fit_sizes({size: dict(enumerate(map(float, row))) for size, row in enumerate(y)})
+        assert isinstance(fit, SizeFit)
+        shown += fit.p[0] * SIZES < 0.05
+    assert 0.72 * runs <= shown <= 0.95 * runs
+    assert spread.plan_launches(0.0001) is None
