@@ -58,7 +58,7 @@ def test_policies_lists_all_and_details_one(tracon: Tracon) -> None:
     for part in ("round_robin", "approach_a", "overload_factor=2.0", "routing_log.md"):
         assert part in shown.stdout
     listed = {one["name"]: one for one in tracon("policies", "--json").data()}
-    assert len(listed) == 12
+    assert len(listed) == 13
     assert {one["name"] for one in listed["lmetric"]["parameters"]} == {"tie", "bs_offset"}
     assert {one["name"] for one in listed["ear"]["parameters"] if one["required"]} == {"hot_tokens", "cooldown_s"}
     assert "hot_tokens=(required)" in shown.stdout
