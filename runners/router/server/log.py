@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,9 @@ class RecordFile:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
                 self._file = os.open(path, flags, 0o600)
-                os.fchmod(self._file, 0o600)  # a file that is there keeps its mode
+                if stat.S_ISREG(os.fstat(self._file).st_mode):  # never /dev/null, which all need
+                    with contextlib.suppress(PermissionError):  # another user's file
+                        os.fchmod(self._file, 0o600)  # one that was there keeps its mode
             except OSError as error:
                 remedy = "Free space on that disk or name another path."
                 raise RouterError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error

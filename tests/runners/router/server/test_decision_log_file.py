@@ -24,6 +24,17 @@ async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600, "a file that was there"
 
 
+async def test_a_pipe_keeps_its_mode(tmp_path: Path) -> None:
+    """As /dev/null does, which everybody needs."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path, 0o622)
+    path.chmod(0o622)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    await RecordFile(str(path)).close()
+    os.close(reader)
+    assert path.stat().st_mode & 0o777 == 0o622
+
+
 async def test_a_torn_write_costs_its_own_records_and_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
