@@ -49,7 +49,7 @@ from results.routing.pairs import (
 )
 from results.routing.pools import InstancePool, measure_pools
 from results.routing.read import LoadedCell, load_cells
-from results.routing.recomputing import recomputing_arms
+from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.routing.verdicts import UNIFIED, Arms, judge_claims
@@ -97,6 +97,8 @@ class RoutingAnalysis:
     """The specification's table 5.2."""
     ablation: tuple[specification.SpecifiedRow, ...]
     """Its table 5.3."""
+    knowing: Mapping[str, str]
+    """Label that knows output lengths to the one that differs in nothing else."""
     settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
     claims: tuple[Judgement, ...]
@@ -236,6 +238,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         pools=measure_pools(cells, labels),
         paper=table_rows.end_to_end(labels),
         ablation=table_rows.ablation(labels),
+        knowing=knowing_arms(cell.record for cell in cells),
         settings=max(map(table_rows.thresholds, loads), key=len, default=()),
         claims=claims,
         loads=loads,
@@ -272,7 +275,7 @@ def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -
     """Labels with their policies, without the arms whose migrations compute the KV again or whose outputs are known."""
     records = [cell.record for cell in cells]
     beside = set(recomputing_arms(records).values())
-    beside |= {record.label for record in records if record.router.get("reserved_output") == "max_tokens"}
+    beside |= {record.label for record in records if record.router.get(RESERVED_OUTPUT) == KNOWN}
     return {label: policy for label, policy in policies.items() if label not in beside}
 
 

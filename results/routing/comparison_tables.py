@@ -9,7 +9,7 @@ from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import list_cautions
 from results.routing.loads import join_load
 from results.routing.metrics import HEADLINE, metric_named
-from results.routing.pairs import Pair, Standing, TurnPair
+from results.routing.pairs import Pair, Standing, TurnPair, pair_of
 from results.statistics.estimates import Estimate, figure
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
@@ -123,3 +123,29 @@ TURN_COLUMNS: tuple[Column[TurnPair], ...] = (
     Column("turns served faster (%)", lambda row: row.faster.text(3, 100)),
     Column("interval", lambda row: shown.basis_or_reason(row.median)),
 )
+
+
+KNOWN_OUTPUT_TIMES = ("ttft_p50_s", "ttft_p90_s", "e2e_p90_s")
+
+
+def known_outputs_table(analysis: RoutingAnalysis) -> Table:
+    """What knowing the output length of each request is worth, where an arm was told."""
+
+    def compare_times(name: str) -> Column[tuple[str, str]]:
+        heading = f"{metric_named(name).heading}, ratio"
+        return Column(heading, lambda row: shown.format_ratio(pair_of(analysis.pairs, *row, name)))
+
+    def compare_apc(row: tuple[str, str]) -> str:
+        return shown.format_difference(analysis.difference(*row, "apc"), metric_named("apc"))
+
+    columns: tuple[Column[tuple[str, str]], ...] = (
+        Column("output known", lambda row: row[0]),
+        Column("not known", lambda row: row[1]),
+        *map(compare_times, KNOWN_OUTPUT_TIMES),
+        Column(f"{metric_named('apc').heading}, difference", compare_apc),
+    )
+    note = (
+        "Two arms that differ in one thing: whether room for the answer is asked for by the output length of the "
+        "trace, which no production router knows. Below 1 knowing it was the faster way."
+    )
+    return make_table("What knowing the output length is worth", columns, tuple(analysis.knowing.items()), note)

@@ -32,6 +32,8 @@ from results.statistics.trials import Draws, Trial, combine
 
 MOVES_KV = "moves_kv"
 """In a cell's `router`: whether its instances could hand KV over."""
+RESERVED_OUTPUT, KNOWN = "reserved_output", "max_tokens"
+"""In a cell's `router`: KV tokens counted for an answer; KNOWN = the trace's own output length."""
 MIN_FIT = 30
 """Fewer turns say nothing of a time per token beside what was pending."""
 MIN_R2 = 0.5
@@ -150,10 +152,22 @@ def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
     return {label: known[False][common] for common, label in known[True].items() if common in known[False]}
 
 
-def _common_to_arms(record: RoutingCell) -> str:
+def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
+    """The labels that count a request's known output length as needed room, to the one that differs in nothing else."""
+    known: dict[bool, dict[str, str]] = {True: {}, False: {}}
+    for record in records:
+        reserved = record.router.get(RESERVED_OUTPUT, 0)
+        if reserved in (KNOWN, 0):
+            beside = (_common_to_arms(record, reserved=None), record.router.get(MOVES_KV))
+            known[reserved == KNOWN].setdefault(repr(beside), record.label)
+    return {label: known[False][common] for common, label in known[True].items() if common in known[False]}
+
+
+def _common_to_arms(record: RoutingCell, **instead: object) -> str:
     roles = sorted(engine.role for engine in record.engines)
     transfer = record.router.get("transfer") or {}
-    beside = record.router.get("reserved_output"), record.replay.get("time_scale")
+    reserved = instead.get("reserved", record.router.get(RESERVED_OUTPUT))
+    beside = reserved, record.replay.get("time_scale")
     return repr((record.policy, sorted(record.parameters.items()), roles, sorted(transfer.items()), beside))
 
 

@@ -35,6 +35,7 @@ def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         end_to_end_table,
         migration_tables.schedulers_table,
         migration_tables.ablation_table,
+        comparison_tables.known_outputs_table,
         migration_tables.claims_table,
         lambda analysis: conditional_table(analysis.conditional),
         comparison_tables.ratios_table,

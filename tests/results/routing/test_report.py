@@ -249,6 +249,19 @@ def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting
     assert "against EAR, KV not moved" in text
 
 
+def test_what_knowing_the_output_length_is_worth_is_a_row(tmp_path: Path) -> None:
+    arms = [
+        Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": True, "reserved_output": reserved})
+        for label, reserved in (("EAR", 0), ("EAR, output known", "max_tokens"), ("EAR, 500", 500))
+    ]
+    write_run(tmp_path, WORLD, arms)
+    analysis = analyse(tmp_path)
+    assert analysis.knowing == {"EAR, output known": "EAR"}
+    text = report_text(analysis)
+    assert "## What knowing the output length is worth" in text
+    assert re.search(r"\| EAR, output known \| EAR \| [0-9.]+ \[", text)
+
+
 def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     found = json.loads((moving / "verdicts.json").read_text())
     judged = {row["name"]: row["outcome"] for row in found["claims"]}
