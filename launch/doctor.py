@@ -121,10 +121,13 @@ def examine(
 def narrow_report(report: DoctorReport, names: Sequence[str]) -> DoctorReport:
     """The report on these rows and configs alone; a config brings every row but those of connectors it does not need.
 
-    Raises LaunchError for a name that is neither.
+    Upper and lower case are one. Raises LaunchError for a name that is neither.
     """
     known = [row.what for row in report.rows] + [config.config for config in report.configs]
-    if unknown := [name for name in names if name not in known]:
+    spelled = {name.casefold(): name for name in known}
+    unknown = [name for name in names if name.casefold() not in spelled]
+    names = [spelled[name.casefold()] for name in names if name not in unknown]
+    if unknown:
         raise LaunchError(
             f"the doctor has no row or config {', '.join(unknown)}", remedy=f"name some of: {', '.join(known)}"
         )

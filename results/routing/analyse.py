@@ -78,9 +78,10 @@ class RoutingAnalysis:
     turn_pairs: tuple[TurnPair, ...]
     standings: tuple[Standing, ...]
     couplings: tuple[Coupling, ...]
-    curve: Curve | None
+    curves: tuple[Curve, ...]
+    """Of each load that has one."""
     curve_reason: str
-    """Why there is no curve."""
+    """Why one is missing, or a part of one; empty where none is."""
     footprints: Footprints
     deployments: tuple[Deployment, ...]
     deployments_reason: str
@@ -200,7 +201,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
-    curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
+    by_trial = {(cell.record.label, cell.record.trial): cell for cell in cells}
+    curves = [
+        predict_curve(measurements, [row for row in couplings if row.label in load.labels], by_trial) for load in loads
+    ]
     counted = [cell for cell in cells if not cell.degraded]
     footprints = measure_footprints(counted)
     deployments, no_deployments = measure_deployments(counted, labels)
@@ -225,8 +229,8 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
         standings=rank_labels(measurements, loads, pairs),
         couplings=couplings,
-        curve=None if isinstance(curve, str) else curve,
-        curve_reason=curve if isinstance(curve, str) else curve.reason,
+        curves=tuple(curve for curve in curves if not isinstance(curve, str)),
+        curve_reason=_join_reasons(curve if isinstance(curve, str) else curve.reason for curve in curves),
         footprints=footprints,
         deployments=deployments,
         deployments_reason=no_deployments,
@@ -246,6 +250,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
+
+
+def _join_reasons(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:

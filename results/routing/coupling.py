@@ -314,7 +314,8 @@ def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
 def predict_curve(
     measurements: Measurements, couplings: Sequence[Coupling], cells: Mapping[tuple[str, int], LoadedCell]
 ) -> Curve | str:
-    """The predictions from the policy with the fastest turns, over the range of all; or why there are none."""
+    """The predictions under one load, from its policy with the fastest turns, over the range of all; or why there are
+    none."""
     amplification = metric_named("amplification")
     known = {
         row.label: row.service_s.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
 from results.routing.analyse import RoutingAnalysis
+from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, why_missing
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples
@@ -212,32 +214,36 @@ def draw_interference(figure: Figure) -> Drawing:
 
 def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     """f8."""
-    rows = [*_cell_points(analysis), *_fit_rows(analysis), *_curve_rows(analysis)]
+    load_of_label = {label: load.text for load in analysis.loads for label in load.labels}
+    curves = (row for predicted in analysis.curves for row in _curve_rows(analysis, predicted))
+    parts = chain(_cell_points(analysis), _fit_rows(analysis), curves)
+    rows = [row | {"load": load_of_label[str(row["label"])]} for row in parts]
     table = pd.DataFrame(
-        rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
+        rows, columns=["kind", "load", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
     )
     if table.empty or not (table["kind"] == CELL).any():
         return why_missing(analysis, "e2e_mean_s")
     caption = (
         "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
         "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
-        "held), over the middle 80 % of its L, shaded for the fastest one: its slope's interval; dotted: Little's law "
-        f"with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
+        "held), over the middle 80 % of its L, shaded for the fastest one of a load: its slope's interval; dotted: "
+        f"Little's law with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
     )
     return FigureData(table, caption, {"the trace's own time": 1.0})
 
 
 def _describe_predictions(analysis: RoutingAnalysis) -> str:
-    if analysis.curve is None:
+    if not analysis.curves:
         return f"Right: the same cells by their amplification; no prediction: {analysis.curve_reason}."
     dashed = (
-        f"No dashed curve: {analysis.curve_reason}."
+        f"A dashed curve is missing: {analysis.curve_reason}."
         if analysis.curve_reason
         else "Dashed: L*/(1 - Lambda N W'(L*)) of its fitted loop, scaled to pass through its amplification."
     )
     return (
         "Right: the same cells by their amplification. Solid: what the sessions of "
-        f"{analysis.curve.label} would take if its turns took this long and nothing else changed. {dashed}"
+        f"{', '.join(one.label for one in analysis.curves)} would take if its turns took this long and nothing else "
+        f"changed{', a curve per load' if len(analysis.loads) > 1 else ''}. {dashed}"
     )
 
 
@@ -276,10 +282,7 @@ def _fit_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
             }
 
 
-def _curve_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
-    predicted = analysis.curve
-    if predicted is None:
-        return
+def _curve_rows(analysis: RoutingAnalysis, predicted: Curve) -> Iterator[dict[str, object]]:
     row = next(row for row in analysis.couplings if row.label == predicted.label)
     arrivals, turns, think = (float(term.value or 0.0) for term in (row.arrivals_per_s, row.turns, row.think_s))
     own = {"label": predicted.label, "trial": None}
@@ -330,8 +333,7 @@ def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label:
 
 
 def _plot_prediction(axes: Axes, table: pd.DataFrame, kind: str, x: str, y: str, dashes: Dashes) -> None:
-    rows = table[table["kind"] == kind]
-    if len(rows):
+    for _, rows in table[table["kind"] == kind].groupby("label", sort=False):
         axes.plot(rows[x], rows[y], color="#808080", linestyle=dashes, linewidth=1.3, zorder=1)
 
 

@@ -184,6 +184,7 @@ def test_only_what_is_named_is_reported(python: Path) -> None:
     report = examine("cpu", {"plain": (), "mooncake_both": ("mooncake",)}, engine_python=python)
     row = narrow_report(report, ["GPU"])
     assert ([one.what for one in row.rows], row.configs) == (["GPU"], ())
+    assert narrow_report(report, ["gpu"]) == row
     plain = narrow_report(report, ["plain"])
     assert [config.config for config in plain.configs] == ["plain"]
     whats = {one.what for one in plain.rows}

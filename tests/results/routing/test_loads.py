@@ -10,6 +10,7 @@ from results.report.page import Page
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.compare import build_comparable
 from results.routing.experiment import RESULTS
+from results.routing.load_figures import collect_coupling
 from results.routing.loads import AS_PRESET, strip_load
 from results.routing.sensitivity_figures import LOADS, OVER_EAR, draw_loads
 from tests.results.routing.synthetic import Truth, World, report_text, write_run
@@ -52,6 +53,16 @@ def test_only_policies_under_one_load_are_compared(by_rate: RoutingAnalysis) -> 
     assert compared == {frozenset((f"sticky time_scale={scale}", f"EAR time_scale={scale}")) for scale in (0.02, 0.01)}
     best = {row.load: row.best for row in by_rate.standings if row.metric == "ttft_p50_s"}
     assert best == {"time_scale 0.01": "EAR time_scale=0.01", "time_scale 0.02": "sticky time_scale=0.02"}
+
+
+def test_figure_8_has_a_curve_and_points_per_load(by_rate: RoutingAnalysis) -> None:
+    assert [curve.label for curve in by_rate.curves] == ["EAR time_scale=0.01", "sticky time_scale=0.02"]
+    figure = collect_coupling(by_rate)
+    assert not isinstance(figure, str)
+    kinds = figure.table.groupby("load")["kind"].agg(set)
+    assert list(kinds.index) == ["time_scale 0.01", "time_scale 0.02"]
+    assert all({"cell", "kinematic"} <= own for own in kinds)
+    assert "a curve per load" in figure.caption
 
 
 def test_the_page_names_the_best_of_each_load(by_rate: RoutingAnalysis) -> None:
