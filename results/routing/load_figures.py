@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -301,7 +301,9 @@ def draw_coupling(figure: Figure) -> Drawing:
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == CELL]
     starts = set(table[table["kind"] == KINEMATIC]["label"])
-    for label, pen in pens(dict.fromkeys(cells["label"])).items():
+    pen_of = pens(dict.fromkeys(cells["label"]))
+    colors = {label: pen_of[label].color for label in starts} if len(starts) > 1 else {}
+    for label, pen in pen_of.items():
         rows = cells[cells["label"] == label]
         _plot_cells(left, rows, "sessions", "service_s", pen, label)
         fit = table[(table["kind"] == FIT) & (table["label"] == label)]
@@ -310,9 +312,9 @@ def draw_coupling(figure: Figure) -> Drawing:
             low, high = (fit[side].to_numpy(dtype=np.float64) for side in ("low", "high"))
             left.fill_between(fit["sessions"].to_numpy(dtype=np.float64), low, high, color=pen.color, alpha=0.1)
         _plot_cells(right, rows, "service_s", "amplification", pen, label)
-    _plot_prediction(left, table, LITTLE, "sessions", "service_s", (0, (1, 2)))
-    _plot_prediction(right, table, KINEMATIC, "service_s", "amplification", "-")
-    _plot_prediction(right, table, SPECIFIED, "service_s", "amplification", (0, (5, 3)))
+    _plot_prediction(left, table[table["kind"] == LITTLE], "sessions", "service_s", (0, (1, 2)), colors)
+    _plot_prediction(right, table[table["kind"] == KINEMATIC], "service_s", "amplification", "-", colors)
+    _plot_prediction(right, table[table["kind"] == SPECIFIED], "service_s", "amplification", (0, (5, 3)), colors)
     for value in figure.lines.values():
         right.axhline(value, color="#808080", linestyle="--", linewidth=1)
     _show_all_cells(left, cells["sessions"], cells["service_s"])
@@ -332,9 +334,13 @@ def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label:
     axes.plot(rows[x], rows[y], marker=pen.marker, linestyle="", color=pen.color, label=label, zorder=4, **look)
 
 
-def _plot_prediction(axes: Axes, table: pd.DataFrame, kind: str, x: str, y: str, dashes: Dashes) -> None:
-    for _, rows in table[table["kind"] == kind].groupby("label", sort=False):
-        axes.plot(rows[x], rows[y], color="#808080", linestyle=dashes, linewidth=1.3, zorder=1)
+def _plot_prediction(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, dashes: Dashes, colors: Mapping[str, str]
+) -> None:
+    """`colors`: of the policy that a curve starts from, where several loads have one each; else grey."""
+    for label, rows in table.groupby("label", sort=False):
+        color = colors.get(str(label), "#808080")
+        axes.plot(rows[x], rows[y], color=color, linestyle=dashes, linewidth=1.3, zorder=1)
 
 
 def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
