@@ -11,23 +11,21 @@ from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.launch_noise import NAMED_EFFECT, fit_noise, plan_trials
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
-from results.statistics.blocks import BlockFit, fit_blocks, launches_for
+from results.statistics.blocks import BlockFit
 from results.statistics.estimates import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
 
-NAMED_EFFECT = 0.10
-"""The difference of two policies that trials are planned for, never the one that was observed."""
-NOISE_OF = "ttft_p90_s"
 HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
 
 
 def build_page(analysis: RoutingAnalysis) -> Page:
     """A number that is missing is shown as missing."""
-    fit = _fit_noise(analysis)
+    fit = fit_noise(analysis)
     remedy = _describe_remedy(analysis, fit)
     ranked, unranked = _rank_metrics(analysis, remedy)
     judged, open_claims = _judge_claims(analysis, remedy)
@@ -64,17 +62,6 @@ def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
     )
 
 
-def _fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
-    """log TTFT p90 = trial + policy + residual, over the cells that count."""
-    launches: dict[str, dict[int, float]] = {}
-    for label in analysis.labels:
-        values = {cell.trial: cell.estimate(NOISE_OF).value for cell in analysis.counted(label)}
-        launches[label] = {trial: math.log(value) for trial, value in values.items() if value}
-    if analysis.trials < MIN_PAIRED:
-        return few_launches(analysis.trials, "policy") if analysis.trials else "nothing was measured"
-    return fit_blocks(launches, (analysis.baseline,))
-
-
 def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"Noise floor: what two launches of one policy differ by is not known ({fit})."
@@ -99,7 +86,7 @@ def _describe_planned(analysis: RoutingAnalysis, fit: BlockFit) -> str:
 
 def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
     most = max(len(load.labels) for load in analysis.loads)
-    return launches_for(math.log1p(NAMED_EFFECT), fit.sigma, max(most - 1, 1), references=1)
+    return plan_trials(fit.sigma, most)
 
 
 def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:

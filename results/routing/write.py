@@ -20,6 +20,7 @@ from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.figures import DRAWERS, build_figures
+from results.routing.launch_noise import measure_noise
 from results.routing.migrations import MIGRATION_FIELDS
 from results.routing.moves import CellMigrations
 from results.routing.page import build_page
@@ -110,6 +111,7 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "format": VERDICTS_FORMAT,
         "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
         "claims": msgspec.to_builtins(analysis.claims),
+        "launch_noise": msgspec.to_builtins(measure_noise(analysis)),
         **_list_conditional(analysis),
         "load_floor": msgspec.to_builtins(analysis.decision_points),
         "coupling": msgspec.to_builtins(analysis.couplings),

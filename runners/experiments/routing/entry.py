@@ -9,8 +9,10 @@ from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.plan import draft_plan
 
 if TYPE_CHECKING:
+    from results.records.plan import RunPlan
     from runners.campaign.context import RunContext
     from runners.experiments.routing.experiment import Routing
+    from state.workspace import Workspace
 
 
 def _cell_runner(grid: Grid, context: RunContext) -> Routing:
@@ -19,10 +21,17 @@ def _cell_runner(grid: Grid, context: RunContext) -> Routing:
     return Routing(grid, context)
 
 
+def _describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
+    from runners.experiments.routing.precision import describe_precision  # it loads numpy; a run needs none
+
+    return describe_precision(plan, workspace)
+
+
 ENTRY = Experiment(
     name=EXPERIMENT,
     draft_plan=draft_plan,
     cell_runner=_cell_runner,
+    describe_precision=_describe_precision,
     option_help={
         "configs": "of all engines",
         "policies": "only these policies (repeatable), by name, label or Python file",

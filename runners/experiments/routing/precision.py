@@ -1,0 +1,77 @@
+"""What the trials of a plan can tell: sigma between launches, by the newest finished run of the same profile."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from results.records.events import RunState
+from results.records.layout import RunLayout
+from results.records.percent import format_percent
+from results.records.plan import RunPlan
+from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect
+from results.statistics.trials import MIN_PAIRED
+from runners.experiments.routing.grid import EXPERIMENT
+from state.workspace import RunEntry, Workspace
+
+PLANNED_TRIALS = (3, 5, 10)
+"""What precision is stated for, beside the plan's own number."""
+
+
+class _Verdicts(msgspec.Struct, frozen=True):
+    launch_noise: LaunchNoise | None = None
+    simulated: object = None
+
+
+def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
+    """Sentences for the plan; empty where it compares nothing over trials, or measures nothing."""
+    grid = plan.inputs["grid"]
+    policies = len({cell.label for cell in plan.cells if cell.kind == "replay" and cell.trial == 0})
+    if policies < 2 or grid["trials"] < MIN_PAIRED or grid.get("simulation"):
+        return ()
+    counts = sorted({grid["trials"], *PLANNED_TRIALS})
+    found = _find_noise(plan, workspace)
+    sigma = 1.0 if found is None else found[1].sigma
+    effects = [detectable_effect(sigma, count, policies - 1, references=1) for count in counts]
+    if found is None:
+        detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
+        return (
+            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
+            f"{MIN_PAIRED} trials. The first one tells it.",
+            f"Smallest difference (of log TTFT p90) to the first policy that is detected with a probability of "
+            f"{format_percent(POWER)}: {detected} trials.",
+        )
+    run, noise = found
+    shown = [
+        f"{format_percent(math.expm1(effect))} with {count}" for count, effect in zip(counts, effects, strict=True)
+    ]
+    needed = plan_trials(sigma, policies)
+    return (
+        f"Sigma between launches: TTFT p90 {format_percent(math.expm1(sigma), 1)} ({run.run}, preset {run.preset}, "
+        f"{noise.trials} trials, {noise.degrees} degrees of freedom).",
+        f"Smallest difference in TTFT p90 to the first policy that is detected with a probability of "
+        f"{format_percent(POWER)}: {', '.join(shown)} trials.",
+        f"A difference of {format_percent(NAMED_EFFECT)} takes "
+        f"{f'more than {MAX_PLANNED_LAUNCHES}' if needed is None else needed} trials.",
+    )
+
+
+def _find_noise(plan: RunPlan, workspace: Workspace) -> tuple[RunEntry, LaunchNoise] | None:
+    """Of the newest finished run of the plan's profile that measured it."""
+    ended = (RunState.DONE, RunState.FAILED)
+    for run in workspace.runs():
+        if (run.experiment, run.profile) == (EXPERIMENT, plan.profile) and run.state in ended:
+            verdicts = _read_verdicts(run)
+            if verdicts.launch_noise is not None and not verdicts.simulated:
+                return run, verdicts.launch_noise
+    return None
+
+
+def _read_verdicts(run: RunEntry) -> _Verdicts:
+    """Without sigma where the file is missing, or of a version that had none."""
+    try:
+        return msgspec.json.decode(RunLayout(run.folder).verdicts_json.read_bytes(), type=_Verdicts)
+    except (OSError, msgspec.DecodeError):
+        return _Verdicts()
