@@ -201,10 +201,6 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
-    by_trial = {(cell.record.label, cell.record.trial): cell for cell in cells}
-    curves = [
-        predict_curve(measurements, [row for row in couplings if row.label in load.labels], by_trial) for load in loads
-    ]
     counted = [cell for cell in cells if not cell.degraded]
     footprints = measure_footprints(counted)
     deployments, no_deployments = measure_deployments(counted, labels)
@@ -229,8 +225,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
         standings=rank_labels(measurements, loads, pairs),
         couplings=couplings,
-        curves=tuple(curve for curve in curves if not isinstance(curve, str)),
-        curve_reason=_join_reasons(curve if isinstance(curve, str) else curve.reason for curve in curves),
+        **_predict_curves(measurements, couplings, loads, cells),
         footprints=footprints,
         deployments=deployments,
         deployments_reason=no_deployments,
@@ -252,8 +247,19 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     )
 
 
-def _join_reasons(reasons: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+def _predict_curves(
+    measurements: Measurements, couplings: Sequence[Coupling], loads: Sequence[Load], cells: Sequence[LoadedCell]
+) -> dict[str, Any]:
+    """`curves` and `curve_reason`."""
+    by_trial = {(cell.record.label, cell.record.trial): cell for cell in cells}
+    predicted = [
+        predict_curve(measurements, [row for row in couplings if row.label in load.labels], by_trial) for load in loads
+    ]
+    reasons = [one if isinstance(one, str) else one.reason for one in predicted]
+    return {
+        "curves": tuple(one for one in predicted if not isinstance(one, str)),
+        "curve_reason": "; ".join(dict.fromkeys(reason for reason in reasons if reason)),
+    }
 
 
 def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
