@@ -129,7 +129,7 @@ KNOWN_OUTPUT_TIMES = ("ttft_p50_s", "ttft_p90_s", "e2e_p90_s")
 
 
 def known_outputs_table(analysis: RoutingAnalysis) -> Table:
-    """What knowing the output length of each request is worth, where an arm was told."""
+    """Arms that know each request's output length against the same arms without it."""
 
     def compare_times(name: str) -> Column[tuple[str, str]]:
         heading = f"{metric_named(name).heading}, ratio"

@@ -144,31 +144,28 @@ NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without
 
 def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
     """The labels whose KV moves, to the label of the arm that differs in nothing else and moves none."""
-    known: dict[bool, dict[str, str]] = {True: {}, False: {}}
-    for record in records:
-        moves = record.router.get(MOVES_KV)
-        if isinstance(moves, bool):
-            known[moves].setdefault(_common_to_arms(record), record.label)
-    return {label: known[False][common] for common, label in known[True].items() if common in known[False]}
+    return _pair_arms(records, {True: True, False: False}, MOVES_KV, RESERVED_OUTPUT)
 
 
 def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
     """The labels that count a request's known output length as needed room, to the one that differs in nothing else."""
+    return _pair_arms(records, {KNOWN: True, 0: False}, RESERVED_OUTPUT, MOVES_KV)
+
+
+def _pair_arms(
+    records: Iterable[RoutingCell], sides: Mapping[object, bool], differs: str, equal: str
+) -> dict[str, str]:
+    """Labels on the true side to those on the other; `differs` and `equal` are keys of a cell's `router`."""
     known: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for record in records:
-        reserved = record.router.get(RESERVED_OUTPUT, 0)
-        if reserved in (KNOWN, 0):
-            beside = (_common_to_arms(record, reserved=None), record.router.get(MOVES_KV))
-            known[reserved == KNOWN].setdefault(repr(beside), record.label)
+        side = sides.get(record.router.get(differs))
+        if side is not None:
+            roles = sorted(engine.role for engine in record.engines)
+            transfer = sorted((record.router.get("transfer") or {}).items())
+            beside = record.router.get(equal), record.replay.get("time_scale")
+            common = repr((record.policy, sorted(record.parameters.items()), roles, transfer, beside))
+            known[side].setdefault(common, record.label)
     return {label: known[False][common] for common, label in known[True].items() if common in known[False]}
-
-
-def _common_to_arms(record: RoutingCell, **instead: object) -> str:
-    roles = sorted(engine.role for engine in record.engines)
-    transfer = record.router.get("transfer") or {}
-    reserved = instead.get("reserved", record.router.get(RESERVED_OUTPUT))
-    beside = reserved, record.replay.get("time_scale")
-    return repr((record.policy, sorted(record.parameters.items()), roles, sorted(transfer.items()), beside))
 
 
 def compare_with_arm(

@@ -133,11 +133,11 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     step, count, mape = fit_steps(join_steps(works))
     residuals = [list_residuals(work, step) for work in works]
     model = EngineModel(step, _read_capacity(run, config))
-    first = [compare_cell(cell, model, own, fitted=True) for cell, own in zip(fitting, residuals, strict=True)]
     late = [
         measured - simulated
-        for cell in first
-        if (measured := cell.measured["ttft_s"]) is not None and (simulated := cell.simulated["ttft_s"]) is not None
+        for cell, own in zip(fitting, residuals, strict=True)
+        if (measured := _measure_p90s(cell, cell.requests)["ttft_s"]) is not None
+        and (simulated := _simulate_p90s(cell, model, own)["ttft_s"]) is not None
     ]
     model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
     compared = mark_near_saturation(
@@ -253,19 +253,23 @@ def simulate_cell(requests: pd.DataFrame, model: EngineModel, noise: Noise = STE
 def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
     """Simulate the cell's arrivals with these residuals as noise, and again with slower steps."""
     slower = msgspec.structs.replace(model, step=model.step.scale(SLOWER))
-    frames = (
-        cell.requests,
-        *(simulate_cell(cell.requests, one, ResidualNoise(residuals, cell.record.cell)) for one in (model, slower)),
-    )
-    measured, simulated, later = (
-        {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED} for frame in frames
-    )
+    measured = _measure_p90s(cell, cell.requests)
+    simulated, later = (_simulate_p90s(cell, one, residuals) for one in (model, slower))
     steepness = [
         (after / before - 1) / (SLOWER - 1)
         for name in COMPARED
         if (before := simulated[name]) and (after := later[name]) is not None
     ]
     return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated, max(steepness, default=None))
+
+
+def _simulate_p90s(cell: Cell, model: EngineModel, residuals: Sequence[float]) -> dict[str, float | None]:
+    return _measure_p90s(cell, simulate_cell(cell.requests, model, ResidualNoise(residuals, cell.record.cell)))
+
+
+def _measure_p90s(cell: Cell, requests: pd.DataFrame) -> dict[str, float | None]:
+    samples = latency_samples(requests, cell.record)
+    return {name: _percentile(samples[name]) for name in COMPARED}
 
 
 def mark_near_saturation(cells: Sequence[CellComparison]) -> tuple[CellComparison, ...]:

@@ -11,6 +11,7 @@ from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
+from results.routing.loads import strip_load
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.routing.grid import EXPERIMENT
@@ -28,7 +29,7 @@ class _Verdicts(msgspec.Struct, frozen=True):
 def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     """Sentences for the plan; empty where it compares nothing over trials, or measures nothing."""
     grid = plan.inputs["grid"]
-    policies = len({cell.label for cell in plan.cells if cell.kind == "replay" and cell.trial == 0})
+    policies = len({strip_load(cell.label) for cell in plan.cells if cell.kind == "replay" and cell.trial == 0})
     if policies < 2 or grid["trials"] < MIN_PAIRED or grid.get("simulation"):
         return ()
     counts = sorted({grid["trials"], *PLANNED_TRIALS})

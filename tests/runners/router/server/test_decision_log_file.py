@@ -25,7 +25,7 @@ async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
 
 
 async def test_a_pipe_keeps_its_mode(tmp_path: Path) -> None:
-    """As /dev/null does, which everybody needs."""
+    """So does a device: a log to /dev/null must not close it to other users."""
     path = tmp_path / "pipe"
     os.mkfifo(path, 0o622)
     path.chmod(0o622)
