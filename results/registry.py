@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 
 if TYPE_CHECKING:
-    from results.report.comparison import Comparison
+    from results.records.run_folder import RunFacts
+    from results.report.comparison import Comparable, Comparison
 
 FOLDERS = (
     "connector_tax",
@@ -68,22 +70,56 @@ def is_measured(kind: str) -> bool:
 
 
 def compare_runs(first: Path, second: Path) -> Comparison:
-    """Analyse both run folders and compare them.
+    """Compare the runs in two folders: analysed now, or as `tracon export` wrote them.
 
     Raises ResultsError where a folder is none, or where the runs are not of one experiment, share no number, or differ
     in what they must agree in.
     """
-    from results.records.run_folder import run_facts
     from results.report.comparison import compare, require_same_experiment
 
-    require_same_experiment(run_facts(first)[0], run_facts(second)[0])
-    runs = []
-    for folder in (first, second):
-        results = results_of(folder)
-        if results.comparable is None:
-            raise ResultsError(
-                f"{folder.name} is a {results.name} run: {results.why_no_compare}",
-                remedy=f"see `tracon report {folder.name}`",
-            )
-        runs.append(results.comparable(results.analyse(folder), folder))
-    return compare((first, second), *runs)
+    require_same_experiment(_read_facts(first), _read_facts(second))
+    return compare(find_comparable(first), find_comparable(second))
+
+
+def find_comparable(folder: Path) -> Comparable:
+    """What the run in `folder` can be compared by: computed now, or as `tracon export` wrote it.
+
+    Raises ResultsError where the experiment has no such numbers, or `folder` is neither.
+    """
+    from results.report.differences import read_origin
+    from results.report.export import read_comparable
+
+    if RunLayout(folder).comparable.is_file():
+        return read_comparable(folder)
+    results = results_of(folder)
+    if results.comparable is None:
+        raise ResultsError(
+            f"{folder.name} is a {results.name} run: {results.why_no_compare}",
+            remedy=f"see `tracon report {folder.name}`",
+        )
+    return replace(results.comparable(results.analyse(folder), folder), origin=read_origin(folder))
+
+
+def export_run(source: Path, target: Path) -> tuple[Path, ...]:
+    """Analyse the run in `source`, then write what it found into `target`, to hand on; returns the files there.
+
+    Raises ResultsError where `source` is no run or `target` is one, OSError where a file cannot be written.
+    """
+    from results.report.differences import read_origin
+    from results.report.export import export_results
+
+    results = results_of(source)
+    analysis = results.write(source)
+    comparable = None
+    if results.comparable is not None:
+        comparable = replace(results.comparable(analysis, source), origin=read_origin(source))
+    return export_results(source, target, comparable)
+
+
+def _read_facts(folder: Path) -> RunFacts:
+    from results.records.run_folder import run_facts
+    from results.report.export import read_comparable
+
+    if RunLayout(folder).comparable.is_file():
+        return read_comparable(folder).facts
+    return run_facts(folder)[0]

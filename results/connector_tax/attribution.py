@@ -2,14 +2,14 @@
 
 A tax is measured from outside. What a connector does inside a step is measured too: the sum of its callbacks, whose
 share of plain's step bounds what they can add to TPOT, which is made of steps. The mean stands beside the median,
-because work that comes with a few steps does not move a median. A tax that lies beyond that share, of a config for
-which vLLM changed nothing, has no known cause: it may be noise, a queue, or something that nothing here measures. TTFT
-is made of a few prefill steps, whose share neither shows: a tax above the share stays undecided there.
+because work that comes with a few steps does not move a median. TTFT is made of a few steps that hold prefill tokens,
+so their share counts there too. A tax that lies beyond these shares, of a config for which vLLM changed nothing, has no
+known cause: it may be noise, a queue, or something that nothing here measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
@@ -19,14 +19,14 @@ import msgspec
 
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
-from results.measures.step_durations import whole_step
+from results.measures.step_durations import CALLBACKS, whole_step
 from results.measures.summary import CellSummary, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.judgement import few_launches
 
-CALLBACKS = "connector_total_us"
+PREFILL_MEAN = "prefill_mean"
 
 
 class Cause(StrEnum):
@@ -56,6 +56,8 @@ class Attribution:
     share_p50: float | None
     """Callbacks over plain's step, medians; 0.004 = 0.4 %."""
     share_mean: float | None
+    share_prefill: float | None
+    """Means over the steps that hold prefill tokens; bounds a tax of TTFT alone."""
     changed: tuple[str, ...]
     """What vLLM changed for the config."""
     cause: Cause
@@ -70,8 +72,8 @@ class Attribution:
 
     @property
     def reach(self) -> float | None:
-        """The larger share; None where neither is known."""
-        return max((share for share in (self.share_p50, self.share_mean) if share is not None), default=None)
+        """The largest share that can account for the tax; None where none is known."""
+        return _find_reach(self.row, (self.share_p50, self.share_mean), self.share_prefill)
 
 
 def attribute_taxes(
@@ -88,9 +90,10 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     here = [cell for cell in cells if (cell.phase, cell.rate_per_s, cell.shape) == load and not cell.degraded]
     own = [cell for cell in here if cell.config == row.config]
     plain = [cell for cell in here if cell.config in (BASELINE, REPEAT)]
-    callbacks = {point: _mean_over_launches(own, CALLBACKS, point) for point in ("p50", "mean")}
-    steps = {point: _mean_over_launches(plain, step, point) for point in ("p50", "mean")}
-    shares = {point: _divide(callbacks[point], steps[point]) for point in ("p50", "mean")}
+    points = ("p50", "mean", PREFILL_MEAN)
+    callbacks = {point: _mean_over_launches(own, CALLBACKS, point) for point in points}
+    steps = {point: _mean_over_launches(plain, step, point) for point in points}
+    shares = {point: _divide(callbacks[point], steps[point]) for point in points}
     cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
     return Attribution(
         row=row,
@@ -101,10 +104,17 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
         plain_step_mean_us=steps["mean"],
         share_p50=shares["p50"],
         share_mean=shares["mean"],
+        share_prefill=shares[PREFILL_MEAN],
         changed=changed,
         cause=cause,
         reason=reason,
     )
+
+
+def _find_reach(row: TaxRow, shares: Iterable[float | None], prefill: float | None) -> float | None:
+    everywhere = [share for share in shares if share is not None]
+    of_prefill = [prefill] if prefill is not None and row.metric == Metric.TTFT_P90 else []
+    return max((*everywhere, *of_prefill), default=None)
 
 
 def _mean_over_launches(cells: Sequence[CellSummary], series: str, point: str) -> float | None:
@@ -136,13 +146,16 @@ def _find_cause(
         return Cause.OPEN, untimed
     if tax.low is None or tax.high is None or few_launches(tax.launches):
         return Cause.UNDECIDED, few_launches(tax.launches) or tax.reason or "the tax has no interval"
-    reach = max(share for share in shares.values() if share is not None)
+    prefill = shares[PREFILL_MEAN]
+    reach = _find_reach(row, (shares["p50"], shares["mean"]), prefill)
+    if reach is None:
+        return Cause.OPEN, f"callbacks and steps of {BASELINE} have no common measure at this load"
     callbacks = format_percent(reach, 2)
     if tax.low <= reach and tax.high >= 0:
         return Cause.CALLBACKS, f"callbacks are up to {callbacks} of a step of {BASELINE}"
     if changed:
         return Cause.CHANGES, "; ".join(changed)
-    if tax.low > reach and row.metric == Metric.TTFT_P90:
+    if tax.low > reach and row.metric == Metric.TTFT_P90 and prefill is None:
         why = f"above the {callbacks} of a step on average, but the share of the prefill steps alone is not known"
         return Cause.UNDECIDED, why
     beyond = "above" if tax.low > reach else "below zero, and so outside"
@@ -153,8 +166,8 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
     step = rows[0].step if rows else ""
     note = (
         f"Callbacks: build_connector_meta, get_finished and start_load_kv of a step. Plain's step is `{step}`"
-        f"{' because steps overlap' if step == 'period_us' else ''}. The mean holds bursts that come with a few "
-        "prefill steps. Under load a queue multiplies what a step costs, which no share of a step shows."
+        f"{' because steps overlap' if step == 'period_us' else ''}. Of prefill: the same means over the steps that hold "
+        "prefill tokens, which TTFT is made of. Under load a queue multiplies what a step costs, which no share of a step shows."
     )
     return make_table("What of a tax its callbacks can account for", ATTRIBUTION_COLUMNS, rows, note)
 
@@ -175,6 +188,7 @@ ATTRIBUTION_COLUMNS: tuple[Column[Attribution], ...] = (
     Column("plain's step p50", lambda one: one.plain_step_p50_us, "us", form=".0f"),
     Column("of its p50", lambda one: _share_text(one.share_p50)),
     Column("of its mean", lambda one: _share_text(one.share_mean)),
+    Column("of prefill", lambda one: _share_text(one.share_prefill)),
     Column("cause", lambda one: str(one.cause)),
     Column("why", lambda one: one.reason),
 )

@@ -19,6 +19,9 @@ _TOKENS = ("prefill_tokens", "decode_tokens")
 STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 """Columns that are read of the step records."""
 LATENCY, PERIOD = "engine_step_us", "period_us"
+CALLBACKS = "connector_total_us"
+PREFILL_SERIES = (LATENCY, PERIOD, CALLBACKS)
+"""What is also averaged over the steps that hold prefill tokens: TTFT is made of those."""
 
 _NO_INTERVAL = "neighbouring steps are alike; intervals are given for differences only"
 
@@ -59,7 +62,7 @@ def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
 
 
 def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
-    """Mean, p50 and p90 of every step series over the steps that had work (us).
+    """Mean, p50 and p90 of every step series over the steps that had work (us), and means over those with prefill.
 
     Of the children of a MultiConnector only where the engine has some.
     """
@@ -75,7 +78,18 @@ def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Est
             values = [unknown(_why_no_samples(name, frame, record))] * (1 + len(STEP_POINTS))
         names = [percentile_name(name, point) for point in ("mean", *STEP_POINTS)]
         estimates |= dict(zip(names, values, strict=True))
-    return estimates
+    prefill = {percentile_name(name, "prefill_mean"): _prefill_mean(name, frame, record) for name in PREFILL_SERIES}
+    return estimates | prefill
+
+
+def _prefill_mean(series: str, frame: pd.DataFrame | None, record: CellRecord) -> Estimate:
+    """Over the steps that hold prefill tokens (us)."""
+    if frame is None or _why_unknown(_columns_of(series), record):
+        return unknown(_why_no_samples(series, frame, record))
+    samples = clean(frame.loc[frame["prefill_tokens"].fillna(0) > 0, series].to_numpy())
+    if not samples.size:
+        return unknown("no step with prefill tokens has it")
+    return Estimate(float(samples.mean()), n=int(samples.size), reason=_NO_INTERVAL)
 
 
 def _why_no_samples(series: str, frame: pd.DataFrame | None, record: CellRecord) -> str:

@@ -126,6 +126,8 @@ class RunLayout:
     pairs_json = Below("pairs.json")
     pairs_csv = Below("pairs.csv")
     migrations_csv = Below("migrations.csv")
+    comparable = Below("comparable.json")
+    """Only in a folder that `tracon export` wrote: what stands there for the run in a comparison."""
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
     """What every cell of `routing` replays that has no trace of its own."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from results.records.errors import ResultsError
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
-from results.report.differences import Difference, list_differences
+from results.report.differences import Difference, Origin, list_differences
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.independent import are_disjoint, compare_ratio, subtract_estimates
@@ -27,6 +26,8 @@ from results.statistics.trials import MIN_PAIRED
 PACKAGES = "packages"
 MOST = 60
 """Differences shown; the rest is counted."""
+DISJOINT_BY_CHANCE = 0.0056
+"""How often two 95 % intervals of one truth share no value: 2 (1 - Phi(1.96 sqrt 2)), where they are equally wide."""
 _OF_RUN = ("config in a run", f"runs made with `--trials {MIN_PAIRED}` give a verdict")
 _OPPOSITE = (
     {Verdict.HIGHER, Verdict.LOWER},
@@ -66,6 +67,8 @@ class Comparable:
     """What the run chose or found, by name, such as its reference rates: shown side by side."""
     must_agree: Mapping[str, str] = field(default_factory=dict)
     """Name to value, such as the trace: two runs that differ in one are refused."""
+    origin: Origin = Origin()
+    """What the run's folder says of how it was made; the registry fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,11 @@ class Comparison:
     def disjoint(self) -> tuple[Change, ...]:
         return tuple(one for one in self.changes if one.disjoint)
 
+    @property
+    def intervals(self) -> int:
+        """How many numbers have an interval over launches on both sides."""
+        return sum(not one.withheld for one in self.changes)
+
 
 def require_same_experiment(first: RunFacts, second: RunFacts) -> None:
     """Raises ResultsError where the two runs are not known to be of one experiment."""
@@ -139,7 +147,7 @@ def require_same_experiment(first: RunFacts, second: RunFacts) -> None:
         )
 
 
-def compare(roots: tuple[Path, Path], first: Comparable, second: Comparable) -> Comparison:
+def compare(first: Comparable, second: Comparable) -> Comparison:
     """Raises ResultsError where the runs share no number, or differ in what they must agree in."""
     for name, ours in first.must_agree.items():
         theirs = second.must_agree.get(name, "")
@@ -168,7 +176,7 @@ def compare(roots: tuple[Path, Path], first: Comparable, second: Comparable) -> 
             (name, first.stated.get(name, ""), second.stated.get(name, ""))
             for name in dict.fromkeys((*first.stated, *second.stated))
         ),
-        differences=list_differences(*roots),
+        differences=list_differences(first.origin, second.origin),
         only_first=_list_unmatched(ours_by_key, theirs_by_key),
         only_second=_list_unmatched(theirs_by_key, ours_by_key),
     )
@@ -250,6 +258,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
         f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. "
         f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
         f"{len(comparison.opposite)}; disjoint intervals: {len(comparison.disjoint)}."
+        f"{_expect_disjoint(comparison.intervals)}"
     )
     titles = dict.fromkeys(change.table for change in comparison.changes)
     candidates = (
@@ -261,6 +270,14 @@ def describe_comparison(comparison: Comparison) -> ReportText:
         _unmatched_table(comparison),
     )
     return ReportText(opening, tuple(table for table in candidates if table.rows), _list_limits(comparison))
+
+
+def _expect_disjoint(intervals: int) -> str:
+    """How many pairs chance makes disjoint: a few of them refute nothing where there are hundreds of numbers."""
+    if not intervals:
+        return ""
+    expected = intervals * DISJOINT_BY_CHANCE
+    return f" Chance alone makes {expected:.1f} of {intervals} pairs of intervals disjoint."
 
 
 def _list_limits(comparison: Comparison) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ class _Launch(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """How a run was made, as text by name."""
+
+    plan: Mapping[str, str] = field(default_factory=dict)
+    """By dotted key."""
+    launches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By config, of its environment and its last launch: `section/name` to what the config's folder says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that the two runs do not share; None = it does not say."""
 
@@ -46,10 +56,15 @@ class Difference:
     second: str | None
 
 
-def list_differences(first: Path, second: Path) -> tuple[Difference, ...]:
-    """Of two run folders: plan by dotted key, then environment and launch of the configs that both have."""
-    unlike = [Difference("plan", what, *pair) for what, pair in _find_unlike(_read_plan(first), _read_plan(second))]
-    ours, theirs = _read_launches(first), _read_launches(second)
+def read_origin(root: Path) -> Origin:
+    """Of a run's folder; what it does not say is empty."""
+    return Origin(_read_plan(root), _read_launches(root))
+
+
+def list_differences(first: Origin, second: Origin) -> tuple[Difference, ...]:
+    """Of two runs: plan by dotted key, then environment and launch of the configs that both have."""
+    unlike = [Difference("plan", what, *pair) for what, pair in _find_unlike(first.plan, second.plan)]
+    ours, theirs = first.launches, second.launches
     common = sorted(set(ours) & set(theirs))
     by_item: dict[tuple[str, str, str | None, str | None], list[str]] = defaultdict(list)
     for config in common:

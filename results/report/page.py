@@ -20,6 +20,8 @@ from results.statistics.judgement import SEVERAL, Judgement, Outcome
 
 MOST_BYTES = 8000
 """Of the page as Markdown."""
+_FRAME_BYTES, _MARKS_BYTES = 450, 8
+"""Of the page's headings and the lines of its two figures, and of the Markdown around each sentence."""
 MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON = 16, 14, 200
 """Sentences, and characters of the reason of a judgement; the tables of the appendix have the rest."""
 TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
@@ -66,13 +68,16 @@ class Page:
     def __post_init__(self) -> None:
         """One page has room for so much; what is left out is counted."""
         answers, questions = self.answers, self.undecided
-        if len(answers) > MOST_ANSWERS:
-            rest = PageAnswer("More", "", f"{len(answers) - MOST_ANSWERS} further answers, in the appendix.")
-            object.__setattr__(self, "answers", (*answers[:MOST_ANSWERS], rest))
-        if len(questions) > MOST_QUESTIONS:
-            names = ", ".join(one.name for one in questions[MOST_QUESTIONS:])
-            more = OpenQuestion("More", f"{cut_text(names)} (in the appendix).", "")
-            object.__setattr__(self, "undecided", (*questions[:MOST_QUESTIONS], more))
+        kept, asked = min(len(answers), MOST_ANSWERS), min(len(questions), MOST_QUESTIONS)
+        while True:
+            object.__setattr__(self, "answers", _keep_answers(answers, kept))
+            object.__setattr__(self, "undecided", _keep_questions(questions, asked))
+            if _count_bytes(self) <= MOST_BYTES or kept + asked <= 1:
+                return
+            if kept > asked:
+                kept -= 1
+            else:
+                asked -= 1
 
     @property
     def figures(self) -> tuple[int, ...]:
@@ -82,6 +87,27 @@ class Page:
     @property
     def sentences(self) -> tuple[PageAnswer | OpenQuestion, ...]:
         return (*self.answers, *self.undecided)
+
+
+def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswer, ...]:
+    if len(answers) <= most:
+        return answers
+    return (*answers[:most], PageAnswer("More", "", f"{len(answers) - most} further answers, in the appendix."))
+
+
+def _keep_questions(questions: tuple[OpenQuestion, ...], most: int) -> tuple[OpenQuestion, ...]:
+    if len(questions) <= most:
+        return questions
+    names = ", ".join(one.name for one in questions[most:])
+    return (*questions[:most], OpenQuestion("More", f"{cut_text(names)} (in the appendix).", ""))
+
+
+def _count_bytes(page: Page) -> int:
+    """At least what the page takes as Markdown."""
+    sentences = (f"{one.name} {describe_sentence(one)}" for one in page.sentences)
+    remedies = (f"{names}: {decides}" for names, decides in group_remedies(page.undecided))
+    texts = (page.question, *page.setting, page.noise, page.trouble, *sentences, *remedies)
+    return _FRAME_BYTES + sum(len(text.encode()) + _MARKS_BYTES for text in texts)
 
 
 def split_judgements(

@@ -23,3 +23,10 @@ def artifacts_of(run: str | None, workspace: Path | None) -> Path:
     if run and RunLayout(Path(run)).plan.is_file():
         return Path(run).resolve()
     return workspace_of(workspace).find(run)
+
+
+def compared_folder(run: str, workspace: Path | None) -> Path:
+    """As artifacts_of, and a folder that `tracon export` wrote."""
+    from results.records.layout import RunLayout
+
+    return Path(run).resolve() if RunLayout(Path(run)).comparable.is_file() else artifacts_of(run, workspace)

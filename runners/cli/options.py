@@ -52,6 +52,12 @@ RunArg = Annotated[
     typer.Argument(metavar="[RUN]", help="Run id, a unique beginning of it, or its folder; default: the newest."),
 ]
 RunsArg = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder.")]
+ComparedArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run id, a unique beginning of it, its folder, or one that `tracon export` wrote."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return at once and leave the run process working.")]
 SkipStageOption = Annotated[

@@ -1,4 +1,4 @@
-"""Commands about results: report, compare. Which analysis reads a run depends on its experiment."""
+"""Commands about results: report, export, compare. Which analysis reads a run depends on its experiment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.folders import artifacts_of
-from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
+from runners.cli.folders import artifacts_of, compared_folder
+from runners.cli.options import ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (report, compare):
+    for command in (report, export, compare):
         app.command()(command)
 
 
@@ -42,9 +42,32 @@ def report(
         screen.print(report_tables(folder, again=again, curves_width=curves_width))
 
 
+def export(
+    run: RunsArg,
+    folder: Annotated[Path, typer.Argument(help="Folder to write into; made where it is missing.")],
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write what a run found into a folder to hand on: report, figures, tables, and what tracon compare reads.
+
+    Raw artifacts stay in the run. Paths of this host are masked in every text. The run is analysed again.
+
+    Example: tracon export 20261123-1557 results-of-monday
+    """
+    from results.registry import export_run
+
+    files = export_run(artifacts_of(run, workspace), folder)
+    if json:
+        names = [str(path.relative_to(folder.resolve())) for path in files]
+        terminal.print_json({"folder": str(folder), "files": names})
+        return
+    line = f"{len(files)} files in {folder}. To compare a run with them: tracon compare RUN {folder}"
+    terminal.out().print(line, markup=False, soft_wrap=True)
+
+
 def compare(
-    first: RunsArg,
-    second: RunsArg,
+    first: ComparedArg,
+    second: ComparedArg,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
@@ -54,7 +77,7 @@ def compare(
     from results.report.comparison import describe_comparison, to_json
     from results.report.document import render_markdown
 
-    compared = compare_runs(*(artifacts_of(run, workspace) for run in (first, second)))
+    compared = compare_runs(*(compared_folder(run, workspace) for run in (first, second)))
     text = describe_comparison(compared)
     if json:
         terminal.print_json(to_json(compared))

@@ -60,7 +60,25 @@ def test_the_interval_decides(tax: Estimate, cause: Cause) -> None:
     assert attribute(tax).cause == cause
 
 
-def test_a_ttft_above_the_share_is_undecided_for_the_mean_thins_out_what_comes_with_prefill_steps() -> None:
+@pytest.mark.parametrize(
+    ("callbacks_us", "metric", "cause"),
+    [
+        (900.0, Metric.TTFT_P90, Cause.CALLBACKS),
+        (90.0, Metric.TTFT_P90, Cause.NOT_ATTRIBUTABLE),
+        (900.0, Metric.TPOT_P90, Cause.NOT_ATTRIBUTABLE),
+    ],
+)
+def test_ttft_goes_by_the_steps_that_hold_prefill_tokens_too(callbacks_us: float, metric: Metric, cause: Cause) -> None:
+    plain = make_cell(
+        "plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0, engine_step_prefill_mean_us=9000.0
+    )
+    own = make_cell("noop_connector", **NOOP, connector_total_prefill_mean_us=callbacks_us)
+    found = attribute(interval(0.06, 0.136), own=own, plain=plain, metric=metric)
+    assert found.share_prefill == pytest.approx(callbacks_us / 9000)
+    assert found.cause == cause
+
+
+def test_a_ttft_above_the_share_is_undecided_where_that_of_prefill_steps_is_not_known() -> None:
     found = attribute(interval(0.06, 0.136), metric=Metric.TTFT_P90)
     assert found.cause == Cause.UNDECIDED
     assert "prefill steps alone is not known" in found.reason

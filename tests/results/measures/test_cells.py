@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
-from results.measures.cells import analyse_cell, headline, request_samples, step_samples
+from results.measures.cells import analyse_cell, headline, read_cell_record, request_samples, step_samples
+from results.measures.step_durations import STEP_SERIES, step_values
 from results.measures.summary import CellSummary
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
@@ -263,6 +265,20 @@ def test_steps_with_work_count_and_empty_ones_are_counted(folder: ConfigLayout) 
     assert p90 is not None
     assert p90 < 2000  # the empty ones take 15000
     assert summary.estimate("engine_step_p50_us").n == 450
+
+
+def test_steps_that_hold_prefill_tokens_are_averaged_apart(folder: ConfigLayout) -> None:
+    record = read_cell_record(write_cell(folder, Cell("mooncake_both", CONNECTOR, Load())))
+    steps = pd.DataFrame(
+        {name: [1.0] * 4 for name in STEP_SERIES}
+        | {"engine_step_us": [1000.0, 5000.0, 7000.0, 90.0], "connector_total_us": [10.0, 500.0, 700.0, 1.0]}
+        | {"prefill_tokens": [0, 512, 512, 0], "decode_tokens": [3, 3, 0, 0]}
+    )
+    values = step_values(steps, record)
+    assert (values["engine_step_prefill_mean_us"].value, values["engine_step_prefill_mean_us"].n) == (6000, 2)
+    assert values["connector_total_prefill_mean_us"].value == 600
+    none = step_values(steps.assign(prefill_tokens=0), record)["engine_step_prefill_mean_us"]
+    assert (none.value, none.reason) == (None, "no step with prefill tokens has it")
 
 
 def test_without_a_connector_the_callbacks_are_null_with_the_reason(folder: ConfigLayout) -> None:

@@ -8,12 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from results.records.errors import ResultsError
 from results.records.run_folder import RunFacts
 from results.registry import compare_runs
-from results.report.comparison import Comparable, Comparison, Measure, compare, describe_comparison, to_json
+from results.report.comparison import (
+    DISJOINT_BY_CHANCE,
+    Comparable,
+    Comparison,
+    Measure,
+    compare,
+    describe_comparison,
+    to_json,
+)
 from results.report.document import render_markdown
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, Verdict
@@ -34,7 +43,7 @@ def tax(low: float, high: float, verdict: Verdict | None, *, config: str = "nixl
 
 
 def compared(first: Comparable, second: Comparable) -> Comparison:
-    return compare((Path("monday"), Path("tuesday")), first, second)
+    return compare(first, second)
 
 
 def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
@@ -48,8 +57,16 @@ def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
     assert [one.key["config"] for one in comparison.disjoint] == ["nixl"]
     text = describe_comparison(comparison)
     assert "Opposite verdicts: 2; disjoint intervals: 1." in text.opening
+    assert "Chance alone makes 0.0 of 1 pairs of intervals disjoint." in text.opening
     assert text.tables[0].title == "Opposite verdicts"
     assert "higher, intervals disjoint" in str([table.rows for table in text.tables])
+
+
+def test_the_share_that_chance_makes_disjoint_is_what_two_intervals_of_one_truth_are() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.standard_normal((2, 400_000))
+    disjoint = np.abs(first - second) > 2 * 1.96
+    assert disjoint.mean() == pytest.approx(DISJOINT_BY_CHANCE, abs=0.0004)
 
 
 def test_overlapping_intervals_and_undecided_outcomes_are_no_contradiction() -> None:

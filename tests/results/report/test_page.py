@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from results.registry import results_named
-from results.report.document import APPENDIX
+from results.report.content import ReportText
+from results.report.document import APPENDIX, render_markdown
+from results.report.figure import Figure
 from results.report.figure_files import BESIDE_WIDTH
 from results.report.page import (
     MOST_ANSWERS,
@@ -115,6 +117,28 @@ def test_a_number_without_an_interval_is_caught() -> None:
     assert is_explained("TTFT p90 is 12 [10, 14] ms.")
     assert is_explained("16 req/s (steps of the grid: no interval)")
     assert is_explained("H1 at C = 4096")
+
+
+@pytest.mark.parametrize(("answers", "questions"), [(40, 40), (40, 0), (0, 40), (16, 14), (1, 40)])
+def test_the_longest_page_has_room_for_its_sentences_and_counts_the_rest(answers: int, questions: int) -> None:
+    sentence = "\u00b5" * 20 + " and a claim with its interval" * 16
+    page = Page(
+        question="What does it cost?" * 10,
+        setting=("A sentence about the host." * 10, "One about the load." * 10),
+        noise="Noise floor: " + "a launch differs by so much. " * 15,
+        answers=tuple(PageAnswer(f"config {n}", "higher", sentence, 1) for n in range(answers)),
+        undecided=tuple(OpenQuestion(f"H{n}", sentence, f"{n} more launches", 2) for n in range(questions)),
+    )
+    figures = [Figure(number, "A title as long as they come, with a metric and a load") for number in (1, 2)]
+    text = render_markdown("connector-tax 20260131-120000-connector-tax-cpu-tiny", ReportText("", (), ()), figures, page)
+    first = text.partition(f"## {APPENDIX}")[0]
+    assert MOST_BYTES / 2 < len(first.encode()) <= MOST_BYTES
+    if answers > MOST_ANSWERS:
+        kept = len(page.answers) - 1
+        assert page.answers[-1].text == f"{answers - kept} further answers, in the appendix."
+    if questions > MOST_QUESTIONS:
+        assert page.undecided[-1].name == "More"
+        assert f"H{len(page.undecided) - 1}" in page.undecided[-1].text
 
 
 def judgement(outcome: Outcome, reason: str, measured: Estimate) -> Judgement:

@@ -1,0 +1,92 @@
+"""A run's results in a folder to hand on: report, figures, tables, and what another run is compared with.
+
+Raw artifacts stay behind. Paths of this host are masked in every text: `RUN` is the run's folder, `TRACON` Tracon's,
+`~` the user's home.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from results.records.errors import ResultsError
+from results.records.layout import LifecycleLayout, RunLayout, write_atomic
+from results.report.comparison import Comparable
+
+FORMAT = 1
+"""Version of comparable.json."""
+_AS_IT_IS = frozenset({".png"})
+_TRACON = Path(__file__).resolve().parents[2]
+
+
+class _Exported(msgspec.Struct, frozen=True):
+    format: int
+    comparable: Comparable
+
+
+def export_results(source: Path, target: Path, comparable: Comparable | None) -> tuple[Path, ...]:
+    """Copy what the analysis of the run folder `source` left into `target`, and write comparable.json beside it.
+
+    Other files in `target` stay. Returns the files written, by name. Raises ResultsError where `target` is or is inside
+    the folder of a run, OSError where it cannot be written.
+    """
+    target = target.resolve()
+    run = next((folder for folder in (target, *target.parents) if RunLayout(folder).plan.exists()), None)
+    if run is not None:
+        raise ResultsError(f"{run} is the folder of a run", remedy="name a folder outside of it; a new one is made")
+    masks = _list_masks(source)
+    written = []
+    for path in _list_files(source):
+        copy = target / (path.relative_to(source) if path.parent == RunLayout(source).figures else path.name)
+        content = path.read_bytes()
+        write_atomic(copy, content if path.suffix in _AS_IT_IS else _mask_paths(content, masks))
+        written.append(copy)
+    if comparable is not None:
+        content = msgspec.json.encode(_Exported(FORMAT, comparable)) + b"\n"
+        write_atomic(RunLayout(target).comparable, _mask_paths(content, masks))
+        written.append(RunLayout(target).comparable)
+    return tuple(sorted(written))
+
+
+def read_comparable(folder: Path) -> Comparable:
+    """What `export_results` wrote into `folder`. Raises ResultsError where it cannot be read."""
+    path = RunLayout(folder).comparable
+    remedy = "export the run again, with this version: `tracon export RUN FOLDER`"
+    try:
+        exported = msgspec.json.decode(path.read_bytes(), type=_Exported)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ResultsError(f"{path}: {error}", remedy=remedy) from error
+    if exported.format != FORMAT:
+        raise ResultsError(f"{path} has format {exported.format}; this version reads {FORMAT}", remedy=remedy)
+    return exported.comparable
+
+
+def _list_files(source: Path) -> Iterator[Path]:
+    """Those that are there: a run has the files of its experiment."""
+    run, lifecycle = RunLayout(source), LifecycleLayout(source)
+    tables = (run.manifest, run.aggregate_csv, run.tax_csv, run.pairs_csv, run.migrations_csv, lifecycle.summary_csv)
+    documents = (run.verdicts_json, run.reference_rates, run.preflight_status, lifecycle.link)
+    for path in (run.report_md, run.report_html, *tables, *documents):
+        if path.is_file():
+            yield path
+    yield from sorted(run.figures.glob("*.*"))
+
+
+def _list_masks(source: Path) -> list[tuple[re.Pattern[bytes], bytes]]:
+    """The innermost folder first: the run's may lie below the home."""
+    folders = {source.resolve(): b"RUN", source.absolute(): b"RUN", _TRACON: b"TRACON", Path.home(): b"~"}
+    by_length = sorted(folders.items(), key=lambda one: -len(one[0].parts))
+    return [
+        (re.compile(re.escape(str(folder).encode()) + rb"(?![\w.-])"), name)
+        for folder, name in by_length
+        if len(folder.parts) > 1
+    ]
+
+
+def _mask_paths(content: bytes, masks: list[tuple[re.Pattern[bytes], bytes]]) -> bytes:
+    for pattern, name in masks:
+        content = pattern.sub(name, content)
+    return content

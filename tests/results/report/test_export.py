@@ -1,0 +1,92 @@
+"""A folder to hand on: it holds the results, names no path of the host, and stands for its run in a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from results.records.errors import ResultsError
+from results.records.layout import RunLayout
+from results.registry import compare_runs, export_run
+from results.report.comparison import to_json
+from tests.results.test_reports import write_lifecycle_run, write_routing_run, write_tax_run
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "connector-tax": write_tax_run,
+    "routing": write_routing_run,
+    "pd-lifecycle": write_lifecycle_run,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = tmp_path / "home" / "runs" / "monday"
+    WRITERS[request.param](folder)
+    return folder
+
+
+def test_an_exported_folder_compares_as_its_run_does(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "handed on"
+    export_run(run, folder)
+    for first, second in ((run, folder), (folder, run), (folder, folder)):
+        compared = to_json(compare_runs(first, second))
+        assert compared == to_json(compare_runs(run, run))
+
+
+def test_it_holds_what_the_run_found_and_no_raw_artifact(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "handed on"
+    written = export_run(run, folder)
+    assert sorted(written) == sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.name for path in written}
+    assert {"report.md", "report.html", "MANIFEST.tsv", "aggregate.csv", "verdicts.json", "comparable.json"} <= names
+    assert any(path.parent.name == "figures" for path in written)
+    assert not {path.suffix for path in written} & {".jsonl", ".parquet", ".sqlite"}
+    assert (folder / "verdicts.json").read_bytes() == RunLayout(run).verdicts_json.read_bytes()
+
+
+def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    run = home / "runs" / "monday"
+    write_tax_run(run)
+    (run / "reference_rates.json").write_text(f'{{"a": "{run}/x", "b": "{home}/.cache", "c": "{home}less/y"}}')
+    monkeypatch.setenv("HOME", str(home))
+    export_run(run, tmp_path / "out")
+    text = (tmp_path / "out" / "reference_rates.json").read_text()
+    assert text == f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y"}}'
+
+
+def test_a_run_folder_is_never_written_into(run: Path) -> None:
+    for target in (run, run / "below"):
+        with pytest.raises(ResultsError, match="is the folder of a run") as caught:
+            export_run(run, target)
+        assert caught.value.remedy
+    assert not RunLayout(run).comparable.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"{", "truncated"), (b'{"format": 1}', "comparable"), (None, "format 99")],
+)
+def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    run, folder = tmp_path / "monday", tmp_path / "out"
+    write_tax_run(run)
+    export_run(run, folder)
+    path = RunLayout(folder).comparable
+    path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":1', b'"format":99', 1))
+    with pytest.raises(ResultsError, match=says) as caught:
+        compare_runs(run, folder)
+    assert "tracon export" in caught.value.remedy
+
+
+def test_files_that_the_folder_had_stay(tmp_path: Path) -> None:
+    run, folder = tmp_path / "monday", tmp_path / "out"
+    write_tax_run(run)
+    folder.mkdir()
+    (folder / "README.md").write_text("mine")
+    first = export_run(run, folder)
+    assert export_run(run, folder) == first
+    assert (folder / "README.md").read_text() == "mine"
