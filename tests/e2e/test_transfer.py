@@ -13,9 +13,11 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import httpx
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -122,6 +124,27 @@ async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110  (what the transport finds out meanwhile)
             await asyncio.sleep(0.001)
+
+
+def open_beyond_loopback(pid: int) -> set[int]:
+    """TCP ports on which the engine's processes listen for other machines."""
+    processes = {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    return {
+        connection.laddr.port
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.pid in processes
+        and not ip_address(connection.laddr.ip).is_loopback
+    }
+
+
+async def test_mooncake_alone_listens_for_other_machines(bench: Bench) -> None:
+    """docs/security.md, "What listens where"."""
+    for instance in bench.pair.running.values():
+        assert instance.pid is not None
+        ports = open_beyond_loopback(instance.pid)
+        bootstrap = instance.ports.get("VLLM_MOONCAKE_BOOTSTRAP_PORT")
+        assert (bootstrap in ports) if bench.pair.transport == "mooncake" else not ports, ports
 
 
 async def test_a_prefix_moves_and_the_request_is_answered_from_it(bench: Bench) -> None:

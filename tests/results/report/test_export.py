@@ -22,7 +22,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(params=WRITERS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    folder = tmp_path / "home" / "runs" / "monday"
+    folder = tmp_path / "runs" / "monday"
+    folder.mkdir(parents=True)
     WRITERS[request.param](folder)
     return folder
 
