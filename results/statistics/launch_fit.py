@@ -44,19 +44,21 @@ class LaunchSpread:
     launches: int
     sizes: int
 
-    def plan_launches(self, effect: float) -> int | None:
-        """The fewest launches with which the mean of a size shows this effect with a probability of POWER.
+    def detectable_effect(self, launches: int) -> float:
+        """The smallest effect that the mean of a size over this many launches shows with a probability of POWER.
 
-        All sizes are judged together (Bonferroni); the degrees of freedom grow with the launches. None above
-        MAX_PLANNED_LAUNCHES. For planning only.
+        In the unit of sigma. All sizes are judged together (Bonferroni); the degrees of freedom grow with the
+        launches. For planning only.
         """
         quantile = 1 - (1 - LEVEL) / 2 / self.sizes
-        for count in range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1):
-            degrees = self.degrees * (count - 1) / (self.launches - 1)
-            needed = special.stdtrit(degrees, quantile) + special.stdtrit(degrees, POWER)
-            if needed * self.sigma / math.sqrt(count) <= effect:
-                return count
-        return None
+        degrees = self.degrees * (launches - 1) / (self.launches - 1)
+        needed = special.stdtrit(degrees, quantile) + special.stdtrit(degrees, POWER)
+        return float(needed) * self.sigma / math.sqrt(launches)
+
+    def plan_launches(self, effect: float) -> int | None:
+        """The fewest launches whose detectable effect is at most this one; None above MAX_PLANNED_LAUNCHES."""
+        counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
+        return next((count for count in counts if self.detectable_effect(count) <= effect), None)
 
 
 @dataclass(frozen=True, slots=True)
