@@ -33,7 +33,7 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
-from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"
@@ -86,6 +86,9 @@ class GridOverhead:
     """(C, N) in the mean."""
     spread: LaunchSpread | None = None
     """Of the logarithm of the ratio; None where launches give none."""
+    per_launch: Estimate | None = None
+    """Relative change of the ratio from one launch to the next: its interval excludes 0 where the position of a launch
+    drives the result. None below three launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,8 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
         return GridOverhead(arm, baseline, unknown("not measured"), 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
-        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread)
+        slope = to_change(slope_over_launches(logs))
+        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread, slope)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
     return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))

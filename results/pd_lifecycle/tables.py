@@ -143,8 +143,9 @@ def _limit_text(knee: Knee) -> str:
 def grid_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         "TTFT of one arm over that of another, less 1: medians per (C, N) and launch, the mean over the (C, N) that "
-        "every launch measured, Student's t over the launches. The last row is what the connector costs a combined "
-        "engine."
+        "every launch measured, Student's t over the launches. From launch to launch: by how much the ratio changes "
+        "with the position of a launch, least squares; the position drives it where the interval excludes 0. The last "
+        "row is what the connector costs a combined engine."
     )
     rows = [one for one in analysis.grid_overheads if one.change.value is not None]
     return make_table("TTFT over the whole grid", GRID_COLUMNS, rows, note)
@@ -154,6 +155,7 @@ GRID_COLUMNS: tuple[Column[GridOverhead], ...] = (
     Column("arm", lambda row: row.arm),
     Column("over", lambda row: row.baseline),
     Column("change of TTFT", lambda row: row.change.percent()),
+    Column("from launch to launch", lambda row: None if row.per_launch is None else row.per_launch.percent()),
     Column("launches", lambda row: row.change.launches),
     Column("(C, N)", lambda row: row.sizes),
     Column("", lambda row: row.change.reason),
