@@ -99,8 +99,10 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
     speed = f"{say.data(event.bytes)} at {say.digits(event.bandwidth_gbps)} Gbit/s"
     facts.append(("whole transfer", f"{say.digits(event.transfer_ms)} ms: {speed}"))
     combined = f"; on one combined instance {say.digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
+    plain = f"; on one without a connector {say.digits(event.plain_ttft_ms)} ms" if event.plain_ttft_ms else ""
     left = f", residual {share_text(event.residual_share)} %" if event.phases_ms else ""
-    facts += [("TTFT", f"{say.digits(event.ttft_ms)} ms{combined}"), ("E2E", f"{say.digits(event.e2e_ms)} ms{left}")]
+    facts.append(("TTFT", f"{say.digits(event.ttft_ms)} ms{combined}{plain}"))
+    facts.append(("E2E", f"{say.digits(event.e2e_ms)} ms{left}"))
     return facts + [(name, f"not measured: {why}") for name, why in event.gaps.items()]
 
 

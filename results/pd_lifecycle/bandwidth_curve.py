@@ -150,11 +150,16 @@ def _fit_limit(
 
 
 def bandwidth_of(beta: Estimate) -> Estimate:
-    """1 / beta in Gbit/s, from beta in ms per 10^6 bytes. An infinite bound is None."""
-    if beta.value is None or beta.value <= 0:
+    """1 / beta in Gbit/s, from beta in ms per 10^6 bytes.
+
+    It falls as beta rises: its bounds are the inverses of beta's, swapped. An infinite bound is None.
+    """
+    if beta.value is None:
+        return unknown(beta.reason or "beta is unknown", beta.n)
+    if beta.value <= 0:
         return unknown("larger transfers take no longer: no bandwidth limits them", beta.n)
     low, high = (8 / bound if bound is not None and bound > 0 else None for bound in (beta.high, beta.low))
-    return Estimate(8 / beta.value, low, high, beta.n, basis=beta.basis)
+    return Estimate(8 / beta.value, low, high, beta.n, beta.reason, beta.basis, beta.launches)
 
 
 def _why_no_limit(points: Sequence[BandwidthPoint], limit: Estimate) -> str:

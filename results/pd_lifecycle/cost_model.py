@@ -115,13 +115,13 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
 def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     """The fits of the launches as one; what the fit of all transfers leaves out stays out."""
     knee = whole.knee
-    asymptote = _merge_estimates(knee.asymptote_gbps, [one.knee.asymptote_gbps for one in each])
+    asymptote = _merge_bandwidths(knee.asymptote_gbps, [one.knee.asymptote_gbps for one in each])
     points = tuple(_merge_points(point, each, asymptote.value) for point in whole.curve)
     return replace(
         whole,
-        relative=_merge_models(whole.relative, [one.relative for one in each]),
-        ordinary=_merge_models(whole.ordinary, [one.ordinary for one in each]),
-        with_operations=_merge_models(whole.with_operations, [one.with_operations for one in each]),
+        relative=_merge_models(whole.relative, [one.relative for one in each], points),
+        ordinary=_merge_models(whole.ordinary, [one.ordinary for one in each], points),
+        with_operations=_merge_models(whole.with_operations, [one.with_operations for one in each], points),
         curve=points,
         knee=replace(
             knee,
@@ -131,14 +131,15 @@ def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     )
 
 
-def _merge_models(whole: CostModel, each: Sequence[CostModel]) -> CostModel:
+def _merge_models(whole: CostModel, each: Sequence[CostModel], points: tuple[BandwidthPoint, ...]) -> CostModel:
     r2 = _merge_estimates(whole.r2, [one.r2 for one in each])
+    beta = _merge_estimates(whole.beta_ms_per_mb, [one.beta_ms_per_mb for one in each])
     gammas = [one.gamma_ms for one in each if one.gamma_ms is not None]
     return replace(
         whole,
         alpha_ms=_merge_estimates(whole.alpha_ms, [one.alpha_ms for one in each]),
-        beta_ms_per_mb=_merge_estimates(whole.beta_ms_per_mb, [one.beta_ms_per_mb for one in each]),
-        bandwidth_gbps=_merge_estimates(whole.bandwidth_gbps, [one.bandwidth_gbps for one in each]),
+        beta_ms_per_mb=beta,
+        bandwidth_gbps=whole.bandwidth_gbps if whole.bandwidth_gbps.value is None else _asymptote_of(beta, points),
         r2=r2 if r2.high is None else replace(r2, high=min(r2.high, 1.0)),
         gamma_ms=None if whole.gamma_ms is None else _merge_estimates(whole.gamma_ms, gammas),
     )
@@ -147,6 +148,16 @@ def _merge_models(whole: CostModel, each: Sequence[CostModel]) -> CostModel:
 def _merge_estimates(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
     """The mean over the launches; unknown where the fit of all transfers is."""
     return whole if whole.value is None else mean_over_launches([one.value for one in each])
+
+
+def _merge_bandwidths(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
+    """The inverse of the launches' mean 1 / bandwidth, which is beta; a mean of bandwidths would favour fast launches.
+
+    Unknown where the fit of all transfers is.
+    """
+    if whole.value is None:
+        return whole
+    return bandwidth_of(mean_over_launches([8 / one.value if one.value else None for one in each]))
 
 
 def _merge_points(point: BandwidthPoint, each: Sequence[Costs], asymptote: float | None) -> BandwidthPoint:

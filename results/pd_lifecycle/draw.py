@@ -19,6 +19,7 @@ from results.report.marks import draw_grid, error_lengths, label_lines
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
+    from matplotlib.image import AxesImage
 
 _LOOKS: Mapping[str, tuple[str, str]] = {
     "routing": ("#000000", ""),
@@ -143,27 +144,41 @@ _FITS = {figures.MODEL: figures.WEIGHTED, figures.ORDINARY: figures.UNWEIGHTED}
 
 
 def draw_overhead(figure: Figure) -> Drawing:
-    """Figure 4: a field per (C, N), and the contour of no overhead."""
+    """Figure 4: a panel per combined engine, all on one scale."""
     table = figure.table
     contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
-    drawing = sheet(2.6 + 1.0 * len(sizes), 1.5 + 0.55 * len(contexts))
-    axes = drawing.subplots()
-    cells = table.pivot_table(index="prior_context", columns="new_tokens", values="overhead_ms", dropna=False)
+    baselines = figures.list_baselines(table)
+    drawing = sheet(2.6 + 1.0 * len(sizes), 0.7 + len(baselines) * (1.0 + 0.55 * len(contexts)))
+    panels = list(drawing.subplots(len(baselines), 1, squeeze=False)[:, 0])
+    reach = float(table["overhead_ms"].abs().max()) or 1.0
+    images = [
+        _draw_overheads(axes, table[table["baseline"] == baseline], contexts, sizes, reach)
+        for axes, baseline in zip(panels, baselines, strict=True)
+    ]
+    panels[-1].set_xlabel("new tokens N")
+    title_sheet(drawing, figure.title)
+    drawing.colorbar(images[-1], ax=panels, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
+    return drawing
+
+
+def _draw_overheads(
+    axes: Axes, rows: pd.DataFrame, contexts: Sequence[int], sizes: Sequence[int], reach: float
+) -> AxesImage:
+    """Over one combined engine: a field per (C, N), and the contour of no overhead."""
+    cells = rows.pivot_table(index="prior_context", columns="new_tokens", values="overhead_ms", dropna=False)
     grid = cells.reindex(index=contexts, columns=sizes).to_numpy(dtype=np.float64)
     words = {}
-    for row in table.to_dict("records"):
+    for row in rows.to_dict("records"):
         shown = f"{float(row['overhead_ms']):+.3g}"
         cell = contexts.index(row["prior_context"]), sizes.index(row["new_tokens"])
         words[cell] = shown if row[SIGN_FIELD] else f"({shown})"
     labels = ([f"{context:g}" for context in contexts], [f"{size:g}" for size in sizes])
-    image = draw_grid(axes, grid, words, labels, reach=float(table["overhead_ms"].abs().max()) or 1.0)
-    if figures.has_contour(table):
+    image = draw_grid(axes, grid, words, labels, reach=reach)
+    if figures.has_contour(rows):
         axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
-    axes.set_xlabel("new tokens N")
-    axes.set_ylabel("prior context C (tokens)")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
-    drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
-    return drawing
+    axes.set_ylabel("prior context C")
+    axes.set_title(f"over the {rows['baseline'].iloc[0]}", loc="left", fontsize=8)
+    return image
 
 
 def draw_volume(figure: Figure) -> Drawing:

@@ -10,7 +10,7 @@ import pandas as pd
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import Knee
 from results.pd_lifecycle.cost_model import CostModel
-from results.pd_lifecycle.overheads import SIGN_FIELD
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, SIGN_FIELD, BreakEven
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
@@ -166,32 +166,42 @@ def cost_figure(analysis: LifecycleAnalysis) -> Figure:
 
 def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "TTFT over that of a combined instance"
-    cells = [cell for cell in analysis.overheads if cell.overhead_ms.value is not None]
-    if not cells:
-        reasons = (cell.overhead_ms.reason for cell in analysis.overheads)
+    cells = [*analysis.plain_overheads, *analysis.overheads]
+    known = [cell for cell in cells if cell.overhead_ms.value is not None]
+    if not known:
+        reasons = (cell.overhead_ms.reason for cell in (*analysis.overheads, *cells))
         return Figure(OVERHEAD, title, missing=next((why for why in reasons if why), _NO_RECORD))
     table = pd.DataFrame(
         {
+            "baseline": cell.baseline,
             "prior_context": cell.prior_context,
             "new_tokens": cell.new_tokens,
             "overhead_ms": cell.overhead_ms.value,
             "overhead_ms_low": cell.overhead_ms.low,
             "overhead_ms_high": cell.overhead_ms.high,
             "overhead_ms_n": cell.overhead_ms.n,
+            "overhead_ms_median": cell.median_ms,
             "relative": cell.relative,
             "pdsep_ttft_ms": cell.pdsep_ttft_ms.value,
             "colo_ttft_ms": cell.colo_ttft_ms.value,
             SIGN_FIELD: {1: "slower", -1: "faster", None: ""}[cell.sign],
         }
-        for cell in cells
+        for cell in known
     )
+    baselines = list_baselines(table)
+    panels = f"{baselines[0]} (top) and of the {baselines[1]} (bottom)" if len(baselines) > 1 else baselines[0]
     caption = (
-        "Mean of pdsep_ttft - colo_ttft over the counted pairs, both orders alike, by prior context C and new tokens "
-        "N, both by the client's clock. In parentheses: the sign is not significant "
-        f"{_signs_text(analysis.launches)} "
-        f"{_contour_text(table)} {_format_break_evens(analysis)}"
+        f"Mean of the handover's TTFT less that of the {panels}, over the counted pairs, both orders alike, by prior "
+        "context C and new tokens N, both TTFTs by the client's clock. In parentheses: the sign is not significant "
+        f"{_signs_text(analysis.launches)} {_describe_panels(analysis, table)}"
     )
-    return Figure(OVERHEAD, title, caption.strip(), table)
+    first = table[table["baseline"] == baselines[0]] if len(baselines) > 1 else None
+    return Figure(OVERHEAD, title, caption.strip(), table, beside=first)
+
+
+def list_baselines(table: pd.DataFrame) -> list[str]:
+    """The combined engines of figure 4, a panel each, in their order."""
+    return list(dict.fromkeys(table["baseline"]))
 
 
 def _signs_text(launches: int) -> str:
@@ -206,6 +216,18 @@ def has_contour(table: pd.DataFrame) -> bool:
     return bool(several and table["overhead_ms"].min() < 0 < table["overhead_ms"].max())
 
 
+def _describe_panels(analysis: LifecycleAnalysis, table: pd.DataFrame) -> str:
+    """The contour and the break-evens of each panel; of a single one without its name."""
+    break_evens = {PLAIN_ENGINE: analysis.plain_break_evens, COMBINED_ENGINE: analysis.break_evens}
+    texts = {
+        baseline: f"{_contour_text(table[table['baseline'] == baseline])} {_format_break_evens(break_evens[baseline])}"
+        for baseline in list_baselines(table)
+    }
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return " ".join(f"Over the {name}: {text[:1].lower()}{text[1:].strip()}" for name, text in texts.items())
+
+
 def _contour_text(table: pd.DataFrame) -> str:
     if has_contour(table):
         return "Line: zero overhead, by interpolation."
@@ -213,8 +235,8 @@ def _contour_text(table: pd.DataFrame) -> str:
     return f"No line: {'the overhead has one sign everywhere' if one_sign else 'a contour needs two C and two N'}."
 
 
-def _format_break_evens(analysis: LifecycleAnalysis) -> str:
-    texts = [f"C={one.prior_context}: {one.text}" for one in analysis.break_evens]
+def _format_break_evens(break_evens: Sequence[BreakEven]) -> str:
+    texts = [f"C={one.prior_context}: {one.text}" for one in break_evens]
     return f"{'; '.join(texts)}." if texts else ""
 
 

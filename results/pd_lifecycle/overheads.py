@@ -33,11 +33,14 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
-from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"
 """Name of the sign in aggregate.json and in the numbers of figure 4."""
+NAMED_EFFECT = 0.10
+"""Of TTFT, for which launches are planned: never for the effect that was observed."""
+HANDOVER_ARM = "handover"
 COMBINED_ENGINE, PLAIN_ENGINE = "combined engine with the connector", "plain combined engine"
 """What a handover is compared with: the decode engine alone, and an engine without a connector."""
 
@@ -83,6 +86,9 @@ class GridOverhead:
     """(C, N) in the mean."""
     spread: LaunchSpread | None = None
     """Of the logarithm of the ratio; None where launches give none."""
+    per_launch: Estimate | None = None
+    """Relative change of the ratio from one launch to the next: its interval excludes 0 where the position of a launch
+    drives the result. None below three launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +136,8 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
 def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOverhead, ...]:
     """The handover over both combined engines, and the combined engine with the connector over the plain one."""
     compared: tuple[tuple[str, str, RatioOf, OrderOf], ...] = (
-        ("handover", PLAIN_ENGINE, *_compare_with(plain=True)),
-        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
+        (HANDOVER_ARM, PLAIN_ENGINE, *_compare_with(plain=True)),
+        (HANDOVER_ARM, COMBINED_ENGINE, *_compare_with(plain=False)),
         (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
     )
     return tuple(
@@ -145,7 +151,8 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
         return GridOverhead(arm, baseline, unknown("not measured"), 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
-        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread)
+        slope = to_change(slope_over_launches(logs))
+        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread, slope)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
     return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))

@@ -9,7 +9,7 @@ from functools import partial
 
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
-from results.pd_lifecycle.overheads import GridOverhead, OverheadCell
+from results.pd_lifecycle.overheads import NAMED_EFFECT, GridOverhead, OverheadCell
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import Page, PageAnswer, split_judgements
@@ -18,8 +18,6 @@ from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
 
-NAMED_EFFECT = 0.10
-"""Of TTFT, for which launches are planned: never for the effect that was observed."""
 QUESTION = (
     "Where does a request's time go when one instance prefills and another decodes, and when is that faster than one "
     "combined instance?"

@@ -59,7 +59,7 @@ def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             "RDMA."
         )
     few = [_FEW_LAUNCHES] if analysis.launches < MIN_PAIRED else []
-    limits += [_LIMITS[0], *few, *_LIMITS[1:], *_list_volume_limits(analysis)]
+    limits += [_LIMITS[0], *few, *_list_order_limits(analysis), *_LIMITS[1:], *_list_volume_limits(analysis)]
     if has_overhead and any(one.effect_ms.value is None for one in analysis.order_effects):
         limits.append(
             "Not every (C, N) was measured in both orders: there the overhead includes the effect of the first "
@@ -76,6 +76,24 @@ def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     if not has_overhead:
         limits.append("No combined instance was measured: ttft_overhead_vs_colo is the specification's estimate alone.")
     return tuple(limits)
+
+
+def _list_order_limits(analysis: LifecycleAnalysis) -> list[str]:
+    """Where the position of a launch drives a result over the launches."""
+    moving = [
+        f"the {one.arm} over the {one.baseline} by {one.per_launch.percent()}"
+        for one in analysis.grid_overheads
+        if one.per_launch is not None
+        and one.per_launch.low is not None
+        and one.per_launch.high is not None
+        and not one.per_launch.low <= 0 <= one.per_launch.high
+    ]
+    if not moving:
+        return []
+    return [
+        f"Results move with the order of the launches: TTFT of {'; of '.join(moving)} from one launch to the next. The "
+        "intervals over launches take the launches for draws in any order."
+    ]
 
 
 def _list_volume_limits(analysis: LifecycleAnalysis) -> list[str]:

@@ -195,9 +195,11 @@ APPENDED = {
 """The rest of the specification's Goal, the counts of a transfer, and the plain combined engine."""
 MEDIANS = (
     "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "client_ttft", "colo_ttft", "plain_ttft",
-    "pdsep_overhead", PLAIN_OVERHEAD,
+    "pdsep_overhead", PLAIN_OVERHEAD, "routing", "p_queue", "metadata_wait", "zmq_handshake", "transfer_signal",
+    "d_promotion", "d_first_token", "zmq_after_metadata", "ttft_overhead_vs_colo", "pdsep_e2e_overhead",
+    "d_block_alloc", "d_schedule", "d_first_decode",
 )  # fmt: skip
-"""Durations whose medians stand beside their means."""
+"""Every duration with a mean in `summary.csv`."""
 HALF_STEP = "d_promotion_less_half_step"
 COLUMNS = (
     "prior_context", "new_tokens", "output_length", *SPECIFIED, "counted", "warmups", "discarded",

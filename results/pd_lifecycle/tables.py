@@ -45,6 +45,8 @@ def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
         make_table("Drift over a launch", DRIFT_COLUMNS, analysis.drifts if analysis.counted else (), _DRIFT_NOTE),
         phases_table(analysis),
         totals_table(analysis),
+        medians_table(analysis, "Medians of the phases", (*PHASES, *HANDSHAKE_PARTS)),
+        medians_table(analysis, "Medians of the totals", _TOTALS),
         between_stamps_table(analysis),
         clocks_table(analysis),
         discards_table(analysis),
@@ -141,8 +143,9 @@ def _limit_text(knee: Knee) -> str:
 def grid_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         "TTFT of one arm over that of another, less 1: medians per (C, N) and launch, the mean over the (C, N) that "
-        "every launch measured, Student's t over the launches. The last row is what the connector costs a combined "
-        "engine."
+        "every launch measured, Student's t over the launches. From launch to launch: by how much the ratio changes "
+        "with the position of a launch, least squares; the position drives it where the interval excludes 0. The last "
+        "row is what the connector costs a combined engine."
     )
     rows = [one for one in analysis.grid_overheads if one.change.value is not None]
     return make_table("TTFT over the whole grid", GRID_COLUMNS, rows, note)
@@ -152,6 +155,7 @@ GRID_COLUMNS: tuple[Column[GridOverhead], ...] = (
     Column("arm", lambda row: row.arm),
     Column("over", lambda row: row.baseline),
     Column("change of TTFT", lambda row: row.change.percent()),
+    Column("from launch to launch", lambda row: None if row.per_launch is None else row.per_launch.percent()),
     Column("launches", lambda row: row.change.launches),
     Column("(C, N)", lambda row: row.sizes),
     Column("", lambda row: row.change.reason),
@@ -317,11 +321,13 @@ def _count_text(row: ConfigSummary) -> str:
     return f"{row.counted} (+ {row.warmups} warm-up{discarded})"
 
 
+_TOTALS = (
+    "transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "plain_ttft",
+    PLAIN_OVERHEAD, "e2e",
+)  # fmt: skip
+
+
 def totals_table(analysis: LifecycleAnalysis) -> Table:
-    names = (
-        "transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "plain_ttft",
-        PLAIN_OVERHEAD, "e2e",
-    )  # fmt: skip
     note = (
         "Milliseconds. transfer_total = t7 - t3. ttft_overhead_vs_colo = t9 - t0 - p_prefill, the specification's "
         "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, over the combined engine with the "
@@ -329,13 +335,28 @@ def totals_table(analysis: LifecycleAnalysis) -> Table:
     )
     columns = (
         *CONFIG_COLUMNS,
-        *map(_mean_column, names),
+        *map(_mean_column, _TOTALS),
         _mean_column("bytes_gb", "10^6 bytes", scale=1e3),
         _mean_column("bw_gbps", "Gbit/s"),
         _mean_column("residual_share", "residual", form=".2%"),
         _mean_column("client_residual_share", "residual from the client's send", form=".2%"),
     )
     return make_table("Totals", columns, analysis.configs, note)
+
+
+def medians_table(analysis: LifecycleAnalysis, title: str, names: Sequence[str]) -> Table:
+    """Medians beside the means of another table: the same durations of the same configurations."""
+    known = [name for name in names if any(name in row.medians for row in analysis.configs)]
+    note = (
+        "Milliseconds, medians of the counted repetitions of all launches. A few slow repetitions move the means and "
+        "not these; medians do not add up."
+    )
+    columns = (*CONFIG_COLUMNS, *map(_median_column, known))
+    return make_table(title, columns, analysis.configs if known else (), note)
+
+
+def _median_column(name: str) -> Column[ConfigSummary]:
+    return Column(name, lambda row: row.medians.get(name), digits=3)
 
 
 _BETWEEN = (

@@ -375,6 +375,10 @@ class LifecycleMeasured(Event):
     """TTFT of the same request on one combined instance."""
     colo_first: bool | None = None
     """That one was sent before the other, not after it; None = not known, or there is none."""
+    plain_ttft_ms: float | None = None
+    """TTFT of the same request on one combined instance without a connector."""
+    plain_first: bool | None = None
+    """That one was sent before the handover, not after it; None = not known, or there is none."""
     discarded: str = ""
     """Why no result counts it; empty = it counts, unless it is a warm-up."""
     gaps: Mapping[str, str] = field(default_factory=dict)

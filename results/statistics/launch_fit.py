@@ -44,19 +44,21 @@ class LaunchSpread:
     launches: int
     sizes: int
 
-    def plan_launches(self, effect: float) -> int | None:
-        """The fewest launches with which the mean of a size shows this effect with a probability of POWER.
+    def detectable_effect(self, launches: int) -> float:
+        """The smallest effect that the mean of a size over this many launches shows with a probability of POWER.
 
-        All sizes are judged together (Bonferroni); the degrees of freedom grow with the launches. None above
-        MAX_PLANNED_LAUNCHES. For planning only.
+        In the unit of sigma. All sizes are judged together (Bonferroni); the degrees of freedom grow with the
+        launches. For planning only.
         """
         quantile = 1 - (1 - LEVEL) / 2 / self.sizes
-        for count in range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1):
-            degrees = self.degrees * (count - 1) / (self.launches - 1)
-            needed = special.stdtrit(degrees, quantile) + special.stdtrit(degrees, POWER)
-            if needed * self.sigma / math.sqrt(count) <= effect:
-                return count
-        return None
+        degrees = self.degrees * (launches - 1) / (self.launches - 1)
+        needed = special.stdtrit(degrees, quantile) + special.stdtrit(degrees, POWER)
+        return float(needed) * self.sigma / math.sqrt(launches)
+
+    def plan_launches(self, effect: float) -> int | None:
+        """The fewest launches whose detectable effect is at most this one; None above MAX_PLANNED_LAUNCHES."""
+        counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
+        return next((count for count in counts if self.detectable_effect(count) <= effect), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,10 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
 
     values: per size, the number of each launch. A size that lacks a launch is left out.
     """
-    launches = sorted({launch for own in values.values() for launch in own})
-    if len(launches) < MIN_PAIRED:
-        return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
-    sizes = [size for size, own in values.items() if len(own) == len(launches)]
-    if not sizes:
-        return "no size was measured in every launch"
+    common = _find_common(values)
+    if isinstance(common, str):
+        return common
+    sizes, launches = common
     y = np.array([[values[size][launch] for launch in launches] for size in sizes])
     variances, degrees = _pool_variances(y)
     means = y.mean(axis=1)
@@ -105,6 +105,38 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
         float(degrees.max()),
         _measure_spread(y),
     )
+
+
+def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size], list[int]] | str:
+    """The sizes that every launch measured, and the launches; a sentence where there are too few."""
+    launches = sorted({launch for own in values.values() for launch in own})
+    if len(launches) < MIN_PAIRED:
+        return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
+    sizes = [size for size, own in values.items() if len(own) == len(launches)]
+    return (sizes, launches) if sizes else "no size was measured in every launch"
+
+
+def slope_over_launches(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) -> Estimate:
+    """How much the sizes change together from one launch to the next, by the launches' numbers.
+
+    Least squares of each launch's mean over the sizes, which are fixed; Student's t with launches - 2 degrees of
+    freedom. values: as of `fit_sizes`. Unknown, with the reason, where there are too few launches.
+    """
+    common = _find_common(values)
+    if isinstance(common, str):
+        return unknown(common)
+    sizes, launches = common
+    y = np.array([[values[size][launch] for launch in launches] for size in sizes]).mean(axis=0)
+    x = np.array(launches, dtype=np.float64) - float(np.mean(launches))
+    squares, count = float(x @ x), len(launches)
+    slope = float(x @ y) / squares
+    rest = y - y.mean() - slope * x
+    error = math.sqrt(float(rest @ rest) / (count - 2) / squares)
+    if error <= ROUNDING * max(float(np.abs(y).max()), 1.0):
+        why = "the launches lie on a line: nothing tells how they vary"
+        return Estimate(slope, n=count, reason=why, launches=count)
+    half = float(special.stdtrit(count - 2, (1 + level) / 2)) * error
+    return Estimate(slope, slope - half, slope + half, count, None, f"over {count} launches", count)
 
 
 def _estimate_mean(value: float, half: float | None, launches: int) -> Estimate:

@@ -118,6 +118,14 @@ def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None
         assert len({phase.tone for phase in phases}) == len({phase.letter for phase in phases}) == len(drawn)
 
 
+def test_a_request_names_its_ttft_on_both_combined_instances() -> None:
+    request = one()
+    event = replace(request.event, ttft_ms=31.5, colo_ttft_ms=25.5, plain_ttft_ms=21.5)
+    facts = dict(rows.request_facts(replace(request, event=event)))
+    assert facts["TTFT"] == "31.5 ms; on one combined instance 25.5 ms; on one without a connector 21.5 ms"
+    assert "without a connector" not in dict(rows.request_facts(request))["TTFT"]
+
+
 def test_a_request_shows_every_phase_and_every_gap() -> None:
     request = one(p_prefill=12.5, rdma_transfer=None)
     gapped = replace(request, event=replace(request.event, gaps={"rdma_transfer": "no write was seen"}))

@@ -11,14 +11,14 @@ import msgspec
 from results.connector_tax.launch_noise import NAMED_TAX
 from results.measures.saturation import REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
-from results.records.events import RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect, launches_for
 from results.statistics.estimates import figure
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES
+from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES
+from runners.experiments.earlier_runs import find_newest, read_document
 from state.workspace import RunEntry, Workspace
 
 LATENCIES: Mapping[str, str] = {"tax_ttft_p90": "TTFT p90", "tax_tpot_p90": "TPOT p90"}
@@ -57,7 +57,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
         return ()
     references = 2 if REPEAT in plan.configs else 1
     counts = sorted({grid["trials"], *PLANNED_LAUNCHES} - set(range(MIN_PAIRED)))
-    noise = _find_noise(plan, workspace)
+    noise = find_newest(plan, workspace, _read_noise)
     if noise is None:
         effects = [detectable_effect(1.0, count, configs, references=references) for count in counts]
         detected = [f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True)]
@@ -100,26 +100,9 @@ def _join_latencies(fractions: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {figure(fraction * 100, 2)} %" for name, fraction in fractions.items())
 
 
-def _find_noise(plan: RunPlan, workspace: Workspace) -> _Noise | None:
-    """Of the newest finished run of the plan's profile that knows it."""
-    for run in workspace.runs():
-        if (run.experiment, run.profile) != (EXPERIMENT, plan.profile) or run.state not in (
-            RunState.DONE,
-            RunState.FAILED,
-        ):
-            continue
-        rows = [row for row in _read_rows(run) if (row.phase, row.reference) == ("A", REF_SAFE)]
-        sigmas = {
-            name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in rows if row.metric == metric
-        }
-        if sigmas:
-            return _Noise(run, min(row.launches for row in rows), sigmas)
-    return None
-
-
-def _read_rows(run: RunEntry) -> tuple[_Row, ...]:
-    """Empty where the file is missing, or of a version that had no such table."""
-    try:
-        return msgspec.json.decode(RunLayout(run.folder).tax_json.read_bytes(), type=_TaxFile).launch_noise
-    except (OSError, msgspec.DecodeError):
-        return ()
+def _read_noise(run: RunEntry) -> _Noise | None:
+    """None where the file is missing, or of a version that had no such table."""
+    document = read_document(RunLayout(run.folder).tax_json, _TaxFile) or _TaxFile()
+    own = [row for row in document.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
+    sigmas = {name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in own if row.metric == metric}
+    return _Noise(run, min(row.launches for row in own), sigmas) if sigmas else None

@@ -314,6 +314,8 @@ def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
         residual_share=None if record.client_residual_share is None else abs(record.client_residual_share),
         colo_ttft_ms=record.colo.ttft_ms,
         colo_first=record.colo.first,
+        plain_ttft_ms=record.plain.ttft_ms,
+        plain_first=record.plain.first,
         discarded=record.discarded,
         gaps=dict(record.gaps),
     )

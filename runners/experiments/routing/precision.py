@@ -6,7 +6,6 @@ import math
 
 import msgspec
 
-from results.records.events import RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
@@ -14,7 +13,7 @@ from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
 from results.routing.loads import strip_load
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.routing.grid import EXPERIMENT
+from runners.experiments.earlier_runs import find_newest, read_document
 from state.workspace import RunEntry, Workspace
 
 PLANNED_TRIALS = (3, 5, 10)
@@ -33,10 +32,10 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     if policies < 2 or grid["trials"] < MIN_PAIRED or grid.get("simulation"):
         return ()
     counts = sorted({grid["trials"], *PLANNED_TRIALS})
-    found = _find_noise(plan, workspace)
-    sigma = 1.0 if found is None else found[1].sigma
+    newest = find_newest(plan, workspace, _read_noise)
+    sigma = 1.0 if newest is None else newest[1].sigma
     effects = [detectable_effect(sigma, count, policies - 1, references=1) for count in counts]
-    if found is None:
+    if newest is None:
         detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
@@ -44,7 +43,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
             f"Smallest difference (of log TTFT p90) to the first policy that is detected with a probability of "
             f"{format_percent(POWER)}: {detected} trials.",
         )
-    run, noise = found
+    run, noise = newest
     shown = [
         f"{format_percent(math.expm1(effect))} with {count}" for count, effect in zip(counts, effects, strict=True)
     ]
@@ -59,20 +58,9 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     )
 
 
-def _find_noise(plan: RunPlan, workspace: Workspace) -> tuple[RunEntry, LaunchNoise] | None:
-    """Of the newest finished run of the plan's profile that measured it."""
-    ended = (RunState.DONE, RunState.FAILED)
-    for run in workspace.runs():
-        if (run.experiment, run.profile) == (EXPERIMENT, plan.profile) and run.state in ended:
-            verdicts = _read_verdicts(run)
-            if verdicts.launch_noise is not None and not verdicts.simulated:
-                return run, verdicts.launch_noise
-    return None
-
-
-def _read_verdicts(run: RunEntry) -> _Verdicts:
-    """Without sigma where the file is missing, or of a version that had none."""
-    try:
-        return msgspec.json.decode(RunLayout(run.folder).verdicts_json.read_bytes(), type=_Verdicts)
-    except (OSError, msgspec.DecodeError):
-        return _Verdicts()
+def _read_noise(run: RunEntry) -> tuple[RunEntry, LaunchNoise] | None:
+    """None where the file is missing, of a version that had no sigma, or of simulated engines."""
+    verdicts = read_document(RunLayout(run.folder).verdicts_json, _Verdicts)
+    if verdicts is None or verdicts.launch_noise is None or verdicts.simulated:
+        return None
+    return run, verdicts.launch_noise

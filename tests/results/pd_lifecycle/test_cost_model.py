@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from results.pd_lifecycle.bandwidth_curve import bandwidth_of
 from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import Transfers, fit_least_squares, solve_each, transfers_of
 from results.records.lifecycle import RequestConfig
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Estimate, Samples, unknown
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 
 SIZES = (512, 2048, 4096, 8192, 16384, 32768)
@@ -55,14 +57,18 @@ def test_repetitions_of_a_cell_are_no_independent_transfers() -> None:
     assert covered["transfers"] <= 48
 
 
-def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
-    launches = [_transfers(seed, alpha=alpha) for seed, alpha in enumerate((0.4, 0.5, 0.6))]
+def _join(launches: Sequence[Transfers]) -> Transfers:
+    """The transfers of launches of one length as those of one run."""
     parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in launches])
              for name in ("bytes", "ms", "gbps", "operations", "size", "run_delay_ms")}  # fmt: skip
     count = launches[0].n
-    both = replace(
-        launches[0], **parts, launch=np.repeat(np.arange(3), count), cell=np.arange(3 * count),
-    )  # fmt: skip
+    launch, cell = np.repeat(np.arange(len(launches)), count), np.arange(len(launches) * count)
+    return replace(launches[0], **parts, launch=launch, cell=cell)
+
+
+def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
+    launches = [_transfers(seed, alpha=alpha) for seed, alpha in enumerate((0.4, 0.5, 0.6))]
+    both = _join(launches)
     costs, each = _fit(both), [_fit(one).relative.alpha_ms.value or 0.0 for one in launches]
     alpha = costs.relative.alpha_ms
     assert alpha.value == pytest.approx(np.mean(each))
@@ -73,6 +79,32 @@ def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
     assert {point.gbps.launches for point in costs.curve} == {3}
     two = replace(both, launch=np.minimum(both.launch, 1))
     assert _fit(two).relative.alpha_ms.launches == 1
+
+
+def test_a_bandwidth_is_the_inverse_of_the_launches_mean_beta() -> None:
+    """The mean of their bandwidths would favour the fast launch. 1 / beta falls with beta: the bounds are swapped."""
+    launches = [
+        replace(one, ms=one.ms * by, gbps=one.gbps / by)
+        for one, by in ((_transfers(seed), by) for seed, by in enumerate((0.9, 1.0, 1.1)))
+    ]
+    costs = _fit(_join(launches))
+    beta, bandwidth = costs.relative.beta_ms_per_mb, costs.relative.bandwidth_gbps
+    assert beta.low is not None
+    assert beta.high is not None
+    assert bandwidth.value == pytest.approx(8 / (beta.value or 1.0))
+    assert (bandwidth.low, bandwidth.high) == pytest.approx((8 / beta.high, 8 / beta.low))
+    assert bandwidth.launches == 3
+    each = [_fit(one).relative.bandwidth_gbps.value or 0.0 for one in launches]
+    assert (bandwidth.value or 0.0) < 0.999 * float(np.mean(each))
+    assert costs.knee.asymptote_gbps.value == pytest.approx(bandwidth.value)
+
+
+def test_a_bandwidth_says_what_its_beta_says() -> None:
+    unbounded = bandwidth_of(Estimate(0.5, -0.1, 1.6, 9, basis="over 3 launches", launches=3))
+    assert unbounded == Estimate(16.0, 5.0, None, 9, basis="over 3 launches", launches=3)
+    assert bandwidth_of(Estimate(0.5, n=3, reason="one cell")).reason == "one cell"
+    assert bandwidth_of(unknown("2 sizes")).reason == "2 sizes"
+    assert bandwidth_of(Estimate(-0.5)).value is None
 
 
 def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:

@@ -12,7 +12,8 @@ import pytest
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analyse import analyse
-from results.pd_lifecycle.figures import build_figures
+from results.pd_lifecycle.draw import DRAWERS, draw_overhead
+from results.pd_lifecycle.figures import build_figures, list_baselines
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
 from results.pd_lifecycle.half_step import assess_half_step
 from results.pd_lifecycle.overheads import (
@@ -25,9 +26,11 @@ from results.pd_lifecycle.overheads import (
     sign_at,
 )
 from results.pd_lifecycle.page import build_page
+from results.pd_lifecycle.report import list_limits
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.tables import build_tables
 from results.records.lifecycle import LifecycleRecord, RequestConfig
+from results.report.figure_files import draw
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
@@ -239,3 +242,47 @@ def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Pa
     assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)
     assert "even within this launch" in build_figures(one)[3].caption
     assert "not significant over the 3 launches" in build_figures(three)[3].caption
+
+
+def test_a_result_that_moves_with_the_order_of_the_launches_is_said(tmp_path: Path) -> None:
+    """The handover takes 10 % longer in each further launch; the combined engines do not."""
+    write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
+    moved = [
+        replace(one, more_ms={**one.more_ms, "client_ttft": (one.ttft_ms or 0.0) * 1.1**one.trial})
+        for one in _launched(np.random.default_rng(8), launches=5, overhead=0.5, noise=0.01)
+    ]
+    overheads = measure_grid_overheads(moved)
+    slopes = {(one.arm, one.baseline): one.per_launch for one in overheads}
+    for baseline in (PLAIN_ENGINE, COMBINED_ENGINE):
+        slope = slopes["handover", baseline]
+        assert slope is not None
+        assert slope.value == pytest.approx(0.1, abs=0.01)
+        assert slope.low is not None
+        assert slope.low > 0
+    between = slopes[COMBINED_ENGINE, PLAIN_ENGINE]
+    assert between is not None
+    assert between.value == pytest.approx(0.0, abs=0.01)
+    one_launch = analyse(tmp_path)
+    assert not any("order of the launches" in text for text in list_limits(one_launch))
+    limits = list_limits(replace(one_launch, launches=5, grid_overheads=overheads))
+    (limit,) = (text for text in limits if "order of the launches" in text)
+    assert f"TTFT of the handover over the {PLAIN_ENGINE} by +" in limit
+
+
+def test_figure_4_has_a_panel_for_each_combined_engine(tmp_path: Path) -> None:
+    write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
+    records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
+    plain = measure_overheads(records, plain=True)
+    both = replace(analyse(tmp_path), launches=3, overheads=measure_overheads(records), plain_overheads=plain)
+    figure = build_figures(both)[3]
+    assert list_baselines(figure.table) == [PLAIN_ENGINE, COMBINED_ENGINE]
+    assert f"less that of the {PLAIN_ENGINE} (top) and of the {COMBINED_ENGINE} (bottom)" in figure.caption
+    assert f"Over the {PLAIN_ENGINE}: no line: the overhead has one sign everywhere." in figure.caption
+    titles = [axes.get_title(loc="left") for axes in draw_overhead(figure).axes]
+    assert titles[:2] == [f"over the {PLAIN_ENGINE}", f"over the {COMBINED_ENGINE}"]
+    assert set(draw(figure, DRAWERS)) == {"png", "svg"}
+    assert figure.beside is not None
+    assert list_baselines(figure.beside) == [PLAIN_ENGINE], "beside the page's text there is room for one"
+    alone = build_figures(replace(both, plain_overheads=()))[3]
+    assert f"less that of the {COMBINED_ENGINE}, over the counted pairs" in alone.caption
+    assert alone.beside is None

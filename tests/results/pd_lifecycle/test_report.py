@@ -15,7 +15,7 @@ from results.pd_lifecycle.bandwidth_curve import no_knee
 from results.pd_lifecycle.consistency import measure_drifts
 from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.report import build_report, list_limits
-from results.pd_lifecycle.summary import COLUMNS, build_summary_rows, values_of
+from results.pd_lifecycle.summary import COLUMNS, DURATIONS, build_summary_rows, values_of
 from results.pd_lifecycle.tables import build_tables
 from results.pd_lifecycle.write import write_results
 from results.records.layout import LifecycleLayout, RunLayout, write_indented_json
@@ -91,6 +91,20 @@ def test_the_summary_of_known_requests(tmp_path: Path) -> None:
     assert set(rest) < set(row)
     assert row["client_ttft_median_ms"] == row["client_ttft_ms"]
     assert row["d_promotion_less_half_step"] == "False"
+
+
+def test_medians_stand_beside_the_means_of_every_duration(tmp_path: Path) -> None:
+    """One repetition of three waits for half a second: that moves a mean, not a median."""
+    write_run(tmp_path, [*SMALL[:4], seen(Truth(wait_ms=512.0), ONE, 5).record()])
+    run_analysis = analyse(tmp_path)
+    rows = {table.title: dict(zip(table.columns, table.rows[0], strict=True)) for table in build_tables(run_analysis)}
+    assert rows["Medians of the phases"]["zmq_handshake"] == "12.6"
+    assert float(rows["Phases"]["zmq_handshake"]) > 100
+    assert float(rows["Totals"]["client_ttft"]) > 100 + float(rows["Medians of the totals"]["client_ttft"])
+    (summary,) = build_summary_rows(run_analysis.configs, half_step=False).to_dict("records")
+    assert summary["zmq_handshake_median_ms"] == pytest.approx(12.6)
+    durations = {f"{name}_ms": f"{name}_median_ms" for name in (*DURATIONS, "colo_ttft", "plain_ttft")}
+    assert {median for mean, median in durations.items() if mean in COLUMNS} < set(COLUMNS)
 
 
 def test_a_bandwidth_lies_within_its_own_interval() -> None:

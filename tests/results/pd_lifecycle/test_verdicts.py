@@ -128,6 +128,15 @@ def test_a_block_more_is_still_incremental() -> None:
     assert verdicts.judge_increment(measure_volumes(tuple(grid(truth, contexts=contexts)))).outcome is Outcome.FAILS
 
 
+def test_a_size_at_one_context_is_left_out_and_named(usual: tuple[LifecycleRecord, ...]) -> None:
+    alone = seen(Truth(), RequestConfig(0, 16384, 1)).record()
+    criterion = verdicts.judge_increment(measure_volumes((*usual, alone)))
+    assert criterion.outcome is Outcome.HOLDS
+    assert criterion.reason.startswith("N = 16384 left out, measured at one C; at each of 4 N")
+    assert "1 values of C" in (criterion.numbers["bytes per token of C, N=16384"].reason or "")
+    assert "left out" not in verdicts.judge_increment(measure_volumes(usual)).reason
+
+
 def test_one_context_cannot_say_whether_transfers_are_incremental() -> None:
     assert verdicts.judge_increment(measure_volumes(tuple(grid(Truth(), contexts=(0,))))).outcome is Outcome.OPEN
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from results.statistics.estimates import ALL_AGREE
-from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches
+from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 
 SIZES, LAUNCHES = 12, 3
 
@@ -83,6 +83,27 @@ def test_a_mean_over_launches_needs_all_of_them() -> None:
     assert (lacking.value, lacking.low) == (2.0, None)
     assert "2 of 3" in (lacking.reason or "")
     assert mean_over_launches([None]).value is None
+
+
+def test_a_slope_over_launches_is_the_regression_of_their_means() -> None:
+    rng = np.random.default_rng(17)
+    y = 0.05 * np.arange(5) + 0.1 * rng.standard_normal((SIZES, 5)) + np.arange(SIZES)[:, None]
+    values = {size: dict(enumerate(map(float, row))) for size, row in enumerate(y)}
+    known = stats.linregress(np.arange(5), y.mean(axis=0))
+    half = 3.182446 * float(known.stderr)  # 97.5 % of Student's t with 3 degrees of freedom
+    for measured in (values, {**values, 99: {0: -50.0, 4: 50.0}}):
+        slope = slope_over_launches(measured)
+        value = slope.value or 0.0
+        assert value == pytest.approx(float(known.slope))
+        assert (slope.low, slope.high) == pytest.approx((value - half, value + half), abs=1e-5)
+        assert slope.launches == 5
+
+
+def test_a_slope_without_noise_or_launches_has_no_interval() -> None:
+    line = slope_over_launches({1: {0: 0.0, 1: 1.0, 2: 2.0}})
+    assert (line.value, line.low) == (1.0, None)
+    assert "lie on a line" in (line.reason or "")
+    assert "needs 3" in (slope_over_launches({1: {0: 1.0, 1: 2.0}}).reason or "")
 
 
 def test_sigma_is_found_with_its_own_interval() -> None:

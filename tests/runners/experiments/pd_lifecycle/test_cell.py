@@ -164,7 +164,8 @@ async def test_no_name_of_a_request_holds_that_of_its_pair(tmp_path: Path) -> No
 
 async def test_the_plain_engine_is_measured_too_and_holds_the_context_as_the_others(tmp_path: Path) -> None:
     fake = FakeBench(tmp_path / "bench", plain=FakeEngine())
-    measurements, _ = await measure(fake.bench(), tmp_path / "cell", RequestConfig(4 * BLOCK, 100, 3), WIDE, trial=1)
+    shape = RequestConfig(4 * BLOCK, 100, 3)
+    measurements, events = await measure(fake.bench(), tmp_path / "cell", shape, WIDE, trial=1)
     assert (fake.handovers, fake.combined) == (5, 10)
     for record in measurements.records.values():
         assert record.trial == 1
@@ -174,6 +175,10 @@ async def test_the_plain_engine_is_measured_too_and_holds_the_context_as_the_oth
         order = WIDE.order_requests(record.config, record.repetition, 1, plain=True)
         assert record.plain.first == (order.index(PLAIN) < order.index(HANDOVER))
     assert {record.plain.first for record in measurements.records.values()} == {True, False}
+    shown = {event.repetition: event for event in events if isinstance(event, LifecycleMeasured)}
+    for record in measurements.records.values():
+        event = shown[record.repetition]
+        assert (event.plain_ttft_ms, event.plain_first) == (record.plain.ttft_ms, record.plain.first)
     assert fake.plain is not None
     asked = [actual for actual in fake.plain.said if actual.startswith("measured lpc-")]
     assert len(asked) == 5

@@ -1,0 +1,40 @@
+"""What earlier runs of a workspace measured, for the plan of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from results.records.events import RunState
+from results.records.plan import RunPlan
+from state.workspace import RunEntry, Workspace
+
+Measured = TypeVar("Measured")
+FINISHED = (RunState.DONE, RunState.FAILED)
+"""A failed run has an analysis of the cells that it measured."""
+
+
+def find_newest(
+    plan: RunPlan, workspace: Workspace, read_run: Callable[[RunEntry], Measured | None]
+) -> Measured | None:
+    """What the newest finished run of the plan's experiment and profile measured; None = no run tells.
+
+    read_run: returns None where a run does not tell; then the run before it is read.
+    """
+    for run in workspace.runs():
+        if (run.experiment, run.profile) == (plan.experiment, plan.profile) and run.state in FINISHED:
+            measured = read_run(run)
+            if measured is not None:
+                return measured
+    return None
+
+
+def read_document(path: Path, model: type[Measured]) -> Measured | None:
+    """A JSON document of a run; None where it is missing, damaged, or of a version with other fields."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=model)
+    except (OSError, msgspec.DecodeError):
+        return None
