@@ -153,8 +153,9 @@ def _check_engine(kind: str, engine_python: Path | None) -> tuple[Engine | None,
 
 
 def _check_components(engine: Engine) -> dict[str, Row]:
-    # What failed while the environment was built is tried again: it may have been built on a host without a GPU.
-    imports = engine.imports if engine.managed and not any(engine.imports.values()) else _try_imports(engine)
+    # A CUDA environment may have been built on a host without a GPU: what a run imports is tried on this one.
+    recorded = engine.managed and engine.kind == "cpu" and not any(engine.imports.values())
+    imports = engine.imports if recorded else _try_imports(engine)
     lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
     rows = {name: _check_component(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
     rows["patches"] = _patches_row(engine)
@@ -172,7 +173,8 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {name}'`"
+        modules = ", ".join(("torch", *list_modules(name, engine)))
+        remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {modules}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
 
@@ -188,21 +190,44 @@ _TRY = """
 import importlib, sys
 try:
     import torch  # an engine has it by then, and with it the CUDA libraries that a connector links to
-    importlib.import_module(sys.argv[1])
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
 except BaseException as error:
     print(f"tracon-import {type(error).__name__}: {error}")
 """
 _MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
+"""Of each connector, the module that loads its compiled part; LMCache's has none."""
+_LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
+"""What vLLM's connector imports of LMCache."""
+_LMCACHE_KERNELS = ("cuda_ops", "c_ops")
+"""LMCache's kernels for a GPU: their name in 0.5.6, and an older one. If 0.5.6 cannot import them it copies KV with
+torch and only logs that: its tax would be another."""
+IMPORT_TIMEOUT_S = 300.0
+"""For one connector: LMCache's adapter imports vLLM, perhaps from a cold disk."""
+
+
+def list_modules(connector: str, engine: Engine) -> tuple[str, ...]:
+    """What an engine of this kind imports of a connector."""
+    if connector != "lmcache" or engine.kind != "cuda":
+        return (_MODULES[connector],)
+    built = [name for name in _LMCACHE_KERNELS if any((engine.site_packages / "lmcache").glob(f"{name}.*"))]
+    kernels = built[0] if built else _LMCACHE_KERNELS[0]
+    return (_LMCACHE_ADAPTER, f"lmcache.{kernels}")
 
 
 def _try_imports(engine: Engine) -> dict[str, str]:
     """Import each installed connector in a process of its own; returns component to why it failed."""
     failed: dict[str, str] = {}
     for name in (name for name in CONNECTORS if name in engine.versions):
-        argv = [str(engine.python), "-c", _TRY, _MODULES[name]]
+        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine)]
         try:
             run = subprocess.run(
-                argv, env={**os.environ, **engine.env}, capture_output=True, text=True, timeout=120, check=False
+                argv,
+                env={**os.environ, **engine.env},
+                capture_output=True,
+                text=True,
+                timeout=IMPORT_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
             failed[name] = str(error)
