@@ -61,6 +61,26 @@ def test_the_pre_flight_of_every_config_pays_for_a_cold_start(profile: str, expe
     assert launch.ready_timeout_s > 2 * launch.cold_start_s
 
 
+@pytest.mark.parametrize(
+    ("profile", "experiment", "preset", "start_s"),
+    [
+        ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo", 240 / 2),
+        ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus", 120),
+        ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo", 240 / 2),
+        ("h200-qwen3-0.6b-dummy", "routing", "eight", 320 / 8),
+    ],
+)
+def test_the_second_engine_of_a_proof_starts_alone_also_where_those_of_a_cell_start_in_turn(
+    profile: str, experiment: str, preset: str, start_s: float
+) -> None:
+    plan, launch = draft(profile, experiment, preset, "nixl_both"), load_profile(profile).launch
+    assert isinstance(launch.cold_start_s, float)
+    (gate,) = (cell for cell in plan.cells if cell.kind == "preflight")
+    first_s = launch.cold_start_s + plan.grid.preflight_s + launch.release_wait_s
+    assert gate.estimated_s == first_s + start_s + launch.release_wait_s
+    assert plan.sums[0].seconds == gate.estimated_s
+
+
 def test_a_plan_says_which_pieces_are_longer_than_eight_minutes() -> None:
     notes = draft("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo", "nixl_both").notes
     assert "preflight/nixl_both the longest" in notes[-1]
