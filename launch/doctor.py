@@ -23,6 +23,7 @@ from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
+from launch.profile import Profile
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
@@ -81,12 +82,12 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
-    gpu_needed_bytes: int | None = None,
+    profile: Profile | None = None,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory, `gpu_needed_bytes` what its model needs. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -98,7 +99,7 @@ def examine(
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        *_check_accelerator(kind, engine, gpu_memory_share, gpu_needed_bytes),
+        *_check_accelerator(kind, engine, gpu_memory_share, profile),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
@@ -301,10 +302,10 @@ def _read_identity(line: str) -> tuple[str, str]:
 
 
 def _check_accelerator(
-    kind: str, engine: Engine | None, gpu_memory_share: float | None, needed_bytes: int | None
+    kind: str, engine: Engine | None, gpu_memory_share: float | None, profile: Profile | None
 ) -> tuple[Row, ...]:
     if kind == "cuda":
-        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, needed_bytes)
+        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, profile)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 

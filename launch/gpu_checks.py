@@ -14,6 +14,8 @@ from pathlib import Path
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.gpu_devices import DRIVER, query_gpus, visible_devices
+from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
+from launch.profile import Profile, profile_names
 from results.records.percent import format_percent
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
@@ -26,6 +28,8 @@ LEAST_CAPABILITY = 7.5
 QUERY_TIMEOUT_S = 30.0
 COMPILERS = ("gcc", "clang", "cc")
 _INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
+SMALL_PROFILE = "h200-qwen3-0.6b-dummy"
+"""Of the profiles for GPUs, the one with the smallest model."""
 NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"
 
 
@@ -40,16 +44,16 @@ class GpuFacts:
 
 
 def check_cuda_host(
-    engine: Engine | None, memory_share: float | None, infiniband: Path, needed_bytes: int | None = None
+    engine: Engine | None, memory_share: float | None, infiniband: Path, profile: Profile | None = None
 ) -> tuple[Row, ...]:
-    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `needed_bytes`: what
-    its model needs of it (None = not known)."""
+    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `profile`: whose model
+    is to fit into that (None = any does)."""
     gpus = read_gpus()
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
         *(() if engine is None else (check_compiler(engine),)),
-        _check_memory(gpus, memory_share, needed_bytes),
+        _check_memory(gpus, memory_share, profile),
         check_rdma(infiniband),
         _check_samples(),
     )
@@ -161,7 +165,7 @@ def _find_header(engine: Engine) -> Path | None:
     return Path(done.stdout.strip()) / "Python.h"
 
 
-def _check_memory(gpus: Sequence[GpuFacts], share: float | None, needed_bytes: int | None) -> Row:
+def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profile | None) -> Row:
     what = "GPU memory"
     if not gpus:
         return Row(what, MISSING, "nvidia-smi reports no memory", NO_DRIVER)
@@ -170,15 +174,16 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, needed_bytes: i
     if share is None:
         return Row(what, OK, detail)
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
-    small = [gpu.index for gpu in gpus if needed_bytes is not None and needed_bytes > share * gpu.total_mib * 2**20]
-    if small:
-        assert needed_bytes is not None
-        remedy = (
-            "take a profile with a smaller model (`make gpu GPU_PROFILE=h200-qwen3-0.6b-dummy`), or a copy of this one "
-            "with a smaller engine.max_model_len"
+    lacking = {} if profile is None else _find_small_gpus(gpus, share, profile)
+    if lacking:
+        assert profile is not None
+        why = f"about {max(lacking.values()) / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
+        return Row(
+            what,
+            MISSING,
+            f"{taken}, and GPU {', '.join(lacking)} has too little: {why}",
+            _suggest_settings(profile, gpus),
         )
-        why = f"about {needed_bytes / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
-        return Row(what, MISSING, f"{taken}, and GPU {', '.join(small)} has too little: {why}", remedy)
     full = [gpu.index for gpu in gpus if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
         remedy = (
@@ -188,6 +193,34 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, needed_bytes: i
         named = ", ".join(full)
         return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
     return Row(what, OK, taken)
+
+
+def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -> dict[str, int]:
+    """Index of each GPU that this share of does not hold an engine of the profile, to the bytes that it needs there."""
+    needed = {gpu.index: estimate_engine_bytes(profile, gpu.total_mib << 20) for gpu in gpus}
+    shares = {gpu.index: share * (gpu.total_mib << 20) for gpu in gpus}
+    return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
+
+
+def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
+    """What to measure on GPUs that the profile's model does not fit into, as commands."""
+    small = f"take the small model: `make gpu GPU_PROFILE={SMALL_PROFILE}`"
+    if profile.name == SMALL_PROFILE:
+        small = "use a GPU with more memory"
+    fitting = find_fitting_settings(profile, min(gpu.total_mib for gpu in gpus) << 20, len(gpus))
+    if fitting is None:
+        return small
+    changed = [
+        (name, getattr(profile.engine, name), getattr(fitting, name))
+        for name in ("max_model_len", "tensor_parallel_size")
+        if getattr(profile.engine, name) != getattr(fitting, name)
+    ]
+    settings = " and ".join(f"engine.{name} = {new}" for name, _, new in changed)
+    if profile.name not in profile_names():
+        return f"{small}; or write {settings} into the profile"
+    edits = " ".join(f"-e 's/^{name} = {old}/{name} = {new}/'" for name, old, new in changed)
+    copy = f"sed {edits} launch/profiles/{profile.name}.toml >smaller.toml && make gpu GPU_PROFILE=./smaller.toml"
+    return f"measure with {settings}: `{copy}`; or {small}"
 
 
 def check_rdma(infiniband: Path) -> Row:
