@@ -76,6 +76,7 @@ def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: p
     assert row.state == MISSING
     assert row.detail == "driver 550.54.15 is too old: torch was built for CUDA 13.0, which needs 580 or later"
     assert "--engine-python" in row.remedy
+    assert "make gpu ENGINE_PYTHON=" in row.remedy
 
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,7 @@ def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.
     assert row.state == MISSING
     assert "nvidia_peermem is not loaded: Mooncake registers" in row.detail
     assert "modprobe nvidia_peermem" in row.remedy
+    assert "make gpu GPU_CONFIGS=" in row.remedy
 
 
 def test_only_configs_with_mooncake_need_an_adapter_that_reaches_the_gpu(
@@ -256,3 +258,32 @@ def test_vllm_takes_fewer_requests_at_once_on_a_small_gpu() -> None:
     assert small is not None
     assert large is not None
     assert large - small == (1024 - 256) * 151_643 * LOGIT_BYTES
+
+
+def test_other_gpus_that_an_engine_fits_into_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, free, small = FakeGpu(used=60 << 30), FakeGpu(used=0), FakeGpu(used=0, total=12 << 30)
+    make_host(tmp_path, monkeypatch, busy, free, small)
+    row = check_memory(CODER)
+    assert row.state == MISSING
+    assert "GPU 2 has too little" in row.detail
+    assert row.remedy == "leave engines the others: `export CUDA_VISIBLE_DEVICES=0,1`"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    row = check_memory(CODER)
+    assert row.state == WARN
+    assert "leave engines the others: `export CUDA_VISIBLE_DEVICES=1`" in row.remedy
+
+
+def test_gpus_whose_memory_is_not_known_are_told_apart_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert check_memory(CODER).detail == "CUDA_VISIBLE_DEVICES=7 names no GPU"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    tool = host.folder / "nvidia-smi"
+    tool.write_text(tool.read_text().replace("compute_cap) value=$3", "no_such_field) value=$3"))
+    row = check_memory(CODER)
+    assert row.state == MISSING
+    assert "does not state their compute capability and memory" in row.detail
+    assert "update the driver" in row.remedy
+    assert "--query-gpu=compute_cap,memory.total,memory.used" in row.remedy

@@ -149,6 +149,37 @@ def test_the_page_on_gpus_has_every_preset_with_the_plans_estimate() -> None:
         assert minutes == pytest.approx(planned, rel=ESTIMATE_ROUNDING), (profile, experiment, preset)
 
 
+GPU_MIB = {"H200 141 GB": 143_771, "H20 96 GB": 97_871, "H100 80 GB": 81_559, "A100 40 GB": 40_960}
+"""All of its memory, as nvidia-smi states it."""
+
+
+def documented_fits() -> Iterator[tuple[str, str, str, list[str]]]:
+    """Profile, experiment, preset and `yes` or `no` by GPU, of each row of docs/gpu.md's table of other GPUs."""
+    profile = experiment = ""
+    for line in GPU_PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 + len(GPU_MIB) or not {"yes", "no"} & {*cells}:
+            continue
+        profile, experiment = cells[0].strip("`") or profile, cells[1] or experiment
+        for preset in re.findall(r"`([\w-]+)`", cells[2]):
+            yield profile, experiment, preset, cells[3:]
+
+
+def fits(profile: str, experiment: str, preset: str, gpu_bytes: int) -> bool:
+    planned = draft(profile, experiment, preset).profile
+    needed = estimate_engine_bytes(planned, gpu_bytes)
+    assert needed is not None
+    return needed <= (planned.engine.gpu_memory_utilization or 1.0) * gpu_bytes
+
+
+def test_the_page_on_gpus_says_which_presets_fit_into_which_gpu() -> None:
+    assert f"| {' | '.join(GPU_MIB)} |" in GPU_PAGE.read_text()
+    documented = {row[:3]: row[3] for row in documented_fits()}
+    assert set(documented) == set(PRESETS)
+    for preset, answers in documented.items():
+        assert answers == ["yes" if fits(*preset, mib << 20) else "no" for mib in GPU_MIB.values()], preset
+
+
 def test_the_demo_confirms_with_five_launches_of_every_config() -> None:
     options = RunOptions(experiment="connector-tax", profile="h200-qwen3-coder-30b-dummy", preset="gpu-demo")
     draft = experiment_named("connector-tax").draft_plan(options, load_profile("h200-qwen3-coder-30b-dummy"))
