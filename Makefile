@@ -4,9 +4,11 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 GPU_PROFILE := h200-qwen3-coder-30b-dummy
-# Of `make gpu`: an environment that the host has, in place of Tracon's own; and the configs to measure (empty = the preset's).
+# Of `make gpu`: an environment that the host has, in place of Tracon's own; the configs to measure (empty = the preset's); and
+# KEY=VALUE settings over the preset's, parted by blanks.
 ENGINE_PYTHON :=
 GPU_CONFIGS :=
+GPU_SET :=
 GPU_ENGINE = $(if $(ENGINE_PYTHON),--engine-python $(ENGINE_PYTHON))
 # uv keeps its cache below HOME and fails where it may not write there.
 ifeq ($(UV_CACHE_DIR)$(XDG_CACHE_HOME),)
@@ -46,7 +48,8 @@ gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement .venv/nvml.lock
 	$(if $(ENGINE_PYTHON),,$(BIN)/tracon engine install cuda)
 	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict $(GPU_ENGINE) $(GPU_CONFIGS:%=--only %)
-	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo $(GPU_ENGINE) $(GPU_CONFIGS:%=--config %); code=$$?; \
+	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo $(GPU_ENGINE) $(GPU_CONFIGS:%=--config %) \
+		$(foreach setting,$(GPU_SET),--set '$(setting)'); code=$$?; \
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
 check: $(STAMP) ## lint, types, package order

@@ -23,6 +23,7 @@ from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
+from launch.profile import Profile
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
@@ -81,12 +82,12 @@ def examine(
     port_base: int = 8100,
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
-    gpu_needed_bytes: int | None = None,
+    profile: Profile | None = None,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory, `gpu_needed_bytes` what its model needs. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that. Reads only.
     """
     engine, engine_row = _check_engine(kind, engine_python)
     components = {} if engine is None else _check_components(engine)
@@ -98,7 +99,7 @@ def examine(
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        *_check_accelerator(kind, engine, gpu_memory_share, gpu_needed_bytes),
+        *_check_accelerator(kind, engine, gpu_memory_share, profile),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
@@ -153,8 +154,9 @@ def _check_engine(kind: str, engine_python: Path | None) -> tuple[Engine | None,
 
 
 def _check_components(engine: Engine) -> dict[str, Row]:
-    # What failed while the environment was built is tried again: it may have been built on a host without a GPU.
-    imports = engine.imports if engine.managed and not any(engine.imports.values()) else _try_imports(engine)
+    # A CUDA environment may have been built on a host without a GPU: what a run imports is tried on this one.
+    recorded = engine.managed and engine.kind == "cpu" and not any(engine.imports.values())
+    imports = engine.imports if recorded else _try_imports(engine)
     lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
     rows = {name: _check_component(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
     rows["patches"] = _patches_row(engine)
@@ -172,7 +174,8 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {name}'`"
+        modules = ", ".join(("torch", *list_modules(name, engine)))
+        remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {modules}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
 
@@ -188,21 +191,44 @@ _TRY = """
 import importlib, sys
 try:
     import torch  # an engine has it by then, and with it the CUDA libraries that a connector links to
-    importlib.import_module(sys.argv[1])
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
 except BaseException as error:
     print(f"tracon-import {type(error).__name__}: {error}")
 """
 _MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
+"""Of each connector, the module that loads its compiled part; LMCache's has none."""
+_LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
+"""What vLLM's connector imports of LMCache."""
+_LMCACHE_KERNELS = ("cuda_ops", "c_ops")
+"""LMCache's kernels for a GPU: their name in 0.5.6, and an older one. If 0.5.6 cannot import them it copies KV with
+torch and only logs that: its tax would be another."""
+IMPORT_TIMEOUT_S = 300.0
+"""For one connector: LMCache's adapter imports vLLM, perhaps from a cold disk."""
+
+
+def list_modules(connector: str, engine: Engine) -> tuple[str, ...]:
+    """What an engine of this kind imports of a connector."""
+    if connector != "lmcache" or engine.kind != "cuda":
+        return (_MODULES[connector],)
+    built = [name for name in _LMCACHE_KERNELS if any((engine.site_packages / "lmcache").glob(f"{name}.*"))]
+    kernels = built[0] if built else _LMCACHE_KERNELS[0]
+    return (_LMCACHE_ADAPTER, f"lmcache.{kernels}")
 
 
 def _try_imports(engine: Engine) -> dict[str, str]:
     """Import each installed connector in a process of its own; returns component to why it failed."""
     failed: dict[str, str] = {}
     for name in (name for name in CONNECTORS if name in engine.versions):
-        argv = [str(engine.python), "-c", _TRY, _MODULES[name]]
+        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine)]
         try:
             run = subprocess.run(
-                argv, env={**os.environ, **engine.env}, capture_output=True, text=True, timeout=120, check=False
+                argv,
+                env={**os.environ, **engine.env},
+                capture_output=True,
+                text=True,
+                timeout=IMPORT_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
             failed[name] = str(error)
@@ -276,10 +302,10 @@ def _read_identity(line: str) -> tuple[str, str]:
 
 
 def _check_accelerator(
-    kind: str, engine: Engine | None, gpu_memory_share: float | None, needed_bytes: int | None
+    kind: str, engine: Engine | None, gpu_memory_share: float | None, profile: Profile | None
 ) -> tuple[Row, ...]:
     if kind == "cuda":
-        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, needed_bytes)
+        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, profile)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 

@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_devices import DRIVER, query_gpus, visible_devices
+from launch.gpu_devices import DRIVER, VISIBLE, list_gpus, query_gpus, visible_devices
+from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
+from launch.profile import Profile, profile_names
 from results.records.percent import format_percent
 
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
@@ -23,9 +25,13 @@ LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
 LEAST_CAPABILITY = 7.5
 """Of the GPUs that the CUDA 13 build of torch has kernels for."""
+GPU_FIELDS = ("compute_cap", "memory.total", "memory.used")
+"""Of GpuFacts, as nvidia-smi names them."""
 QUERY_TIMEOUT_S = 30.0
 COMPILERS = ("gcc", "clang", "cc")
 _INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
+SMALL_PROFILE = "h200-qwen3-0.6b-dummy"
+"""Of the profiles for GPUs, the one with the smallest model."""
 NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"
 
 
@@ -40,16 +46,16 @@ class GpuFacts:
 
 
 def check_cuda_host(
-    engine: Engine | None, memory_share: float | None, infiniband: Path, needed_bytes: int | None = None
+    engine: Engine | None, memory_share: float | None, infiniband: Path, profile: Profile | None = None
 ) -> tuple[Row, ...]:
-    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `needed_bytes`: what
-    its model needs of it (None = not known)."""
+    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `profile`: whose model
+    is to fit into that (None = any does)."""
     gpus = read_gpus()
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
         *(() if engine is None else (check_compiler(engine),)),
-        _check_memory(gpus, memory_share, needed_bytes),
+        _check_memory(gpus, memory_share, profile),
         check_rdma(infiniband),
         _check_samples(),
     )
@@ -57,7 +63,7 @@ def check_cuda_host(
 
 def read_gpus() -> tuple[GpuFacts, ...]:
     """Those that engines may use; empty where there are none, or nvidia-smi does not answer."""
-    rows = query_gpus(("compute_cap", "memory.total", "memory.used"), visible_devices()) or ()
+    rows = query_gpus(GPU_FIELDS, visible_devices()) or ()
     try:
         return tuple(
             GpuFacts(index, float(capability), int(total), int(used)) for index, capability, total, used in rows
@@ -99,8 +105,8 @@ def check_driver(engine: Engine | None) -> Row:
     least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))
     if least is not None and int(driver.partition(".")[0]) < least:
         remedy = (
-            f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA "
-            "with --engine-python"
+            f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA: "
+            "`make gpu ENGINE_PYTHON=...`, --engine-python"
         )
         return Row(what, MISSING, f"driver {driver} is too old: {wants}, which needs {least} or later", remedy)
     return Row(what, OK, "; ".join(filter(None, (f"driver {driver}", wants))))
@@ -112,7 +118,7 @@ def _check_attention(engine: Engine, gpus: Sequence[GpuFacts]) -> Row:
     folder = engine.site_packages / "vllm" / "vllm_flash_attn"
     built = {number for number in (2, 3) if (folder / f"_vllm_fa{number}_C.abi3.so").exists()}
     if not gpus:
-        return Row(what, WARN, f"{_list_builds(built)}; which one is taken depends on the GPU, and there is none", "")
+        return Row(what, WARN, f"{_list_builds(built)}; which one is taken depends on the GPU, and none is known", "")
     lowest = min(gpu.capability for gpu in gpus)
     if lowest < LEAST_CAPABILITY:
         remedy = f"use a GPU of compute capability {LEAST_CAPABILITY:g} or more, or hide this one: CUDA_VISIBLE_DEVICES"
@@ -161,33 +167,77 @@ def _find_header(engine: Engine) -> Path | None:
     return Path(done.stdout.strip()) / "Python.h"
 
 
-def _check_memory(gpus: Sequence[GpuFacts], share: float | None, needed_bytes: int | None) -> Row:
+def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profile | None) -> Row:
     what = "GPU memory"
     if not gpus:
-        return Row(what, MISSING, "nvidia-smi reports no memory", NO_DRIVER)
+        return Row(what, MISSING, *_explain_no_memory())
     shown = ", ".join(f"{(gpu.total_mib - gpu.used_mib) / 1024:.1f} of {gpu.total_mib / 1024:.1f}" for gpu in gpus)
     detail = f"{shown} GiB free"
     if share is None:
         return Row(what, OK, detail)
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
-    small = [gpu.index for gpu in gpus if needed_bytes is not None and needed_bytes > share * gpu.total_mib * 2**20]
+    small = {} if profile is None else _find_small_gpus(gpus, share, profile)
     if small:
-        assert needed_bytes is not None
-        remedy = (
-            "take a profile with a smaller model (`make gpu GPU_PROFILE=h200-qwen3-0.6b-dummy`), or a copy of this one "
-            "with a smaller engine.max_model_len"
-        )
-        why = f"about {needed_bytes / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
+        assert profile is not None
+        why = f"about {max(small.values()) / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
+        others = _leave_others(gpus, small)
+        remedy = f"leave engines the others: {others}" if others else _suggest_settings(profile, gpus)
         return Row(what, MISSING, f"{taken}, and GPU {', '.join(small)} has too little: {why}", remedy)
     full = [gpu.index for gpu in gpus if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
     if full:
-        remedy = (
-            "stop the process that holds it (`nvidia-smi` lists it), or lower engine.gpu_memory_utilization of the "
-            "profile"
-        )
+        others = _leave_others(gpus, full)
+        choices = ["stop the process that holds it (`nvidia-smi` lists it)"]
+        choices += [f"leave engines the others: {others}"] if others else []
+        remedy = f"{'; '.join(choices)}; or lower engine.gpu_memory_utilization of the profile"
         named = ", ".join(full)
         return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
     return Row(what, OK, taken)
+
+
+def _leave_others(gpus: Sequence[GpuFacts], hidden: Collection[str]) -> str:
+    """The command that leaves engines the GPUs that are not hidden; empty = none would be left."""
+    left = ",".join(gpu.index for gpu in gpus if gpu.index not in hidden)
+    return f"`export {VISIBLE}={left}`" if left else ""
+
+
+def _explain_no_memory() -> tuple[str, str]:
+    """Why the memory of no GPU is known, and the remedy."""
+    listed, named = list_gpus(), visible_devices()
+    if isinstance(listed, str) or not listed:
+        return "nvidia-smi reports no memory", NO_DRIVER
+    if named is not None and query_gpus((), named) == []:
+        return f"{VISIBLE}={','.join(named)} names no GPU", "name GPUs by index or UUID: `nvidia-smi -L` lists them"
+    fields = ",".join(GPU_FIELDS)
+    remedy = f"update the driver if it is an old one; see `nvidia-smi --query-gpu={fields} --format=csv`"
+    return "nvidia-smi lists GPUs, and does not state their compute capability and memory as numbers", remedy
+
+
+def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -> dict[str, int]:
+    """Index of each GPU that this share of does not hold an engine of the profile, to the bytes that it needs there."""
+    needed = {gpu.index: estimate_engine_bytes(profile, gpu.total_mib << 20) for gpu in gpus}
+    shares = {gpu.index: share * (gpu.total_mib << 20) for gpu in gpus}
+    return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
+
+
+def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
+    """What to measure on GPUs that the profile's model does not fit into, as commands."""
+    small = f"take the small model: `make gpu GPU_PROFILE={SMALL_PROFILE}`"
+    if profile.name == SMALL_PROFILE:
+        small = "use a GPU with more memory"
+    fitting = find_fitting_settings(profile, min(gpu.total_mib for gpu in gpus) << 20, len(gpus))
+    if fitting is None:
+        return small
+    changed = [
+        (name, getattr(profile.engine, name), getattr(fitting, name))
+        for name in ("max_model_len", "tensor_parallel_size")
+        if getattr(profile.engine, name) != getattr(fitting, name)
+    ]
+    settings = " and ".join(f"engine.{name} = {new}" for name, _, new in changed)
+    if profile.name not in profile_names():
+        return f"{small}; or write {settings} into the profile"
+    edits = " ".join(f"-e 's/^{name} = {old}/{name} = {new}/'" for name, old, new in changed)
+    copy = f"sed {edits} launch/profiles/{profile.name}.toml >smaller.toml && make gpu GPU_PROFILE=./smaller.toml"
+    return f"measure with {settings}: `{copy}`; or {small}"
 
 
 def check_rdma(infiniband: Path) -> Row:
@@ -204,7 +254,10 @@ def check_rdma(infiniband: Path) -> Row:
     if not any("ACTIVE" in _read_ports(path) for path in devices):
         return Row(what, WARN, f"{detail}: no port is active", "connect and configure the adapter: `rdma link`")
     if not PEER_MEMORY.is_dir():
-        remedy = "`modprobe nvidia_peermem` as root, or measure configs without Mooncake (`--config`, `doctor --only`)"
+        remedy = (
+            "`modprobe nvidia_peermem` as root, or measure configs without Mooncake: "
+            '`make gpu GPU_CONFIGS="plain noop_connector nixl_both lmcache_only"` (`--config`, `doctor --only`)'
+        )
         why = "nvidia_peermem is not loaded: Mooncake registers GPU memory with the adapter and cannot; NIXL copies "
         return Row(what, MISSING, f"{detail}; {why}through the host", remedy)
     return Row(what, OK, f"{detail}; nvidia_peermem is loaded")

@@ -122,11 +122,13 @@ def test_an_install_takes_only_what_has_a_locked_hash() -> None:
 
 
 def test_make_gpu_takes_an_environment_of_the_host() -> None:
-    chosen = ("ENGINE_PYTHON=/opt/vllm/bin/python", "GPU_CONFIGS=plain nixl_both")
+    settings = "GPU_SET=phase_a.rates_per_s=[1] trials=3"
+    chosen = ("ENGINE_PYTHON=/opt/vllm/bin/python", "GPU_CONFIGS=plain nixl_both", settings)
     done = subprocess.run(["make", "-n", "gpu", *chosen], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "engine install" not in done.stdout
     assert "--strict --engine-python /opt/vllm/bin/python --only plain --only nixl_both" in done.stdout
     assert "--preset gpu-demo --engine-python /opt/vllm/bin/python --config plain --config nixl_both" in done.stdout
+    assert "--set 'phase_a.rates_per_s=[1]' --set 'trials=3'; code=" in done.stdout
     shipped = subprocess.run(["make", "-n", "gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "engine install cuda" in shipped
-    assert "--engine-python" not in shipped
+    assert not {"--engine-python", "--config", "--set"} & set(shipped.split())

@@ -88,6 +88,7 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
     described = msgspec.to_builtins(draft.profile)
     for key in ("description", "capacity", "experiments", "experiment"):
         described.pop(key, None)
+    described["launch"].pop("cold_start_s", None)  # it shapes the time estimate alone
     return {
         "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},

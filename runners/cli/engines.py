@@ -54,7 +54,6 @@ def doctor(
     """Print what this machine has, what each connector config needs, and how to get what is missing."""
     from launch.doctor import examine, narrow_report, to_json
     from launch.doctor_rows import MISSING
-    from launch.gpu_fit import estimate_engine_bytes
     from launch.profile import config_names, load_config, load_profile
     from runners.cli.tables import doctor_tables
 
@@ -67,7 +66,7 @@ def doctor(
         port_base=chosen.launch.port_base,
         workspace=workspace,
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
-        gpu_needed_bytes=estimate_engine_bytes(chosen),
+        profile=chosen,
     )
     report = narrow_report(report, only) if only else report
     if json:

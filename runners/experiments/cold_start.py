@@ -16,16 +16,17 @@ PIECE_S = 480.0
 """What a host with GPUs is free for at a time: a piece of a run ends within it."""
 
 
-def add_cold_starts(draft: DraftPlan) -> DraftPlan:
+def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
     """The plan with each config's first start as the profile declares it, and a note on pieces beyond PIECE_S.
 
     As it is where the profile declares none. The first of the draft's sums is the one of pre-flight.
+    `in_turn`: engines of a cell that start one after the other, of which the grid's `engine_start_s` is the sum.
     """
     launch = draft.profile.launch
     if launch.cold_start_s is UNSET or not draft.needs_engine:
         return draft
     checks_s, release_s = draft.grid.preflight_s, launch.release_wait_s
-    second_s = min(launch.cold_start_s, draft.grid.engine_start_s) + release_s
+    second_s = min(launch.cold_start_s, draft.grid.engine_start_s / in_turn) + release_s
     pairs = {config.name for config in draft.configs if PEER_PROOF in config.preflight.proofs}
     once_s = launch.cold_start_s + checks_s + release_s
     cells = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.builtin_models import write_builtin
 from launch.command import LaunchSpec, build_launch
+from launch.doctor import CONNECTORS, DRIVER_LIBRARY, list_modules
 from launch.environment import Engine
 from launch.profile import config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
@@ -26,7 +27,9 @@ MODULES = (
     "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector",
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "tracon_patches.noop_connector",
 )  # fmt: skip
-"""What an engine on a GPU imports."""
+"""What an engine on a GPU imports, beside its connector's own package."""
+NEED_DRIVER = ("mooncake.engine",)
+"""They link DRIVER_LIBRARY: on a host without a GPU, where no package has it, their import fails for want of it."""
 _IMPORT = """
 import importlib, json, sys
 from vllm.plugins import load_general_plugins
@@ -50,12 +53,17 @@ TIMEOUT_S = 1200.0
 
 
 def import_modules(engine: Engine) -> dict[str, str]:
-    """Import MODULES with the probes on, as an engine's process would; module, or method without probe, to why not."""
+    """Import MODULES and the installed connectors with the probes on, as an engine's process would.
+
+    Module, or method without probe, to why not; without those of NEED_DRIVER that lack it.
+    """
     folder = engine.root.parent / "steps"
     folder.mkdir(exist_ok=True)
     environ = {"AGENTIC_STEP_LOG_PATH": str(folder / "engine_step.jsonl"), "TRACON_TRANSFER_LOG": str(folder)}
-    failed: dict[str, str] = _read_answer(engine, ("-c", _IMPORT, json.dumps(MODULES), MARK), environ)
-    return failed
+    installed = (connector for connector in CONNECTORS if connector in engine.versions)
+    modules = [*MODULES, *(module for connector in installed for module in list_modules(connector, engine))]
+    failed: dict[str, str] = _read_answer(engine, ("-c", _IMPORT, json.dumps(modules), MARK), environ)
+    return {name: why for name, why in failed.items() if name not in NEED_DRIVER or DRIVER_LIBRARY not in why}
 
 
 def settle_launches(engine: Engine, folder: Path) -> None:

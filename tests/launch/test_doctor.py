@@ -13,6 +13,7 @@ import pytest
 from launch import doctor
 from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, narrow_report, to_json
 from launch.doctor_rows import MISSING, OK, WARN, Row
+from launch.environment import Engine
 from launch.errors import LaunchError
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
@@ -193,3 +194,54 @@ def test_only_what_is_named_is_reported(python: Path) -> None:
     assert {"mooncake", "RDMA"} <= {one.what for one in narrow_report(report, ["mooncake_both"]).rows}
     with pytest.raises(LaunchError, match="no row or config plian"):
         narrow_report(report, ["plian"])
+
+
+ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
+
+
+def stub_lmcache(python: Path, **modules: str) -> Path:
+    """A package `lmcache` that imports, with its adapter for vLLM and these modules; its folder."""
+    folder = python.parent.parent / "lib" / "python3.11" / "site-packages" / "lmcache"
+    adapter = ADAPTER.partition(".")[2].replace(".", "/")
+    for name, text in {"__init__": "", adapter: "", **modules}.items():
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("modules", "error"),
+    [
+        ({"cuda_ops": "raise ImportError('libcudart.so.13: cannot open')"}, "libcudart.so.13: cannot open"),
+        ({"c_ops": "raise ImportError('undefined symbol')"}, "undefined symbol"),
+        ({}, "No module named 'lmcache.cuda_ops'"),
+    ],
+    ids=["its kernels", "the kernels of an older one", "a build without kernels"],
+)
+def test_a_cuda_engine_needs_the_kernels_of_lmcache(python: Path, modules: dict[str, str], error: str) -> None:
+    """Without them LMCache still moves KV, by other code than the one to measure."""
+    stub_lmcache(python, **modules)
+    row = rows(examine("cuda", {}, engine_python=python))["lmcache"]
+    assert row.state == MISSING
+    assert error in row.detail
+    assert f"import torch, {ADAPTER}, lmcache." in row.remedy
+    assert rows(examine("cpu", {}, engine_python=python))["lmcache"].state == OK
+
+
+def test_a_cuda_engine_needs_the_adapter_of_lmcache_that_vllm_loads(python: Path) -> None:
+    folder = stub_lmcache(python, cuda_ops="")
+    assert rows(examine("cuda", {}, engine_python=python))["lmcache"].state == OK
+    (folder / "integration" / "vllm" / "vllm_v1_adapter.py").write_text("import vllm.absent\n")
+    row = rows(examine("cuda", {}, engine_python=python))["lmcache"]
+    assert row.state == MISSING
+    assert "vllm.absent" in row.detail
+
+
+def test_imports_of_a_cuda_engine_are_tried_on_this_host_whatever_worked_when_it_was_built(python: Path) -> None:
+    stub_lmcache(python, cuda_ops="raise ImportError('not on this host')")
+    root, versions, worked = python.parent.parent, {"lmcache": "0.5.6"}, {"lmcache": ""}
+    packages = root / "lib" / "python3.11" / "site-packages"
+    for kind, state in (("cuda", MISSING), ("cpu", OK)):
+        engine = Engine(kind, python, root, packages, versions, imports=worked, managed=True)
+        assert doctor._check_components(engine)["lmcache"].state == state

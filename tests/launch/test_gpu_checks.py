@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.gpu_checks import check_cuda_host, read_driver, read_gpus
-from launch.gpu_fit import estimate_engine_bytes
-from launch.profile import load_profile
+from launch.gpu_fit import LOGIT_BYTES, estimate_engine_bytes
+from launch.profile import PROFILES_FOLDER, load_profile
 from tests.fake_gpus import FakeGpu, make_host
+
+CODER = "h200-qwen3-coder-30b-dummy"
+CODER_LINES = (PROFILES_FOLDER / f"{CODER}.toml").read_text().splitlines()
 
 
 def make_engine(tmp_path: Path, cuda: str = "'13.0'", flash: tuple[int, ...] = (2, 3)) -> Engine:
@@ -72,6 +76,7 @@ def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: p
     assert row.state == MISSING
     assert row.detail == "driver 550.54.15 is too old: torch was built for CUDA 13.0, which needs 580 or later"
     assert "--engine-python" in row.remedy
+    assert "make gpu ENGINE_PYTHON=" in row.remedy
 
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +155,7 @@ def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.
     assert row.state == MISSING
     assert "nvidia_peermem is not loaded: Mooncake registers" in row.detail
     assert "modprobe nvidia_peermem" in row.remedy
+    assert "make gpu GPU_CONFIGS=" in row.remedy
 
 
 def test_only_configs_with_mooncake_need_an_adapter_that_reaches_the_gpu(
@@ -191,8 +197,93 @@ def test_a_gpu_that_the_model_does_not_fit_into_is_missing(
 ) -> None:
     """Weights, and the KV of a request of 200,000 tokens, on an H100 and an H200."""
     make_host(tmp_path, monkeypatch, FakeGpu(used=0, total=total_mib << 20))
-    needed = estimate_engine_bytes(load_profile("h200-qwen3-coder-30b-dummy"))
-    report = examine("cuda", {}, gpu_memory_share=0.9, gpu_needed_bytes=needed)
+    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(CODER))
     row = {row.what: row for row in report.rows}["GPU memory"]
     assert row.state == state
     assert ("GPU_PROFILE=h200-qwen3-0.6b-dummy" in row.remedy) == (state == MISSING)
+
+
+H100, A100 = FakeGpu(used=0, total=81_559 << 20), FakeGpu(used=0, total=40_960 << 20)
+
+
+def check_memory(profile: str) -> Row:
+    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(profile))
+    return {row.what: row for row in report.rows}["GPU memory"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings"),
+    [
+        ((H100,), "engine.max_model_len = 73728"),
+        ((H100, H100), "engine.max_model_len = 73728"),
+        ((A100, A100), "engine.max_model_len = 57344 and engine.tensor_parallel_size = 2"),
+        ((A100,) * 4, "engine.max_model_len = 57344 and engine.tensor_parallel_size = 2"),
+    ],
+    ids=["one H100", "two H100", "two A100 40 GB", "four A100 40 GB"],
+)
+def test_the_remedy_for_a_small_gpu_makes_a_profile_that_fits(
+    gpus: tuple[FakeGpu, ...], settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, *gpus)
+    remedy = check_memory(CODER).remedy
+    assert remedy.startswith(f"measure with {settings}: `sed -e ")
+    (tmp_path / "launch").symlink_to(PROFILES_FOLDER.parent)
+    edit, _, make = remedy.partition("`")[2].partition("`")[0].partition(" && ")
+    subprocess.run(["sh", "-c", edit], cwd=tmp_path, check=True)
+    assert make == "make gpu GPU_PROFILE=./smaller.toml"
+    smaller = tmp_path / "smaller.toml"
+    changed = [line for line in smaller.read_text().splitlines() if line not in CODER_LINES]
+    assert changed == [text.removeprefix("engine.") for text in settings.split(" and ")]
+    assert check_memory(str(smaller)).state == OK
+
+
+def test_gpus_that_no_setting_fits_are_left_the_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, A100)
+    assert check_memory(CODER).remedy == "take the small model: `make gpu GPU_PROFILE=h200-qwen3-0.6b-dummy`"
+    assert check_memory("h200-qwen3-0.6b-dummy").state == OK
+
+
+def test_the_remedy_for_a_profile_of_ones_own_names_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, H100)
+    path = tmp_path / "mine.toml"
+    path.write_text((PROFILES_FOLDER / f"{CODER}.toml").read_text().replace(f'name = "{CODER}"', 'name = "mine"'))
+    assert check_memory(str(path)).remedy.endswith("or write engine.max_model_len = 73728 into the profile")
+
+
+def test_vllm_takes_fewer_requests_at_once_on_a_small_gpu() -> None:
+    profile = load_profile(CODER)
+    small, large = (estimate_engine_bytes(profile, size << 30) for size in (40, 80))
+    assert small is not None
+    assert large is not None
+    assert large - small == (1024 - 256) * 151_643 * LOGIT_BYTES
+
+
+def test_other_gpus_that_an_engine_fits_into_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, free, small = FakeGpu(used=60 << 30), FakeGpu(used=0), FakeGpu(used=0, total=12 << 30)
+    make_host(tmp_path, monkeypatch, busy, free, small)
+    row = check_memory(CODER)
+    assert row.state == MISSING
+    assert "GPU 2 has too little" in row.detail
+    assert row.remedy == "leave engines the others: `export CUDA_VISIBLE_DEVICES=0,1`"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    row = check_memory(CODER)
+    assert row.state == WARN
+    assert "leave engines the others: `export CUDA_VISIBLE_DEVICES=1`" in row.remedy
+
+
+def test_gpus_whose_memory_is_not_known_are_told_apart_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert check_memory(CODER).detail == "CUDA_VISIBLE_DEVICES=7 names no GPU"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    tool = host.folder / "nvidia-smi"
+    tool.write_text(tool.read_text().replace("compute_cap) value=$3", "no_such_field) value=$3"))
+    row = check_memory(CODER)
+    assert row.state == MISSING
+    assert "does not state their compute capability and memory" in row.detail
+    assert "update the driver" in row.remedy
+    assert "--query-gpu=compute_cap,memory.total,memory.used" in row.remedy

@@ -53,6 +53,14 @@ def test_the_h20_profile_has_the_parameters_of_the_specification() -> None:
     assert load_profile("h20-qwen3-coder-30b").launch.release_wait_s == 60
 
 
+def test_every_cuda_profile_states_its_cold_start_and_waits_more_than_twice_as_long_for_an_engine() -> None:
+    launches = {name: load_profile(name).launch for name in profile_names() if load_profile(name).engine.kind == "cuda"}
+    assert len(launches) >= 3
+    for name, launch in launches.items():
+        assert isinstance(launch.cold_start_s, float), name
+        assert launch.ready_timeout_s > 2 * launch.cold_start_s, name
+
+
 def test_a_wrong_key_is_named_with_its_place_and_the_nearest_valid_one(tmp_path: Path) -> None:
     error = refused(tmp_path, CPU_TINY.replace("enforce_eager", "enforce_eagre"))
     assert "engine.enforce_eagre is not a known key" in str(error)

@@ -64,7 +64,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         configs=configs,
         stages=STAGES,
         cells=list_cells(grid, profile, seed),
-        ports=(3 if grid.plain else 2) * max(ports_needed(config) for config in configs),
+        ports=_count_engines(grid) * max(ports_needed(config) for config in configs),
         inputs={
             "grid": msgspec.to_builtins(grid),
             "configs": {config.name: msgspec.to_builtins(config) for config in configs},
@@ -73,7 +73,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         },
         sums=estimate_sums(grid, profile, seed),
     )
-    return add_cold_starts(draft)
+    return add_cold_starts(draft, in_turn=_count_engines(grid) if grid.gpus else 1)
 
 
 def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
@@ -164,9 +164,13 @@ def _age_s(grid: Grid) -> float:
     return grid.expected.age_s if grid.age else 0.0
 
 
+def _count_engines(grid: Grid) -> int:
+    return 3 if grid.plain else 2
+
+
 def _seed_s(grid: Grid, prior_context: int) -> float:
     """Every engine computes the prefix; on shared cores one after the other."""
-    return (3 if grid.plain else 2) * grid.expected.prefill_s(0, prior_context)
+    return _count_engines(grid) * grid.expected.prefill_s(0, prior_context)
 
 
 def _cell_s(grid: Grid, shape: RequestConfig) -> float:

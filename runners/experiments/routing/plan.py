@@ -100,7 +100,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         sums=estimate_stages(grid, profile.launch.release_wait_s),
         notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
     )
-    return add_cold_starts(draft)
+    return add_cold_starts(draft, in_turn=grid.instances if grid.gpus else 1)
 
 
 def list_settings(options: RunOptions) -> Iterator[str]:

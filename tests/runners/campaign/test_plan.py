@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
+from launch.profile import (
+    CONFIGS_FOLDER,
+    PROFILES_FOLDER,
+    Capacity,
+    config_names,
+    load_config,
+    load_profile,
+    profile_names,
+)
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import diff_inputs, duration_text, find_changes, load_cell_s
@@ -249,3 +258,17 @@ def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> 
         assert plan.inputs["profile"]["engine"]["extra_args"][:2] == ["--api-key", "<redacted>"]
     changes = diff_inputs(plans[0].inputs, plans[1].inputs)
     assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in changes)
+
+
+def test_how_long_a_first_start_takes_changes_the_estimate_and_nothing_else(tmp_path: Path) -> None:
+    """A run that was planned before its profile stated that resumes."""
+    text = (PROFILES_FOLDER / "h20-qwen3-coder-30b.toml").read_text()
+    plans = []
+    for number, line in enumerate(("cold_start_s = 300.0", "cold_start_s = 400.0", "")):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(re.sub("^cold_start_s = 300.0", line, text, count=1, flags=re.MULTILINE))
+        plans.append(plan_of(str(path)))
+    stated, slower, unstated = plans
+    assert stated.estimated_s < slower.estimated_s
+    assert unstated.estimated_s < stated.estimated_s
+    assert len({plan.fingerprint for plan in plans}) == 1

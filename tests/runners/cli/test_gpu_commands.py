@@ -33,7 +33,8 @@ def make_cuda_environment(root: Path) -> Path:
     fake_uv.install_stubs(packages, lock_file("cuda"))
     kernels = [f"vllm/vllm_flash_attn/_vllm_fa{number}_C.abi3.so" for number in (2, 3)]
     copies = [f"nixl_cu13.libs/{library.soname.replace('.so', '-0.so')}" for library in SYSTEM_LIBRARIES["cuda"]]
-    for name in ("torch/__init__.py", "lmcache.py", *kernels, *copies):
+    lmcache = [f"lmcache/{name}.py" for name in ("__init__", "cuda_ops", "integration/vllm/vllm_v1_adapter")]
+    for name in ("torch/__init__.py", *lmcache, *kernels, *copies):
         path = packages / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

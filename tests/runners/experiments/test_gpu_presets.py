@@ -61,6 +61,26 @@ def test_the_pre_flight_of_every_config_pays_for_a_cold_start(profile: str, expe
     assert launch.ready_timeout_s > 2 * launch.cold_start_s
 
 
+@pytest.mark.parametrize(
+    ("profile", "experiment", "preset", "start_s"),
+    [
+        ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo", 240 / 2),
+        ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus", 120),
+        ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo", 240 / 2),
+        ("h200-qwen3-0.6b-dummy", "routing", "eight", 320 / 8),
+    ],
+)
+def test_the_second_engine_of_a_proof_starts_alone_also_where_those_of_a_cell_start_in_turn(
+    profile: str, experiment: str, preset: str, start_s: float
+) -> None:
+    plan, launch = draft(profile, experiment, preset, "nixl_both"), load_profile(profile).launch
+    assert isinstance(launch.cold_start_s, float)
+    (gate,) = (cell for cell in plan.cells if cell.kind == "preflight")
+    first_s = launch.cold_start_s + plan.grid.preflight_s + launch.release_wait_s
+    assert gate.estimated_s == first_s + start_s + launch.release_wait_s
+    assert plan.sums[0].seconds == gate.estimated_s
+
+
 def test_a_plan_says_which_pieces_are_longer_than_eight_minutes() -> None:
     notes = draft("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo", "nixl_both").notes
     assert "preflight/nixl_both the longest" in notes[-1]
@@ -127,6 +147,37 @@ def test_the_page_on_gpus_has_every_preset_with_the_plans_estimate() -> None:
         draft = experiment_named(experiment).draft_plan(options, load_profile(profile))
         planned = sum(cell.estimated_s for cell in draft.cells) / 60
         assert minutes == pytest.approx(planned, rel=ESTIMATE_ROUNDING), (profile, experiment, preset)
+
+
+GPU_MIB = {"H200 141 GB": 143_771, "H20 96 GB": 97_871, "H100 80 GB": 81_559, "A100 40 GB": 40_960}
+"""All of its memory, as nvidia-smi states it."""
+
+
+def documented_fits() -> Iterator[tuple[str, str, str, list[str]]]:
+    """Profile, experiment, preset and `yes` or `no` by GPU, of each row of docs/gpu.md's table of other GPUs."""
+    profile = experiment = ""
+    for line in GPU_PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 + len(GPU_MIB) or not {"yes", "no"} & {*cells}:
+            continue
+        profile, experiment = cells[0].strip("`") or profile, cells[1] or experiment
+        for preset in re.findall(r"`([\w-]+)`", cells[2]):
+            yield profile, experiment, preset, cells[3:]
+
+
+def fits(profile: str, experiment: str, preset: str, gpu_bytes: int) -> bool:
+    planned = draft(profile, experiment, preset).profile
+    needed = estimate_engine_bytes(planned, gpu_bytes)
+    assert needed is not None
+    return needed <= (planned.engine.gpu_memory_utilization or 1.0) * gpu_bytes
+
+
+def test_the_page_on_gpus_says_which_presets_fit_into_which_gpu() -> None:
+    assert f"| {' | '.join(GPU_MIB)} |" in GPU_PAGE.read_text()
+    documented = {row[:3]: row[3] for row in documented_fits()}
+    assert set(documented) == set(PRESETS)
+    for preset, answers in documented.items():
+        assert answers == ["yes" if fits(*preset, mib << 20) else "no" for mib in GPU_MIB.values()], preset
 
 
 def test_the_demo_confirms_with_five_launches_of_every_config() -> None:
