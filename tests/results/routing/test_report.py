@@ -267,7 +267,11 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     judged = {row["name"]: row["outcome"] for row in found["claims"]}
     assert judged["no thrashing: EAR"] == "holds"
     assert judged["ablation: migration only loses locality"] == "open"
-    assert [row["name"] for row in found["load_floor"]] == ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D"]
+    points = ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D"]
+    assert [row["name"] for row in found["load_floor"]] == points
+    locality = next(row for row in found["claims"] if row["name"] == "ablation: affinity only keeps locality")
+    assert "(specified: 77.2 % (sticky) and 79.4 %)" in locality["point"]
+    assert "| by the point |" in (moving / "report.md").read_text()
     said = json.loads((moving / "aggregate.json").read_text())
     by_cell = {(row["label"], row["trial"]): row for row in said["migrations_by_cell"]}
     assert by_cell["EAR", 0]["trigger_rate"]["value"] == pytest.approx(1 / 5)
