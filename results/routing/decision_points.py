@@ -300,9 +300,9 @@ def _judge_q1(floor: LoadFloor) -> tuple[Outcome, str]:
     text = "; ".join(map(_describe_failures, (reference, *fixed)))
     if not reference.lost_transfers:
         return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {text}"
-    rid = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
-    if rid:
-        return Outcome.HOLDS, f"no transfer was lost under {', '.join(rid)}: {text}"
+    lossless = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
+    if lossless:
+        return Outcome.HOLDS, f"no transfer was lost under {', '.join(lossless)}: {text}"
     least = [decisive(one.values["lost_share"]).low for one in fixed]
     if all(low is not None and low > 0 for low in least):
         return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {text}"
