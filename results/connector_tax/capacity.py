@@ -17,7 +17,7 @@ from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import Estimate, Samples
+from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
 
@@ -145,10 +145,12 @@ def _make_trial(value: float, n: int) -> Trial:
 
 
 def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative:
+    """Against plain's; the intervals of all configs hold together (Bonferroni)."""
+    family = sum(name not in (BASELINE, REPEAT) for name in rates)
     if BASELINE not in rates:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
     else:
-        change = estimate(combine(_divide, rates[config], rates[BASELINE]))
+        change = estimate(combine(_divide, rates[config], rates[BASELINE]), 1 - (1 - LEVEL) / family)
     return Relative(change, judged(change), withheld(change, remedy=remedy))
 
 
@@ -162,7 +164,7 @@ def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     note = (
         "Sustained: the highest rate of the grid below the first saturated one (by launch); the limit is between the "
         f"two. Highest throughput: of launches that were saturated. From the sweep: descriptive where each config is "
-        f"launched once in it. {objective}"
+        f"launched once in it. Changes hold for all configs together (Bonferroni). {objective}"
     )
     columns = CAPACITY_COLUMNS if str(slo) else CAPACITY_COLUMNS[:4]
     return make_table("Capacity", columns, rows, note)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -50,7 +50,7 @@ def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> 
     if table.empty or table[value].isna().all():
         return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
     caption = (
-        f"{name} of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
+        f"{name} in ms of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
         f"({_limit_text(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points "
         f"at one rate are set apart sideways around plain's, which is at the rate itself.{name_absent(analysis)}"
     )
@@ -68,9 +68,11 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a cell in which criterion 1 "
-        f"fired; the knees beside are by any criterion ({_limit_text(analysis)}). Below: the throughput ratio, on an "
-        f"axis that does not begin at 0, with the limit of criterion 1.{name_absent(analysis)}"
+        f"{_shape_text(cells)}, {describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A "
+        "ring marks a cell in which criterion 1 fired; the knees beside are by any criterion "
+        f"({_limit_text(analysis)}). "
+        "Below: the throughput ratio, on an axis that does not begin at 0, with the limit of criterion 1."
+        f"{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)
@@ -90,9 +92,10 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     if table.empty:
         return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_why_untimed(cells)}")
     without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
+    launches = describe_launches(Counter(cell.config for cell in timed).values())
     caption = (
-        f"Share of the non-empty steps in the measured window that took at most this long, at {safe:g} req/s, "
-        f"{_shape_text(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
+        f"Share of the non-empty steps in the measured window that took at most this long (us), at {safe:g} req/s, "
+        f"{_shape_text(cells)}; {launches} together. Left: schedule entry to the end of update_from_output, the whole "
         "step, worker-side connector callbacks included. Right: Scheduler.schedule() alone, the specification's "
         "step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie beyond the axis."
         + (f" No step timing: {', '.join(without)}." if without else "")
@@ -108,6 +111,13 @@ def name_absent(analysis: Analysis) -> str:
         return ""
     named = "; ".join(f"{row.config} ({row.status}: {row.skip_reason})" for row in lacking)
     return f" Not measured: {named}."
+
+
+def describe_launches(counts: Iterable[int]) -> str:
+    """`3 launches per config`, or `1 to 3 launches per config`; a config that has none is left out."""
+    known = sorted({int(count) for count in counts if count})
+    ends = " to ".join(str(count) for count in known[:1] + known[1:][-1:]) or "0"
+    return f"{ends} {'launch' if ends == '1' else 'launches'} per config"
 
 
 def reference_text(analysis: Analysis, name: str) -> str:
@@ -208,10 +218,11 @@ def _shape_text(cells: Sequence[CellSummary]) -> str:
 
 def _bar_text(table: pd.DataFrame) -> str:
     kinds = [kind for kind in dict.fromkeys(table["interval"]) if kind]
+    launches = describe_launches(table["trials"])
     if not kinds:
-        return "No bars: too few requests for a spread."
+        return f"No bars: too few requests for a spread. {launches}."
     mean = ", line through their mean" if _RANGE in kinds else ""
-    return f"Bars: {' or '.join(kinds)}{mean}."
+    return f"Bars: {' or '.join(kinds)}{mean}; {launches}."
 
 
 def _limit_text(analysis: Analysis) -> str:

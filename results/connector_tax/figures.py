@@ -19,7 +19,7 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
-from results.connector_tax.curve_figures import name_absent, reference_text
+from results.connector_tax.curve_figures import describe_launches, name_absent, reference_text
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.cells import step_samples
 from results.measures.saturation import REF_LOAD, REF_SAFE
@@ -47,16 +47,18 @@ def _are_few(estimates: Iterable[Estimate]) -> bool:
 
 
 def _describe_bounds(estimates: Iterable[Estimate]) -> str:
-    """What the thin bars are: an interval, or the spread of too few launches."""
-    if _are_few(estimates):
+    """What the thin bars are: an interval between launches, or the spread of too few launches."""
+    known = [one for one in estimates if one.value is not None]
+    launches = describe_launches(one.launches for one in known)
+    if _are_few(known):
         return (
-            f"Bars span the {format_percent(LEVEL)} spread within the launch: fewer than {MIN_PAIRED} launches "
-            "give no verdict."
+            f"Bars span the {format_percent(LEVEL)} spread within the launch ({launches}): fewer than {MIN_PAIRED} "
+            "launches give no verdict."
         )
     return (
-        f"Bars span the {format_percent(LEVEL)} interval; a tax whose interval covers zero is marked n.d. (not "
-        "distinguishable), "
-        f"one of fewer than {MIN_PAIRED} launches, whose bar is the spread within them, no verdict."
+        f"Bars span the {format_percent(LEVEL)} interval between launches ({launches}); a tax whose interval covers "
+        "zero is marked n.d. (not distinguishable), one of fewer than "
+        f"{MIN_PAIRED} launches, whose bar is the spread within them, no verdict."
     )
 
 
@@ -76,7 +78,8 @@ def tax_bars(analysis: Analysis) -> Figure:
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
     caption = (
-        f"TTFT p90 and TPOT p90 of each config over those of plain, minus one, at {reference_text(analysis, REF_SAFE)} "
+        "TTFT p90 and TPOT p90 of each config over those of plain, minus one (in %), at "
+        f"{reference_text(analysis, REF_SAFE)} "
         f"and, pale, {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what "
         "queueing adds to the tax; a hatched bar is of a config or a plain that is saturated at that rate: it holds "
         f"its queue. A bar that would flatten the others is cut, with its numbers at the edge.{same}"
@@ -95,10 +98,11 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
     rates = " and ".join(f"{rate:g}" for rate in sorted({row.rate_per_s for row in rows} - set(own.values())))
     apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())
+    launches = describe_launches(row.estimate.launches for row in rows if row.estimate.value is not None)
     caption = (
-        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s{apart}. Orange is more than "
-        "plain, purple less, white none; parentheses hold a tax that is not distinguishable from zero. Hatched: the "
-        "config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
+        f"TTFT p90 over that of plain at the same shape, minus one (in %), at {rates} req/s{apart}; {launches}. Orange "
+        "is more than plain, purple less, white none; parentheses hold a tax not distinguishable from zero. Hatched: "
+        "the config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
@@ -115,12 +119,13 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     steps = _split_steps(analysis)
     splits = sorted(latencies + steps, key=lambda split: (str(split.metric), in_order(split.config)))
     table = pd.DataFrame([_split_row(split) for split in splits])
-    kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval"
+    kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval between launches"
+    launches = describe_launches(split.total.launches for split in latencies if split.total.value is not None)
     caption = (
         f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
         f"{reference_text(analysis, REF_SAFE)}; the two add up to the whole tax. Side by side, each with its "
-        f"{format_percent(LEVEL)} {kind}, as a stack would hide parts of opposite sign. The split assumes that the "
-        "framework costs "
+        f"{format_percent(LEVEL)} {kind} ({launches}), as a stack would hide parts of opposite sign. The split assumes "
+        "that the framework costs "
         f"every config what it costs {FRAMEWORK}."
         f"{_STEP_PARTS if steps else ' No panel of the engine step: no step timing.'}"
         f"{name_absent(analysis)}"

@@ -10,7 +10,7 @@ from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_ref
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import LEVEL, Estimate
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_TAX = 0.10
@@ -53,9 +53,13 @@ def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> t
 
 
 def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
-    configs, names = max(len(fit.contrasts) + len(fit.apart), 1), 1 if fit.repeat is None else 2
+    """Of the configs that share sigma: one apart has its own noise, and takes its part of the error (`fit_blocks`)."""
+    configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
+    level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))
-    smallest = detectable_effect(fit.sigma, launches, configs, references=names) if launches >= MIN_PAIRED else None
+    smallest: float | None = None
+    if launches >= MIN_PAIRED:
+        smallest = detectable_effect(fit.sigma, launches, configs, references=names, level=level)
     return LaunchNoise(
         reference=reference,
         phase=load.phase,
@@ -67,5 +71,5 @@ def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -
         degrees=fit.degrees,
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=None if smallest is None else math.expm1(smallest),
-        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names),
+        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names, level=level),
     )

@@ -14,9 +14,10 @@ LEGEND = " ".join(f"{outcome}: {term(outcome).meaning}." for outcome in Outcome)
 
 
 def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
-    """A row per judgement; `kind` heads the column of claims. Columns prior, p and brackets only where one has any."""
+    """A row per judgement; `kind` heads the column of claims. Columns of what no judgement has are left out."""
     optional = (
         ("prior", [one.prior for one in judgements]),
+        ("by the point", [one.point for one in judgements]),
         ("p, after Holm", [_describe_p(one) for one in judgements]),
         ("brackets", [one.measured.basis for one in judgements]),
     )

@@ -12,7 +12,7 @@ from results.report.ink import sheet, title_sheet
 from results.report.marks import draw_grid
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
-from results.routing.figure_kinds import FigureData, FigureKind
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def collect_conditional(analysis: RoutingAnalysis) -> FigureData:
     ]
     caption = (
         "Each claim at the model's own values, and with one coefficient or trait of the load changed at a time. The "
-        f"claims of one variation are corrected for one another. {why_no_verdict(analysis.trials)}"
+        f"claims of one variation are corrected for one another. {describe_trials(analysis)} "
+        f"{why_no_verdict(analysis.trials)}"
     )
     return FigureData(pd.DataFrame(rows), caption.strip())
 

@@ -19,6 +19,7 @@ from results.routing.load_floor import (
     LoadFloor,
     TimeoutPair,
     change_floor_level,
+    take_floor_points,
 )
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged
@@ -38,6 +39,8 @@ DISTINGUISHED_BY = {
     "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
 }
 """What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
+POINT_RULES = frozenset({"D1", "D2", "D3", "D5", "D6", "Q1"})
+"""Decision points whose rule can go by values alone: D4 and Q1.D count, D7 asks for intervals."""
 
 
 Answering = Callable[[LoadFloor], tuple[Outcome, str]]
@@ -54,6 +57,7 @@ def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
             *answer(floor),
             prior=f"the specification's default: {default}",
             p=_find_p(name, answer, floor),
+            point=_judge_point(name, answer, floor),
         )
         for name, claim, default, rule, answer in DECISION_POINTS
     )
@@ -68,6 +72,12 @@ def _find_p(name: str, answer: Answering, floor: LoadFloor) -> float | None:
         return None
     p = find_p_of_rule(lambda level: answer(change_floor_level(floor, level))[0])
     return min(1.0, p * CHANCES[name](floor))
+
+
+def _judge_point(name: str, answer: Answering, floor: LoadFloor) -> str:
+    """The outcome by the values alone; empty where the rule is none of POINT_RULES, or has no number."""
+    outcome = answer(take_floor_points(floor))[0] if name in POINT_RULES else Outcome.OPEN
+    return "" if outcome is Outcome.OPEN else str(outcome)
 
 
 def _judge_d1(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -283,6 +293,22 @@ def _judge_d7(floor: LoadFloor) -> tuple[Outcome, str]:
     return Outcome.OPEN, f"{text}; whether twice the sessions decide the others needs a run with them"
 
 
+def _judge_q1(floor: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    if reference is None or not fixed:
+        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+    text = "; ".join(map(_describe_failures, (reference, *fixed)))
+    if not reference.lost_transfers:
+        return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {text}"
+    lossless = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
+    if lossless:
+        return Outcome.HOLDS, f"no transfer was lost under {', '.join(lossless)}: {text}"
+    least = [decisive(one.values["lost_share"]).low for one in fixed]
+    if all(low is not None and low > 0 for low in least):
+        return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {text}"
+    return Outcome.UNDECIDED, f"not distinguishable: {text}"
+
+
 def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
     moved = floor.transport
     if not moved.failed:
@@ -373,6 +399,7 @@ CHANCES: Mapping[str, Callable[[LoadFloor], int]] = {
     "D5": lambda floor: len(DISTINGUISHED_BY),
     "D6": lambda floor: 1,
     "D7": lambda floor: 1,
+    "Q1": lambda floor: len(_list_bonuses(floor)),
 }
 """By decision point, the comparisons of which one may satisfy its rule. Those that are not here count."""
 DECISION_POINTS: tuple[tuple[str, str, str, str, Answering], ...] = (
@@ -429,6 +456,14 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Answering], ...] = (
         "the same subset",
         "every difference to kv_aware without a fix is distinguishable from none",
         _judge_d7,
+    ),
+    (
+        "Q1",
+        "The load floor alone ends the lost transfers (Q1.F): the transport needs no fix.",
+        "Q1.F first",
+        "transfers were lost without the bonus, and with one none is, distinguishably fewer; fails where under every "
+        "bonus some are, distinguishably from none",
+        _judge_q1,
     ),
     (
         "Q1.D",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,5 +55,12 @@ def why_missing(analysis: RoutingAnalysis, name: str) -> str:
 
 
 def describe_trials(analysis: RoutingAnalysis) -> str:
-    numbers = sorted({sum(cell.label == label for cell in analysis.cells) for label in analysis.labels})
-    return f"Trials per policy: {' to '.join(str(number) for number in (numbers[:1] + numbers[1:][-1:]))}."
+    """What a caption says of how often each policy was measured."""
+    counts = join_range(sum(cell.label == label for cell in analysis.cells) for label in analysis.labels)
+    return f"Trials per policy: {counts}, {'simulated' if analysis.facts.simulated else 'a launch each'}."
+
+
+def join_range(numbers: Iterable[int]) -> str:
+    """`3`, or `1 to 3`."""
+    known = set(numbers)
+    return " to ".join(str(number) for number in sorted({min(known), max(known)})) if known else "none"

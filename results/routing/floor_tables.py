@@ -11,8 +11,9 @@ from results.routing.shown import format_difference, mark_interval, ms_column, p
 
 
 def decision_points_table(analysis: RoutingAnalysis) -> Table:
-    """D1 to D7 and what was asked of the transport."""
-    return judgement_table("Load floor: the decision points", "decision", analysis.decision_points)
+    """D1 to D7, Q1 and Q1.D."""
+    note = "By the point: what the rule says of the values alone."
+    return judgement_table("Load floor: the decision points", "decision", analysis.decision_points, note)
 
 
 def variants_table(analysis: RoutingAnalysis) -> Table:

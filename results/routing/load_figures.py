@@ -14,10 +14,12 @@ from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
 from results.routing.analyse import RoutingAnalysis
+from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
-from results.routing.figure_kinds import FigureData, FigureKind, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples
+from results.statistics.trials import SPREAD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,11 +59,10 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         else ""
     )
     caption = (
-        "What the requests that decode at once would take of the KV pools that decode, if each held this many tokens: "
-        f"{_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to the mean. "
-        f"Dotted: the percentiles of this trace's footprints, and the wall at {format_percent(WALL)}. {beside}Lines "
-        "are computed "
-        "from measured concurrency."
+        "In % of the KV pools that decode: what the requests that decode at once would take of them, if each held this "
+        f"many tokens: {_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to "
+        "the mean, neither is an interval. Dotted: the percentiles of this trace's footprints, and the wall at "
+        f"{format_percent(WALL)}. {beside}Lines are computed from measured concurrency. {describe_trials(analysis)}"
     )
     return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
 
@@ -173,10 +174,11 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
     ]
     if not rows:
         return "no repeat has a time before and during" if analysis.interference else "it was not measured in this run"
+    repeats = join_range(row.repeats for row in analysis.interference)
     caption = (
-        "Left: ITL of running decodes before a prompt of this many tokens joins the same instance, and while it runs "
-        "(gaps that overlap its time from send to first token), means over repeats. Right: their ratio, with "
-        f"the {format_percent(LEVEL)} interval over repeats: it depends on how small a decode step is beside a "
+        "Left: ITL in ms of running decodes before a prompt of this many tokens joins the same instance, and while it "
+        "runs (gaps that overlap its time from send to first token), means over repeats. Right: their ratio; bars: "
+        f"{format_percent(LEVEL)} {SPREAD} (over {repeats} repeats). It depends on how small a decode step is beside a "
         "prefill step here."
     )
     return FigureData(pd.DataFrame(rows), caption)
@@ -223,11 +225,13 @@ def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     )
     if table.empty or not (table["kind"] == CELL).any():
         return why_missing(analysis, "e2e_mean_s")
+    shade = f"{format_percent(LEVEL)} {'spread' if why_no_verdict(analysis.trials) else 'interval'}"
     caption = (
-        "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
-        "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
-        "held), over the middle 80 % of its L, shaded for the fastest one of a load: its slope's interval; dotted: "
-        f"Little's law with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
+        "Left: mean service time of a turn, in s (TTFT + decoding), over the mean number of sessions in the system at "
+        "its send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
+        f"held), over the middle 80 % of its L, shaded for the fastest one of a load: {shade} of its slope; dotted: "
+        f"Little's law with that policy's arrivals, turns and think time. {_describe_predictions(analysis)} "
+        f"{describe_trials(analysis)}"
     )
     return FigureData(table, caption, {"the trace's own time": 1.0})
 

@@ -27,9 +27,9 @@ from results.routing.measurements import (
 from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Verdict, decisive, judged
+from results.statistics.judgement import Verdict, decisive, judged, take_point
 from results.statistics.student import change_level
-from results.statistics.trials import Measured, Trial, combine
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine
 
 NO_FIX = "none"
 BONUS = "load_floor_bonus"
@@ -350,18 +350,29 @@ def _measure_differences(first: _Label, second: _Label, measurements: Measuremen
 
 def change_floor_level(floor: LoadFloor, level: float) -> LoadFloor:
     """The same with every interval over trials at this level."""
+    return _change_estimates(floor, lambda name, one: change_level(one, level, is_ratio=name == TTFT_RATIO))
+
+
+def take_floor_points(floor: LoadFloor) -> LoadFloor:
+    """The same with every value as if it were certain, and of trials enough."""
+    points = _change_estimates(floor, lambda _, one: take_point(one))
+    return replace(points, trials=max(floor.trials, MIN_PAIRED))
+
+
+def _change_estimates(floor: LoadFloor, change: Callable[[str, Estimate], Estimate]) -> LoadFloor:
+    """`change`: from a number's name and value to the new value."""
+
+    def change_all(estimates: Mapping[str, Estimate]) -> dict[str, Estimate]:
+        return {name: change(name, one) for name, one in estimates.items()}
+
     variants = tuple(
         replace(
             one,
-            values=_change_levels(one.values, level),
-            differences=_change_levels(one.differences, level),
-            against={label: _change_levels(own, level) for label, own in one.against.items()},
+            values=change_all(one.values),
+            differences=change_all(one.differences),
+            against={label: change_all(own) for label, own in one.against.items()},
         )
         for one in floor.variants
     )
-    timeouts = tuple(replace(pair, lost_share=change_level(pair.lost_share, level)) for pair in floor.timeouts)
+    timeouts = tuple(replace(pair, lost_share=change("lost_share", pair.lost_share)) for pair in floor.timeouts)
     return replace(floor, variants=variants, timeouts=timeouts)
-
-
-def _change_levels(estimates: Mapping[str, Estimate], level: float) -> dict[str, Estimate]:
-    return {name: change_level(one, level, is_ratio=name == TTFT_RATIO) for name, one in estimates.items()}

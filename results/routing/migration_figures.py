@@ -13,12 +13,12 @@ from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyse import RoutingAnalysis
-from results.routing.figure_kinds import FigureData, FigureKind, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
 from results.routing.logs import PendingSeries
 from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
 from results.routing.read import number_or_none
-from results.routing.shown import describe_bars, estimate_columns
+from results.routing.shown import describe_bars, estimate_columns, name_units
 from results.statistics.estimates import Samples
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def collect_ablation(analysis: RoutingAnalysis) -> FigureData | str:
         return "no cell of these policies counts"
     caption = (
         "EAR without migration (sessions stay whatever is pending), without affinity (every turn is placed as a new "
-        f"one, KV moved from a hot instance), and whole. {describe_bars(table)}Measured as: "
+        f"one, KV moved from a hot instance), and whole. {name_units(OF_ABLATION)}{describe_bars(table)}"
+        f"{describe_trials(analysis)} Measured as: "
         f"{'; '.join(f'{row.name}: {row.label}' for row in run)}."
     )
     return FigureData(table, caption)
@@ -103,7 +104,8 @@ def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
         f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.migrations.events)})' for cell in shown)}. "
         "Shade: the most prompt tokens pending in that stretch of time, by the router's counters at every pick and at "
         "1 Hz; white: nothing pending; hatched: not seen. Framed: hot, more than the policy's T_hot pending. Arrows: "
-        "from source to target at the pick, by what became of the session's KV; unneeded: nothing had to move."
+        "from source to target at the pick, by what became of the session's KV; unneeded: nothing had to move. One "
+        "launch each, no interval."
         f"{left_out}"
     )
     return FigureData(table, caption)

@@ -98,7 +98,10 @@ MEASURED_AS = Column("measured as", _measured_as)
 
 
 def claims_table(analysis: RoutingAnalysis) -> Table:
-    note = "Judged by the intervals of the differences; the rules stand in verdicts.json."
+    note = (
+        "Judged by the intervals of the differences. By the point: what the values alone say, and in parentheses what "
+        "the specification states. The rules are in verdicts.json."
+    )
     return judgement_table("Claims about migration", "claim", analysis.claims, note)
 
 

@@ -34,8 +34,8 @@ def collect_amplification(analysis: RoutingAnalysis) -> FigureData | str:
     if not has_values(table):
         return why_missing(analysis, "amplification")
     caption = (
-        "How much longer the replay took than its trace spans: at 1 the system keeps up with what was recorded. "
-        f"{describe_bars(table)}{describe_trials(analysis)}"
+        "How much longer the replay took than its trace spans, a ratio: at 1 the system keeps up with what was "
+        f"recorded. {describe_bars(table)}{describe_trials(analysis)}"
     )
     return FigureData(table, caption, {"the trace's own time": 1.0})
 
@@ -67,7 +67,7 @@ def collect_apc(analysis: RoutingAnalysis) -> FigureData | str:
     if not has_values(table):
         return why_missing(analysis, "apc")
     caption = (
-        "Cached over all prompt tokens by the engines' own counters (APC), with the bounds of the turns that were "
+        "APC in %: cached over all prompt tokens by the engines' own counters, with the bounds of the turns that were "
         "completed: what an endless cache in one place would give, counting prefixes seen before in any session, or in "
         f"the turn's own. {describe_bars(table)}{describe_trials(analysis)}"
     )
@@ -100,7 +100,7 @@ def collect_instances(analysis: RoutingAnalysis) -> FigureData | str:
     if not has_values(table):
         return why_missing(analysis, "worker_ttft_p90_max_s")
     caption = (
-        "Circles: each instance's p90, mean over the trials. Bar and triangle: the median and the maximum over the "
+        "In ms. Circles: p90 of each instance, mean over the trials. Bar and triangle: median and maximum over the "
         "instances of a cell, mean over the trials. Read as absolute times: a policy that slows every instance alike "
         f"would look even in a ratio. {describe_bars(table)}{describe_trials(analysis)}"
     )
@@ -152,9 +152,10 @@ def collect_latencies(analysis: RoutingAnalysis, points: Sequence[str]) -> Figur
     if not has_values(table):
         return why_missing(analysis, "ttft_p90_s")
     cut = "A bar that reaches the left edge was cut at 0. " if (table["low"] == 0).any() else ""
+    units = ", ".join(f"{of.title} in {of.shown_unit}" for of in latency.METRICS.values())
     caption = (
-        "Over the turns that completed; each column has its own scale, logarithmic (and said so) where policies "
-        f"differ by more than {marks.WIDE:g} times. {describe_bars(table)}{cut}{describe_trials(analysis)}"
+        f"{units}, over the turns that completed. Each column has its own scale, logarithmic (and said so) where "
+        f"policies differ by more than {marks.WIDE:g} times. {describe_bars(table)}{cut}{describe_trials(analysis)}"
     )
     return FigureData(table, caption)
 

@@ -15,11 +15,11 @@ from results.report.ink import sheet, title_sheet
 from results.report.marks import draw_grid
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
-from results.routing.figure_kinds import FigureData, FigureKind, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
 from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
-from results.routing.shown import describe_bars, estimate_columns
+from results.routing.shown import describe_bars, estimate_columns, name_units
 from results.statistics.estimates import LEVEL, Samples, holm, unknown
 from results.statistics.estimates import figure as digits
 
@@ -55,11 +55,12 @@ def collect_thresholds(analysis: RoutingAnalysis) -> FigureData | str:
         else ""
     )
     caption = (
-        "Means over the trials, each with its interval. Trigger rate: requests that asked to migrate. Accuracy: served "
+        "Means over the trials. Trigger rate: requests that asked to migrate. Accuracy: served "
         "migrations whose target stayed cool, of n. Thrash rate: of n sessions that migrated, those that did again "
-        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {describe_bars(table)}{few}"
+        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. TTFT p90 in ms, rates in %. "
+        f"{describe_bars(table, 'Brackets')}{describe_trials(analysis)} {few}"
     )
-    return FigureData(table, caption)
+    return FigureData(table, caption.strip())
 
 
 def draw_thresholds(figure: Figure) -> Drawing:
@@ -97,9 +98,10 @@ def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
     caption = (
         f"Each policy under each load; policies are compared under one load only. Of the input, "
         f"{format_percent(TOP_SESSIONS)} of the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the "
-        f"trials, above 1 is slower than EAR. {judged}{describe_bars(table)}{why_no_verdict(analysis.trials)}"
+        f"trials, above 1 is slower than EAR. {judged}{name_units(OF_LOADS)}{describe_bars(table, 'Brackets')}"
+        f"{describe_trials(analysis)} {why_no_verdict(analysis.trials)}"
     )
-    return FigureData(table, caption)
+    return FigureData(table, caption.strip())
 
 
 def _load_rows(analysis: RoutingAnalysis, load: Load) -> Iterator[dict[str, object]]:

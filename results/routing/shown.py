@@ -14,8 +14,9 @@ from results.routing.analyse import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
 from results.routing.metrics import Metric, metric_named
 from results.routing.pairs import Pair
-from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.estimates import BINOMIAL, LEVEL, Estimate
 from results.statistics.judgement import judged
+from results.statistics.trials import SPREAD
 
 ND = " n.d."
 WITHIN = " (within launches)"
@@ -120,7 +121,21 @@ def estimate_columns(estimate: Estimate) -> dict[str, object]:
     }  # fmt: skip
 
 
-def describe_bars(table: pd.DataFrame) -> str:
-    """What a caption says of the intervals in that table."""
-    kinds = [kind for kind in dict.fromkeys(table["basis"].fillna("")) if kind]
-    return f"Bars: {format_percent(LEVEL)} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "
+def describe_bars(table: pd.DataFrame, marks: str = "Bars") -> str:
+    """What a caption says of the bars in that table: intervals between trials, of counts, or a spread within them."""
+    kinds = [str(kind) for kind in dict.fromkeys(table[table["low"].notna()]["basis"]) if kind]
+    within = [kind for kind in kinds if kind.startswith(RESAMPLED)]
+    counted = [kind for kind in kinds if kind == BINOMIAL]
+    between = [kind for kind in kinds if kind not in (*within, *counted)]
+    named = ((between, "intervals between trials"), (counted, "intervals of counts"), (within, SPREAD))
+    texts = [f"{format_percent(LEVEL)} {what} ({'; '.join(of)})" for of, what in named if of]
+    return f"{marks}: {', '.join(texts)}. " if texts else f"No {marks.lower()}: no interval. "
+
+
+def name_units(names: Iterable[str]) -> str:
+    """What a caption says of the units of these metrics: `In ms: TTFT p50, TTFT p90; in %: APC. `"""
+    by_unit: dict[str, list[str]] = {}
+    for metric in map(metric_named, names):
+        by_unit.setdefault(metric.shown_unit or "x", []).append(metric.title)
+    texts = "; ".join(f"in {unit}: {', '.join(titles)}" for unit, titles in by_unit.items())
+    return f"{texts[:1].upper()}{texts[1:]}. "

@@ -237,7 +237,8 @@ INTERFERENCE: TableKind[Interference] = TableKind(
         Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
         Column("repeats", lambda row: row.repeats),
     ),
-    "Means over repeats; during: while the prefill runs. " + define_terms("ITL"),
+    "Means over repeats on one engine; brackets: the spread within that launch. During: while the prefill runs. "
+    + define_terms("ITL"),
 )
 
 DEGRADED: TableKind[RoutedSummary] = TableKind(

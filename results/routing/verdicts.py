@@ -16,13 +16,14 @@ from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import TOO_SMALL, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import (
     Judgement,
     Outcome,
     Verdict,
     judged,
     leave_undecided,
+    take_point,
 )
 from results.statistics.student import find_p_value
 from results.statistics.trials import MIN_PAIRED
@@ -40,6 +41,16 @@ DOMINATES = {
     "amplification": Verdict.LOWER,
 }
 """The five dimensions of C3, and what is better."""
+SPECIFIED: Mapping[str, str] = {
+    "C1: dispatch coupling": "8 times the trace's time under load-balance",
+    "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
+    "3.1: load balance loses locality": "56.9 % and 77.2 %",
+    "3.2: static pools meet the KV wall": "62 to 72 times",
+    "3.3: sticky slows every instance": "20.3 s and 10.3 s",
+    "ablation: affinity only keeps locality": "77.2 % (sticky) and 79.4 %",
+    "ablation: affinity only interferes": "twice the interference",
+}
+"""What specs/ear states itself (1, 3.1 to 3.3, 5.2, 5.3), by the claim's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgem
     full = labels[FULL]
     missing = [name for name in BASELINES if not labels.get(name)]
     better, worse, level = list[str](), list[str](), list[str]()
-    p_values, p_worse = list[float](), list[float]()
+    p_values, p_worse, points = list[float](), list[float](), list[bool]()
     for name in BASELINES:
         if not labels.get(name):
             continue
@@ -161,6 +172,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgem
                 (better if verdict == good else worse).append(text)
             p_values += [] if p is None else [p]
             p_worse += [] if p is None or text not in worse else [p]
+            points += [] if measured.value is None else [judged(take_point(measured), none) == good]
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
     reason += f"; worse: {', '.join(worse)}" if worse else ""
     outcome, tested = Outcome.UNDECIDED, max(p_values, default=None)
@@ -170,14 +182,23 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgem
         outcome, tested = Outcome.FAILS, min(1.0, min(p_worse) * len(p_values))
     elif better and not level:
         outcome = Outcome.HOLDS
+    name, every = "C3: EAR dominates", len(BASELINES) * len(DOMINATES)
+    shown = f"better in {sum(points)} of {every} comparisons"
     return Judgement(
-        "C3: EAR dominates",
+        name,
         "EAR is better than all five baselines in TTFT, TPOT, APC, the worst instance's TTFT p90 and wall clock",
         "holds where all 25 comparisons are distinguishably better, fails where one is distinguishably worse",
         outcome,
         reason,
         p=tested,
+        point="" if missing or not points else _state_point(name, sum(points) == every, shown),
     )
+
+
+def _state_point(name: str, holds: bool, shown: str) -> str:
+    """What the value alone says of a claim, beside what the specification states."""
+    specified = f" (specified: {SPECIFIED[name]})" if name in SPECIFIED else ""
+    return f"{Outcome.HOLDS if holds else Outcome.FAILS}: {shown}{specified}"
 
 
 def _judge_transfer(row: AgainstRecomputing) -> Judgement:
@@ -208,8 +229,10 @@ def _judge_locality(difference: Estimate) -> Judgement:
         outcome, reason = Outcome.FAILS, f"{below}: {difference.points()}"
     else:
         outcome, reason = Outcome.UNDECIDED, "the interval allows both"
+    name, value = "ablation: affinity only keeps locality", difference.value
+    shown = replace(difference, low=None, high=None).points()
     return Judgement(
-        "ablation: affinity only keeps locality",
+        name,
         "without migration APC is that of EAR",
         f"holds where the interval of the difference is above -{format_percent(LOCALITY_WITHIN)}, fails where it is "
         "below",
@@ -217,6 +240,7 @@ def _judge_locality(difference: Estimate) -> Judgement:
         reason,
         difference,
         p=find_p_value(difference, -LOCALITY_WITHIN),
+        point="" if value is None else _state_point(name, value >= -LOCALITY_WITHIN, shown),
     )
 
 
@@ -235,7 +259,18 @@ def _judge_direction(
         reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
     rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
     quantity = "ratio" if none else ""
-    return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=find_p_value(measured, none))
+    p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
+    return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
+
+
+def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict, share: bool) -> str:
+    """As `_judge_direction`, by the value alone; empty without one."""
+    measured, none = tested
+    if measured.value is None:
+        return ""
+    shown = f"{figure(measured.value, 3)} times" if none else f"{1e3 * measured.value:+.1f} ms"
+    shown = replace(measured, low=None, high=None).points() if share else shown
+    return _state_point(name, judged(take_point(measured), none) == expected, shown)
 
 
 def _judge_thrashing(label: str, rate: Estimate, sessions: Sequence[str]) -> Judgement:

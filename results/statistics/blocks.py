@@ -353,11 +353,11 @@ def detectable_effect(
     return (critical + quantile) * sigma * math.sqrt((1 + 1 / references) / launches)
 
 
-def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2) -> int | None:
+def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2, level: float = LEVEL) -> int | None:
     """The fewest launches per config that show this difference; None above MAX_PLANNED_LAUNCHES."""
     counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
     place = bisect.bisect_left(
-        counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references)
+        counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references, level=level)
     )
     return counts[place] if place < len(counts) else None
 

@@ -30,6 +30,8 @@ ROUNDING = 1e-12
 """What differs by less than this share of the largest value is rounding, not noise."""
 ALL_AGREE = "all repeats agree to the last digit: nothing tells by how much two of them differ"
 """Why numbers have no interval: one of no width, away from zero, would promise certainty."""
+BINOMIAL = "binomial"
+"""`Estimate.basis` of a share of counted cases."""
 MAX_BLOCKS = 256
 MAX_BINS = 256
 
@@ -183,7 +185,7 @@ def proportion(part: int, whole: int, reason: str, *, level: float = LEVEL) -> E
     tail = (1 - level) / 2
     low = float(special.betaincinv(part, whole - part + 1, tail)) if part else 0.0
     high = float(special.betaincinv(part + 1, whole - part, 1 - tail)) if part < whole else 1.0
-    return Estimate(part / whole, low, high, whole, basis="binomial")
+    return Estimate(part / whole, low, high, whole, basis=BINOMIAL)
 
 
 def bootstrap_quantiles(values: Samples, p: float, draws: int, rng: np.random.Generator) -> Samples:

@@ -69,6 +69,8 @@ class Judgement:
     """After Holm's correction over all rules that were judged with it; None where it was judged by itself."""
     alone: Outcome | None = None
     """The outcome by itself, where `p_corrected` decided over `outcome`."""
+    point: str = ""
+    """What the rule says of the values alone, with the specification's own number where it states one; may be empty."""
 
 
 def list_some(texts: Sequence[str], most: int = 4) -> str:
@@ -106,6 +108,14 @@ def decisive(estimate: Estimate) -> Estimate:
     """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
     why = withheld(estimate)
     return replace(estimate, low=None, high=None, reason=why) if why else estimate
+
+
+def take_point(estimate: Estimate) -> Estimate:
+    """The value as if it were certain: what a rule goes by that knows neither intervals nor launches."""
+    if estimate.value is None:
+        return estimate
+    launches = max(estimate.launches, MIN_PAIRED)
+    return replace(estimate, low=estimate.value, high=estimate.value, launches=launches, reason=None)
 
 
 def correct_together(

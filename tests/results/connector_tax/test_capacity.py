@@ -62,6 +62,25 @@ def test_one_launch_costs_no_capacity_and_three_that_agree_do() -> None:
     assert three.change.high < 0
 
 
+def test_configs_are_compared_with_plain_together() -> None:
+    """By itself the change is lower (t = 4.7 with 2 degrees of freedom); among three configs chance may give it."""
+
+    def compare(*configs: str) -> Verdict | None:
+        peaks = enumerate((9.0, 8.0, 7.8))
+        cells = [
+            cell
+            for trial, peak in peaks
+            for cell in (*sweep("plain", trial, 10.0), *(one for name in configs for one in sweep(name, trial, peak)))
+        ]
+        found = measure(cells)["nixl_both"].peak_change
+        assert found is not None
+        assert found.change.value == pytest.approx(-0.52 / 3)
+        return found.verdict
+
+    assert compare("nixl_both") == Verdict.LOWER
+    assert compare("nixl_both", "noop_connector", "lmcache_only") == Verdict.NOT_DISTINGUISHABLE
+
+
 def test_a_config_that_never_saturates_has_no_peak() -> None:
     found = measure([*sweep("plain", 0, 99.0), *sweep("nixl_both", 0, 9.0)])
     assert found["plain"].peak_per_s.value is None

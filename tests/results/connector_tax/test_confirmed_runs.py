@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
+from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
 from results.measures.saturation import ReferenceRates
+from results.statistics.blocks import detectable_effect
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
@@ -156,12 +159,15 @@ def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_p
     saturate(root, "mooncake_both", "4096x256-ref_load")
     found = analyse(root)
 
-    def noise(of: Analysis) -> dict[str, float]:
-        return {
-            str(row.metric): row.sigma for row in of.launch_noise if (row.phase, row.reference) == ("A", "ref_load")
-        }
+    def noise(of: Analysis) -> LaunchNoise:
+        wanted = ("A", "ref_load", TTFT)
+        (row,) = (row for row in of.launch_noise if (row.phase, row.reference, row.metric) == wanted)
+        return row
 
-    assert noise(found)["tax_ttft_p90"] < 2 * noise(analysis)["tax_ttft_p90"]
+    own = noise(found)
+    assert own.sigma < 2 * noise(analysis).sigma
+    planned = detectable_effect(math.log1p(own.sigma), 3, 2, level=1 - 0.05 * 2 / 3)
+    assert (own.degrees, own.detectable) == (2 * 3, pytest.approx(math.expm1(planned))), "of the two with that sigma"
     rows = {row.config: row for row in found.taxes if (row.phase, row.reference, row.metric) == ("A", "ref_load", TTFT)}
     assert rows["nixl_both"].verdict == Verdict.HIGHER
     queue = rows["mooncake_both"]

@@ -113,6 +113,18 @@ def test_a_config_that_did_not_run_is_named_in_the_captions(drawn: dict[int, Fig
         assert "nixl_both (SKIP: verify_nixl_both: no such module)" in drawn[number].caption
 
 
+def test_captions_state_the_launches_the_unit_and_what_the_bars_are(drawn: dict[int, Figure], tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4, 5, 6, 7):
+        assert "1 launch per config" in drawn[number].caption, number
+    assert "TTFT p90 in ms" in drawn[1].caption
+    assert "Bars span the 95 % spread within the launch (1 launch per config)" in drawn[4].caption
+    configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
+    write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
+    several = {figure.number: figure.caption for figure in build_figures(analyse(tmp_path), tmp_path)}
+    assert "Bars span the 95 % interval between launches (3 launches per config)" in several[4]
+    assert "range of the trials, line through their mean; 3 launches per config." in several[1]
+
+
 def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, steps=0))
     found = build_figures(analyse(tmp_path), tmp_path)

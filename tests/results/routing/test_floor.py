@@ -232,7 +232,7 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
     found = floor_of({"bonus": (BONUS, spread((4, 3, 3), 0.9))})
     said = answered(found)
     assert {point for point, one in said.items() if one.outcome == Outcome.OPEN} == {
-        "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D",
+        "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D",
     }  # fmt: skip
     assert "only K = 200 was run" in said["D6"].reason
     assert "no KV was moved in this run" in said["D2"].reason
@@ -376,6 +376,32 @@ def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, 
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "answer", "point"),
+    [(8, (0, 4), Outcome.HOLDS, "holds"), (8, (4, 2), Outcome.FAILS, "fails"), (0, (4, 0), Outcome.OPEN, "")],
+)
+def test_whether_the_load_floor_alone_ends_the_lost_transfers(
+    before: int, after: tuple[int, int], answer: Outcome, point: str
+) -> None:
+    def log(lost: int) -> Log:
+        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
+
+    variants: dict[str, Variant] = {"200": (BONUS, log(after[0])), "50": ({"load_floor_bonus": 50}, log(after[1]))}
+    said = answered(floor_of({"plain": ({}, log(before)), **variants}))["Q1"]
+    assert (said.outcome, said.point) == (answer, point)
+    assert (said.p is None) == (answer == Outcome.OPEN)
+    assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
+
+
+def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_point_is_beside() -> None:
+    unsure = {"lost_share": Estimate(-0.1, -0.3, 0.1, launches=3)}
+    bonus = variant("b", parameters=BONUS, differences=unsure)
+    said = answered(run_of(variant("plain", transfers=20, lost_transfers=2), bonus))
+    assert (said["Q1"].outcome, said["Q1"].point) == (Outcome.UNDECIDED, "holds")
+    assert (said["D1"].outcome, said["D1"].point) == (Outcome.UNDECIDED, "holds")
+    assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1"}
+
+
 def test_refusals_answer_whether_they_are_counted() -> None:
     assert answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"].outcome == Outcome.HOLDS
     assert answered(run_of(variant("plain", rejects=2)))["D4"].outcome == Outcome.UNDECIDED
@@ -476,7 +502,7 @@ def test_one_launch_answers_no_decision_point() -> None:
     kept = {name: replace(value, launches=1) for name, value in shares(EVEN, SAME)["differences"].items()}
     both = [variant(f"{k}", parameters={"load_floor_bonus": k}, values=once, differences=kept) for k in (50, 200)]
     floor = replace(run_of(variant("plain", **shares(COLD, None)), *both), trials=1)
-    assert answered(floor)["D6"].outcome == Outcome.UNDECIDED
+    assert (answered(floor)["D6"].outcome, answered(floor)["D6"].point) == (Outcome.UNDECIDED, "holds")
     failed = TransportFacts(8, 3, 2, 3, 3, 2)
     assert answered(replace(floor, transport=failed))["Q1.D"].outcome == Outcome.UNDECIDED
     assert "one launch per policy" in answered(replace(floor, transport=failed))["Q1.D"].reason

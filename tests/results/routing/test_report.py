@@ -17,6 +17,7 @@ from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.cautions import find_stalls
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.report import describe_opening, describe_verdict, list_limits
+from results.routing.shown import name_units
 from results.routing.summary import summary_of
 from results.routing.write import build_pair_rows, write_results
 from results.statistics.estimates import Estimate
@@ -171,6 +172,21 @@ def test_a_cpu_build_and_failures_are_stated(analysis: RoutingAnalysis) -> None:
     assert "3 policies, 3 trials" in describe_opening(analysis)
 
 
+def test_captions_state_the_trials_the_unit_and_what_the_bars_are(analysis: RoutingAnalysis, tmp_path: Path) -> None:
+    captions = {figure.name: figure.caption for figure in build_figures(analysis)}
+    for name in ("1", "4a", "4c", "6", "6_full", "8"):
+        assert "Trials per policy: 3, a launch each." in captions[name], name
+    for part in ("TTFT in ms", "E2E in s", "Bars: 95 % intervals between trials (over 3 trials)"):
+        assert part in captions["6"]
+    assert "ITL in ms" in captions["4d"]
+    assert "95 % spread within the launch (over " in captions["4d"]
+    write_run(tmp_path, replace(WORLD, trials=1), POLICIES)
+    once = {figure.name: figure.caption for figure in build_figures(analyse(tmp_path))}["6"]
+    assert "Bars: 95 % spread within the launch (sessions resampled, 1 trial). " in once
+    assert "Trials per policy: 1, a launch each." in once
+    assert name_units(("apc", "ttft_p50_s", "ttft_p90_s")) == "In %: APC; in ms: TTFT p50, TTFT p90. "
+
+
 def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
     write_run(tmp_path, replace(WORLD, trials=1, sessions=3, turns=2), POLICIES[:1])
     found = {figure.name: figure for figure in build_figures(analyse(tmp_path))}
@@ -267,7 +283,11 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     judged = {row["name"]: row["outcome"] for row in found["claims"]}
     assert judged["no thrashing: EAR"] == "holds"
     assert judged["ablation: migration only loses locality"] == "open"
-    assert [row["name"] for row in found["load_floor"]] == ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D"]
+    points = ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D"]
+    assert [row["name"] for row in found["load_floor"]] == points
+    locality = next(row for row in found["claims"] if row["name"] == "ablation: affinity only keeps locality")
+    assert "(specified: 77.2 % (sticky) and 79.4 %)" in locality["point"]
+    assert "| by the point |" in (moving / "report.md").read_text()
     said = json.loads((moving / "aggregate.json").read_text())
     by_cell = {(row["label"], row["trial"]): row for row in said["migrations_by_cell"]}
     assert by_cell["EAR", 0]["trigger_rate"]["value"] == pytest.approx(1 / 5)

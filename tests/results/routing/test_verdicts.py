@@ -268,6 +268,34 @@ def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
     assert paper(*pairs)["C3: EAR dominates"] == Outcome.UNDECIDED
 
 
+def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specification_states() -> None:
+    labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
+    wide = compare_two("worker_ttft_p90_median_s", "sticky", "unified", -0.1, 0.5)
+    once = replace(wide, ratio=replace(wide.ratio or SOME, launches=1))
+    below = compare_two("apc", "stays", "ear", -0.10, -0.02)
+    for slower in (wide, once):
+        claims = judge(labels, [slower, below])
+        sticky, locality = claims["3.3: sticky slows every instance"], claims["ablation: affinity only keeps locality"]
+        assert (sticky.outcome, locality.outcome) == (Outcome.UNDECIDED, Outcome.UNDECIDED)
+        assert sticky.point == "holds: 1.22 times (specified: 20.3 s and 10.3 s)"
+        assert locality.point == "fails: -6.0 pp (specified: 77.2 % (sticky) and 79.4 %)"
+        assert claims["ablation: migration only loses locality"].point == "", "no value, no point"
+
+
+def test_dominance_by_the_point_counts_every_comparison() -> None:
+    names = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
+    pairs = [
+        compare_two(metric, "ear", name, *((-0.1, 0.3) if metric == "apc" else (-0.6, 0.1)))
+        for name in names
+        for metric in ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
+    ]
+    labels = labels_of(ROWS) | {name: name for name in names}
+    for known, point in ((pairs, "holds: better in 25 of 25"), (pairs[:-1], "fails: better in 24 of 25")):
+        claim = judge(labels, known)["C3: EAR dominates"]
+        assert claim.outcome == Outcome.UNDECIDED
+        assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
+
+
 LOOPING = (
     compare_two("amplification", "ear", "load-balance", -0.9, -0.8),
     compare_two("ttft_p50_s", "static PD-disagg", "load-balance", 0.5, 0.52),

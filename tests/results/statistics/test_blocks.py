@@ -177,6 +177,7 @@ def test_launches_are_planned_for_a_named_effect() -> None:
     needed = launches_for(math.log(1.1), 0.1, 7)
     assert needed is not None
     assert detectable_effect(0.1, needed, 7) <= math.log(1.1) < detectable_effect(0.1, needed - 1, 7)
+    assert (launches_for(math.log(1.1), 0.1, 7, level=0.99) or 0) > needed
     assert launches_for(1e-6, 0.1, 7) is None
     assert math.isinf(detectable_effect(0.1, 1, 7))
 

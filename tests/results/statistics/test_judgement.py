@@ -10,7 +10,16 @@ from results.connector_tax.combined_taxes import Additive, judge_sum
 from results.connector_tax.hypotheses import cost_label, is_inside
 from results.pd_lifecycle import verdicts as lifecycle
 from results.statistics.estimates import Estimate, unknown
-from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged, withheld
+from results.statistics.judgement import (
+    Judgement,
+    Outcome,
+    Verdict,
+    decisive,
+    few_launches,
+    judged,
+    take_point,
+    withheld,
+)
 from results.statistics.trials import Measured, Trial, estimate
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
@@ -36,6 +45,14 @@ def test_from_three_on_the_interval_decides(value: float, width: float, count: i
     assert judged(found, none) == (expected or Verdict.NOT_DISTINGUISHABLE)
     assert withheld(found) == ""
     assert decisive(found) is found
+
+
+def test_a_point_decides_without_an_interval_or_launches() -> None:
+    one = Estimate(0.1, -0.2, 0.4, launches=1, reason="resampled")
+    assert judged(one) is None
+    assert judged(take_point(one)) == Verdict.HIGHER
+    assert judged(take_point(one), 0.1) == Verdict.NOT_DISTINGUISHABLE
+    assert judged(take_point(Estimate(None, reason="not measured"))) is None
 
 
 @given(st.lists(finite, min_size=1, max_size=6))

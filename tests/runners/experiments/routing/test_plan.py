@@ -518,6 +518,23 @@ def test_the_baselines_stand_beside_unified_and_least_work_and_loads_are_swept_w
         assert len({one.kv_cache_memory_bytes for one in own}) == 3
 
 
+def test_presets_for_eight_gpus_have_the_specifications_sessions_and_hold_none_back() -> None:
+    name = "h20-qwen3-coder-30b"
+    presets = load_profile(name).experiments[EXPERIMENT]
+    grids = {preset: read_grid(presets, name, preset) for preset in presets}
+    fleet = grids["fleet"]
+    assert (fleet.trace.sessions, fleet.replay.time_scale, fleet.replay.max_inflight_sessions) == (2700, 3.0, 0)
+    for preset in ("full", "baselines", "sensitivity", "steady", "skew-and-pool"):
+        assert (grids[preset].trace, grids[preset].replay) == (fleet.trace, fleet.replay), preset
+    traces = grids["skew-and-pool"].further_traces
+    assert {trace: choice.sessions for trace, choice in traces.items()} == {"less-skew": 1350, "more-skew": 3510}
+    floor = grids["load-floor"]
+    assert (floor.trace.sessions, floor.replay.time_scale, floor.replay.max_inflight_sessions) == (50, 1.0, 0)
+    for limit in (64, 128):
+        limited = grids[f"inflight-{limit}"]
+        assert (limited.trace, limited.replay.max_inflight_sessions) == (fleet.trace, limit)
+
+
 def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
     options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("router.transfer.priority=-2",))
     plan = prepare(options).plan

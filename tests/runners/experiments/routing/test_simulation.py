@@ -49,6 +49,7 @@ SETTINGS = (
     "trace.tokens=1.0",
     "trace.output_tokens=0.1",
     "trace.turns=3",
+    "replay.time_scale=1.0",
     "simulation.step_noise=0.05",
 )
 SAME = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
