@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from runners.router.server.front import ClientConnection
+from runners.router.spec import ADMIN_TOKEN
 from tests.runners.router.routers import by, events, instances, router, tokens, until
 
 
@@ -134,6 +135,45 @@ async def test_neither_a_web_page_nor_a_proxy_reaches_the_operators_pages(
         assert answer.status_code == 403
         assert [row.instance for row in routed.server.tick().instances] == ["a"]
         assert routed.available() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "", 200),
+        ("POST", "", 200),
+        ("POST", "/a/drain", 200),
+        ("POST", "/a/resume", 409),  # it does not drain
+        ("DELETE", "/a", 200),
+    ],
+)
+async def test_with_a_token_every_page_of_the_operator_asks_for_it(
+    method: str, path: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url} if (method, path) == ("POST", "") else None
+        for value in ("", "Bearer", "Bearer s3cre", "s3cret", "Basic s3cret"):
+            headers = {"authorization": value} if value else {}
+            answer = await routed.http.request(method, f"/admin/instances{path}", json=body, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert ADMIN_TOKEN in answer.json()["error"]["message"]
+            assert "s3cret" not in answer.text
+            assert routed.available() == {"a"}
+        twice = [("authorization", "Bearer s3cret"), ("authorization", "Bearer s3cret")]
+        assert (await routed.http.request(method, f"/admin/instances{path}", headers=twice)).status_code == 401
+        right = {"authorization": "bearer s3cret"}
+        answer = await routed.http.request(method, f"/admin/instances{path}", json=body, headers=right)
+        assert answer.status_code == status
+
+
+async def test_a_token_opens_the_operators_pages_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
+    async with instances("a") as (a,), router([a]) as routed:
+        right = {"authorization": "Bearer s3cret"}
+        assert (await routed.http.get("/admin/instances", headers={**right, "via": "1.1 proxy"})).status_code == 403
+        assert (await routed.http.get("/metrics")).status_code == 200
+        assert (await routed.post()).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
