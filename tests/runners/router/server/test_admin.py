@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from runners.router.server.front import ClientConnection
-from runners.router.spec import ADMIN_TOKEN
-from tests.runners.router.routers import by, events, instances, router, tokens, until
+from runners.router.spec import ADMIN_TOKEN, HealthRules, RouterError
+from tests.runners.router.routers import SOON_S, by, events, instances, router, tokens, until
 
 
 async def test_an_instance_that_is_added_gets_requests() -> None:
@@ -76,6 +76,39 @@ async def test_an_instance_that_is_added_twice_at_once_joins_once_and_probed() -
         body = {"instance": "b", "url": b.url}
         answers = await asyncio.gather(*(routed.http.post("/admin/instances", json=body) for _ in range(3)))
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+        assert routed.available() == {"a", "b"}
+
+
+async def test_an_instance_that_joins_is_neither_drained_nor_removed_meanwhile() -> None:
+    patient = HealthRules(probe_interval_s=0.05, probe_timeout_s=SOON_S, open_s=0.1, open_max_s=0.4)
+    async with instances("a", "b") as (a, b), router([a], health=patient) as routed:
+        b.health_hangs = True
+        body = {"instance": "b", "url": b.url, "kv_capacity_tokens": 4096, "block_tokens": 4}
+        adding = asyncio.create_task(routed.http.post("/admin/instances", json=body))
+        await until(lambda: b.connections > 0)
+        for method, path in (("DELETE", "b"), ("DELETE", "b?now=1"), ("POST", "b/drain"), ("POST", "b/resume")):
+            answer = await routed.http.request(method, f"/admin/instances/{path}")
+            assert answer.status_code == 409
+            assert "being added" in answer.json()["error"]["message"]
+        rows = (await routed.http.get("/admin/instances")).json()["instances"]
+        assert [(row["instance"], row["available"]) for row in rows] == [("a", True), ("b", False)]
+        await b.kill()  # its probe fails at once
+        assert (await adding).status_code == 200
+        assert (await routed.http.delete("/admin/instances/b")).status_code == 200
+        assert [row.instance for row in routed.server.tick().instances] == ["a"]
+
+
+async def test_an_instance_that_could_not_join_can_be_added_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(instance: str) -> None:
+        raise RouterError(f"no probe of {instance}")
+
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url}
+        with monkeypatch.context() as patched:
+            patched.setattr(routed.server._fleet._probes, "add_instance", refuse)
+            assert (await routed.http.post("/admin/instances", json=body)).status_code == 409
+        assert [row.instance for row in routed.server.tick().instances] == ["a"]
+        assert (await routed.http.post("/admin/instances", json=body)).status_code == 200
         assert routed.available() == {"a", "b"}
 
 
