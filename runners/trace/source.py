@@ -46,6 +46,8 @@ _EXTENDED = (
 _TAR = (257, b"ustar")
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
+_END_OF_ARCHIVE = tarfile.EOFHeaderError  # type: ignore[attr-defined]
+"""What tarfile raises within itself for the block of zeros that ends an archive."""
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
 _CORRECT = "correct the file, or name its actual format with --format (docs/traces.md lists the rules)"
 _UNPACK = "if you trust the file, unpack it yourself and name the folder (docs/traces.md lists the bounds)"
@@ -238,23 +240,22 @@ class _Header(tarfile.TarInfo):
     """Raises for a damaged or missing header, which tarfile treats as the end of the archive, and for a huge one."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-            return super().frombuf(buf, encoding, errors)  # the end
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            header = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
+        except _END_OF_ARCHIVE:
+            raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"an archive's header: {error}") from error
-        what, most = ("header", MAX_HEADER_BYTES) if header.type in _EXTENDED else ("member", MAX_UNPACKED_BYTES)
-        if not 0 <= header.size <= most:
-            raise _BoundExceeded(f"an archive's {what} of {header.size} bytes; at most {most} are read")
-        return header
 
-    @classmethod
-    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
-        if isinstance(tarfile, _Archive):
-            tarfile.count_header()
-        return super().fromtarfile(tarfile)
+    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
+        """Tarfile calls it for every header, before it reads what follows; within itself for a member's next header."""
+        archive.count_header()
+        what, most = ("header", MAX_HEADER_BYTES) if self.type in _EXTENDED else ("member", MAX_UNPACKED_BYTES)
+        if not 0 <= self.size <= most:
+            raise _BoundExceeded(f"an archive's {what} of {self.size} bytes; at most {most} are read")
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return member
 
     def _refuse_sparse(self, *_: object) -> None:
         raise _BoundExceeded("the archive has a sparse file, which may be any size in a few bytes")
