@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from console import keys
 from console.app_protocol import Host, Options
-from console.glyphs import ASCII, UNICODE, PlainText, VisibleText
+from console.glyphs import ASCII, UNICODE, PlainText, VisibleConsole, VisibleText
 from console.panels.panel import Look
 from console.screens.base import ConsoleScreen
 from console.screens.run import RunScreen
@@ -41,6 +41,7 @@ class TraconApp(Host):
 
     def __init__(self, options: Options, run: Path | None = None) -> None:
         super().__init__(options, Look(glyphs=ASCII if options.ascii else UNICODE, marker=_choose_marker(options)))
+        self.error_console = VisibleConsole(markup=False, highlight=False, stderr=True)
         self._run = run
         self.register_theme(NIGHT)
         self.register_theme(DAY)

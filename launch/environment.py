@@ -42,13 +42,24 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(
-    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|_PWD$|_PAT$", re.IGNORECASE
+    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$", re.IGNORECASE
 )
-_SECRET_OPTION = re.compile(r"--?[\w-]*?(?:api[-_]key|token|password|secret|credentials?)", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"--?(?:[\w-]*(?:apikey|token|password|passwd|passphrase|requirepass|secret|credentials?)"
+    r"|(?:[\w-]*[-_])?(?:key|auth|authorization|bearer|cookie|jwt|pass|pwd))",
+    re.IGNORECASE,
+)
+"""The last word of its name decides: `--api-key` and `--ssl-keyfile-password`, not `--ssl-keyfile` or `--tokenizer`."""
 PASS_ENV = "TRACON_PASS_ENV"
 """Environment variable: names, separated by commas, that engines inherit although they are named as secrets."""
 ENGINE_PREFIXES = ("HF_", "HUGGING_FACE_", "VLLM_", "LMCACHE_", "MOONCAKE_", "MC_", "NIXL_", "UCX_", "TOKENIZERS_")
 _URL_CREDENTIALS = re.compile(r"(://)\S*@")
+_URL_PARAMETER = re.compile(
+    r"([?&][\w-]*(?:token|password|passwd|passphrase|secret|credentials?|signature|key|auth)=)"
+    r"[^&#\s\"']+",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\b(bearer|authorization\s*:\s*basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _TOKEN = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b")
 _TERMINAL_STYLE = re.compile(r"\x1b\[[\d;]*m")
 """nvidia-smi underlines the heading of its matrix, also for a file."""
@@ -216,26 +227,32 @@ def library_env(libraries: LibraryState) -> dict[str, str]:
 
 
 def redact(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without secrets: those named so (TOKEN, KEY ...), credentials in URLs, known token forms."""
+    """`environ` without secrets: those named so (TOKEN, KEY ...), and what `redact_text` leaves out of the others."""
     return {name: REDACTED if _SECRET_NAME.search(name) else redact_text(value) for name, value in environ.items()}
 
 
 def redact_text(text: str) -> str:
-    """`text` without the credentials inside its URLs and without words that have the form of a known token."""
-    return _TOKEN.sub(REDACTED, _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text))
+    """`text` without credentials and parameters named as secrets in its URLs, bearer tokens and known token forms."""
+    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text)
+    text = _URL_PARAMETER.sub(rf"\1{REDACTED}", text)
+    return _TOKEN.sub(REDACTED, _BEARER.sub(rf"\1\2{REDACTED}", text))
 
 
 def redact_arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line without the values of options that are named as secrets (`--api-key X`, `--hf-token=X`)."""
+    """A command line without the values of options that are named as secrets (`--api-key X Y`, `--hf-token=X`).
+
+    The word after such an option is its value unless it begins with `--`; further ones are unless they begin with `-`.
+    """
     shown: list[str] = []
+    is_secret = False
     for word in argv:
         option, sign, _ = word.partition("=")
-        if shown and _SECRET_OPTION.fullmatch(shown[-1]):
+        if is_secret and not word.startswith("-" if shown[-1] == REDACTED else "--"):
             shown.append(REDACTED)
-        elif sign and _SECRET_OPTION.fullmatch(option):
-            shown.append(f"{option}={REDACTED}")
-        else:
-            shown.append(redact_text(word))
+            continue
+        is_named = _SECRET_OPTION.fullmatch(option) is not None
+        is_secret = is_named and not sign
+        shown.append(f"{option}={REDACTED}" if is_named and sign else redact_text(word))
     return tuple(shown)
 
 

@@ -22,7 +22,16 @@ from pathlib import Path
 import msgspec
 import uv
 
-from launch.environment import Engine, EngineRecord, built, home, inspect_python, intact, library_env
+from launch.environment import (
+    Engine,
+    EngineRecord,
+    built,
+    home,
+    inspect_python,
+    intact,
+    library_env,
+    redact_arguments,
+)
 from launch.errors import InstallFailed
 from launch.install_plan import (
     DISK_BYTES,
@@ -134,7 +143,7 @@ def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[
         step.argv, env=dict(environ), cwd=log.parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace",
     ) as process:  # fmt: skip
-        file.write(f"$ {' '.join(step.argv)}\n")
+        file.write(f"$ {' '.join(redact_arguments(step.argv))}\n")
         timer = threading.Timer(step.timeout_s, process.kill)
         timer.start()
         try:

@@ -6,13 +6,15 @@ import errno
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from results.records.visible import visible
 from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
-from runners.cli.terminal import fail, use_color
+from runners.cli.terminal import fail, make_logs_visible, use_color
 from runners.errors import RunnerError
 
 app = typer.Typer(
@@ -126,6 +128,7 @@ def place_caches() -> None:
 
 def main() -> None:
     """Entry point: runs the command; a refusal becomes one paragraph on stderr and an exit code."""
+    make_logs_visible()
     try:
         refuse_host()
         place_caches()
@@ -136,7 +139,8 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.exit(fail(RunnerError(f"{where}{error.strerror or error}", remedy=REMEDIES.get(error.errno or 0, ""))))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (a traceback, too, may quote what came from outside)
         if not hasattr(error, "exit_code") or not hasattr(error, "remedy"):
-            raise
+            sys.stderr.write(visible(traceback.format_exc()))
+            sys.exit(1)
         sys.exit(fail(error))

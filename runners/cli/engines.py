@@ -75,7 +75,7 @@ def doctor(
         terminal.out().print(doctor_tables(report))
     missing = [row.what for row in report.rows if row.state == MISSING]
     if strict and missing:
-        terminal.err().print(f"missing on this host: {', '.join(missing)}. The table has the remedy of each.")
+        terminal.narrate(f"missing on this host: {', '.join(missing)}. The table has the remedy of each.")
         raise typer.Exit(ExitCode.GATE_FAILED)
 
 
@@ -117,7 +117,7 @@ def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
         terminal.print_json({"kind": engine.kind, "python": str(engine.python), "versions": dict(engine.versions)})
     else:
         versions = ", ".join(f"{name} {number}" for name, number in engine.versions.items() if number)
-        terminal.err().print(f"engine [bold]{engine.kind}[/] is ready: {versions}")
+        terminal.narrate("engine ", (engine.kind, "bold"), f" is ready: {versions}")
 
 
 def up(
@@ -136,7 +136,7 @@ def up(
     if json:
         terminal.print_json(row)
     else:
-        terminal.err().print(f"engine [bold]{row.name}[/] serves {row.model} at {row.url} (pid {row.pid})")
+        terminal.narrate("engine ", (row.name, "bold"), f" serves {row.model} at {row.url} (pid {row.pid})")
 
 
 def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -147,7 +147,7 @@ def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = Fa
     if json:
         terminal.print_json(row)
     else:
-        terminal.err().print(f"engine [bold]{name}[/] is gone")
+        terminal.narrate("engine ", (name, "bold"), " is gone")
 
 
 def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -215,8 +215,8 @@ def _change_patches(action: str, kind: str, engine_python: Path | None, json: bo
         return
     state = "applied" if result.applied else "not applied"
     changed = ", but its files were changed" if result.applied and not result.intact else ""
-    terminal.err().print(f"probe {result.version or ''} {state}{changed} in {engine.python}")
+    terminal.narrate(f"probe {result.version or ''} {state}{changed} in {engine.python}")
     if action == "revert" and result.applied:
-        terminal.err().print(result.reason)
+        terminal.narrate(result.reason)
     if result.applied and not result.intact:
         raise typer.Exit(ExitCode.GATE_FAILED)

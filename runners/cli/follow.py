@@ -81,7 +81,7 @@ class _FeedLines:
             terminal.err().print(feed_text(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S
-            terminal.err().print(progress_line(view, time.time()), soft_wrap=True)
+            terminal.err().print(progress_line(view, time.time()), markup=False, soft_wrap=True)
 
 
 def await_lease(folder: Path, worker_pid: int) -> None:

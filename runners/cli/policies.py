@@ -80,7 +80,7 @@ def why(
         return
     screen = terminal.out()
     for log, picks in picks_by_log:
-        screen.print(f"[bold]{log.name}[/]")
+        screen.print(log.name, style="bold", markup=False)
         for line in explain_picks(picks):
             screen.print(line, markup=False, soft_wrap=True)
         screen.print()

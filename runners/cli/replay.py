@@ -96,7 +96,7 @@ def replay(
     else:
         terminal.out().print(_report_tables(report))
     if report.outcome.fidelity.degraded:
-        terminal.err().print(f"degraded: {report.outcome.fidelity.reason}", soft_wrap=True)
+        terminal.err().print(f"degraded: {report.outcome.fidelity.reason}", markup=False, soft_wrap=True)
     raise typer.Exit(int(report.exit_code))
 
 

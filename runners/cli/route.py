@@ -300,16 +300,18 @@ class _Narrator:
         self._down: Mapping[str, str] = {}
 
     def __call__(self, line: RouterLine) -> None:
+        from rich.text import Text
+
         from runners.router.policies import describe_policy, policy_class
 
         say = terminal.err().print
         if line.ready is not None:
             names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
-            say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)
+            say(Text.assemble("router ", (line.ready.url, "bold"), f" before {names}"), soft_wrap=True)
             summary = describe_policy(policy_class(self._spec.policy)).summary
             say(f"policy {self._spec.policy}: {summary}", markup=False, soft_wrap=True)
             for number, page in enumerate(line.ready.pages, 1):
-                say(f"process {number}: its metrics and admin pages are at {page}", soft_wrap=True)
+                say(f"process {number}: its metrics and admin pages are at {page}", markup=False, soft_wrap=True)
             say(f"blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
         elif line.tick is not None:
             down = {row.instance: row.why for row in line.tick.instances if not row.available}
@@ -328,7 +330,7 @@ class _Narrator:
                 died = format_count(end.died, "process", "processes")
                 say(f"{died} died and restarted; these numbers lack their counts")
             if end.records_lost:
-                say(f"{end.records_lost} decision records were lost: {end.log_error}")
+                say(f"{end.records_lost} decision records were lost: {end.log_error}", markup=False)
 
 
 def _read_instances(

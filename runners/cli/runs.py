@@ -101,7 +101,7 @@ def run(
     require_ports(prepared)
     unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
-    terminal.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
     if unrest:
         terminal.err().print(unrest, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
@@ -168,7 +168,7 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
     try:
         code = follow_run(folder, events=json)
     except KeyboardInterrupt:
-        terminal.err().print(f"left [bold]{folder.name}[/] as it is")
+        terminal.narrate("left ", (folder.name, "bold"), " as it is")
         code = ExitCode.DONE
     raise typer.Exit(code)
 
@@ -340,7 +340,7 @@ def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool 
         terminal.print_json(answer)
     else:
         verb = "accepted" if answer["accepted"] else "refused"
-        terminal.err().print(f"{action.replace('_', ' ')} {verb}: {answer['detail']}")
+        terminal.narrate(f"{action.replace('_', ' ')} {verb}: {answer['detail']}")
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.BAD_INPUT)
 
@@ -399,7 +399,7 @@ def accompany_run(
         code = _follow_to_end(folder, worker_pid)
     view, lease = _read_run(folder)
     if lease.live:
-        terminal.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
+        terminal.narrate((folder.name, "bold"), " goes on: `tracon`, `tracon watch`, `tracon stop`")
         raise typer.Exit(code)
     if code == ExitCode.INTERRUPTED:
         remedy = f"`tracon resume {folder.name}` goes on from here"
@@ -437,7 +437,7 @@ def _follow_to_end(folder: Path, worker_pid: int) -> int:
         ask_run(folder, "stop_now", "", "Ctrl-C at the command that started it")
         return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
-        terminal.err().print(f"left [bold]{folder.name}[/] running: `tracon watch`, `tracon stop`")
+        terminal.narrate("left ", (folder.name, "bold"), " running: `tracon watch`, `tracon stop`")
         return ExitCode.INTERRUPTED
 
 

@@ -102,7 +102,7 @@ def _start_search(options: RunOptions, workspace: Path | None, *, detach: bool, 
 
     prepared = prepare_run(experiment_named("capacity"), from_root(options), need_engine=False)
     folder = create_run(workspace_of(workspace), prepared)
-    terminal.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
     for note in prepared.draft.notes:
         terminal.err().print(note, style="yellow", markup=False)
     process = spawn_run_process(folder)

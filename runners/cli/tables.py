@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
@@ -53,9 +54,21 @@ STYLES: Mapping[str, str] = {
 }
 
 
+class PlainTable(Table):
+    """A table whose cells are shown as they are: what a journal or a log holds is not read as Rich's markup."""
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        cells: list[RenderableType | None] = [Text(each) if isinstance(each, str) else each for each in renderables]
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
 def begin_table(*columns: str, title: str = "") -> Table:
     """A quiet table; a column that starts with `>` is right-aligned."""
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    made = PlainTable(
+        box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False
+    )
     for column in columns:
         made.add_column(
             column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=column.startswith(">")
@@ -148,7 +161,7 @@ def progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
     if not view.run:
         return Text("starting ...")
     done = progress(view)
-    bar = Table.grid(padding=(0, 1))
+    bar = PlainTable.grid(padding=(0, 1))
     bar.add_row(ProgressBar(total=1.0, completed=done.fraction, width=40), progress_line(view, now_unix_s))
     parts: list[RenderableType] = [bar, _stages_table(view)]
     if view.live_instances:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,19 @@ class VisibleConsole(Console):
             yield segment if control or text.isprintable() else Segment(visible(text), style)
 
 
+class VisibleFormatter(logging.Formatter):
+    """Formats a record, a traceback included, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def make_logs_visible() -> None:
+    """What a library logs, such as asyncio about a failed callback, reaches stderr without control characters."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
+
+
 def use_color(wanted: bool | None) -> None:
     """Force colour on or off for this process; None = decide by terminal and NO_COLOR."""
     global _color
@@ -42,6 +56,11 @@ def out() -> Console:
 def err() -> Console:
     """stderr, for narration."""
     return _make_console(stderr=True)
+
+
+def narrate(*parts: str | tuple[str, str]) -> None:
+    """Print one line on stderr, of texts and (text, style); none is read as markup."""
+    err().print(Text.assemble(*parts))
 
 
 def _make_console(*, stderr: bool) -> Console:

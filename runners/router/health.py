@@ -39,7 +39,9 @@ class Health:
         """Instances in an outage, and whether nothing listens there."""
 
     def state_of(self, instance: str) -> BreakerState:
-        return self._breakers[instance].state
+        """Open for an instance that joins: its first probe has not ended."""
+        breaker = self._breakers.get(instance)
+        return BreakerState.OPEN if breaker is None else breaker.state
 
     def add_instance(self, instance: str, why: str | None) -> None:
         """Begin with an instance after its first probe; `why` as in `note_probe`, None = it could not be asked."""

@@ -23,6 +23,8 @@ KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 INSTANCE_NAME_LIMIT = 64
 PASSWORD = "TRACON_REDIS_PASSWORD"
 """Environment variable: the password is never part of a URL, and so of no spec, log or list of processes."""
+ADMIN_TOKEN = "TRACON_ADMIN_TOKEN"
+"""Environment variable: the operator's pages then ask for `Authorization: Bearer` with its value."""
 TABLE_SCHEMES = ("redis", "rediss", "unix")
 LATEST = 20
 """Picks that a tick names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import lzma
 import tarfile
 import zlib
@@ -24,8 +25,18 @@ MAX_LINE_BYTES = 256 << 20
 
 MAX_DOCUMENT_BYTES = 128 << 20
 """Longer documents that are one object are rejected, for the same reason."""
-MAX_HEADER_BYTES = 1 << 20
-"""An archive's longer extended headers are rejected: they are read whole, before any of its files."""
+MAX_HEADER_BYTES = 16 << 10
+"""An archive's longer extended headers are rejected: tarfile may take the square of their size in memory."""
+MAX_HEADERS = 8
+"""Headers of one member, with the extended and global ones before its own."""
+MAX_GLOBAL_FIELDS = 1_000
+MAX_MEMBERS = 100_000
+MAX_NAME_CHARS = 4_096
+MAX_UNPACKED_BYTES = 64 << 30
+"""What one packed file may unpack to, and what one member of an archive may hold."""
+MAX_RATIO = 1_000
+"""Unpacked over packed bytes, from RATIO_FROM_BYTES on. By our estimate long shared prompts reach 200 in .xz."""
+RATIO_FROM_BYTES = 1 << 30
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -35,21 +46,27 @@ _EXTENDED = (
 _TAR = (257, b"ustar")
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
+_END_OF_ARCHIVE = tarfile.EOFHeaderError  # type: ignore[attr-defined]
+"""What tarfile raises within itself for the block of zeros that ends an archive."""
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
+_CORRECT = "correct the file, or name its actual format with --format (docs/traces.md lists the rules)"
+_UNPACK = "if you trust the file, unpack it yourself and name the folder (docs/traces.md lists the bounds)"
+_DEREFERENCE = "pack the files themselves (tar --dereference --hard-dereference)"
 
 
 class TraceError(RunnerError):
     """A trace file violates its format: file, line and rule."""
 
-    def __init__(self, file: str, line: int, rule: str) -> None:
+    def __init__(self, file: str, line: int, rule: str, *, remedy: str = _CORRECT) -> None:
         """`file`: its name; in an archive or a folder `archive/member`. `line`: from 1, where reading stopped."""
-        super().__init__(
-            f"{file}, line {line}: {rule}",
-            remedy="correct the file, or name its actual format with --format (docs/traces.md lists the rules)",
-        )
+        super().__init__(f"{file}, line {line}: {rule}", remedy=remedy)
         self.file = file
         self.line = line
         self.rule = rule
+
+
+class _BoundExceeded(Exception):
+    """A packed file has more of something than a trace needs; the message is the rule."""
 
 
 OnProgress = Callable[[float], None]
@@ -148,54 +165,150 @@ class _Watched(io.FileIO):
         return count
 
 
+class _Unpacked(io.RawIOBase):
+    """What a packed file unpacks to, as far as that stays within the bounds."""
+
+    def __init__(self, unpacker: io.BufferedIOBase, packed: io.FileIO) -> None:
+        self._unpacker = unpacker
+        self._packed = packed
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._position = self._unpacker.seek(offset, whence)
+        return self._position
+
+    def readinto(self, buffer: object, /) -> int:
+        count = self._unpacker.readinto(buffer)  # type: ignore[arg-type]
+        self._position += count
+        if self._position > MAX_UNPACKED_BYTES:
+            raise _BoundExceeded(f"it unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB")
+        if self._position > RATIO_FROM_BYTES and self._position > MAX_RATIO * self._packed.tell():
+            raise _BoundExceeded(f"it unpacks to more than {MAX_RATIO} times its size, as no trace does")
+        return count
+
+    def close(self) -> None:
+        self._unpacker.close()
+        super().close()
+
+
 def _open_unpacked(raw: io.FileIO) -> BinaryIO:
     magic = raw.read(len(_XZ)) or b""
     raw.seek(0)
+    packed = io.BufferedReader(raw, 1 << 18)
     if magic.startswith(_GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18)), 1 << 18)
+        return io.BufferedReader(_Unpacked(gzip.GzipFile(fileobj=packed), raw), 1 << 18)
     if magic == _XZ:
-        return io.BufferedReader(lzma.LZMAFile(io.BufferedReader(raw, 1 << 18)), 1 << 18)
-    return io.BufferedReader(raw, 1 << 18)
+        return io.BufferedReader(_Unpacked(lzma.LZMAFile(packed), raw), 1 << 18)
+    return packed
+
+
+class _Archive(tarfile.TarFile):
+    """Reads the headers of an archive in bounded memory; each member is forgotten once it is returned."""
+
+    members: list[tarfile.TarInfo]
+    _headers = 0
+    """Of the member that is being read."""
+
+    def next(self) -> tarfile.TarInfo | None:
+        self._headers = 0
+        try:
+            member = super().next()
+        except ValueError as error:  # a number or a text of a header
+            raise tarfile.ReadError(f"an archive's header: {error}") from error
+        self.members.clear()
+        return member
+
+    def count_header(self) -> None:
+        """Raises _BoundExceeded for one header too many; each nests tarfile's calls."""
+        self._headers += 1
+        if self._headers > MAX_HEADERS:
+            raise _BoundExceeded(f"a member of the archive has more than {MAX_HEADERS} headers")
+        if len(self.pax_headers) > MAX_GLOBAL_FIELDS:
+            raise _BoundExceeded(f"the archive's global headers have more than {MAX_GLOBAL_FIELDS} fields")
 
 
 class _Header(tarfile.TarInfo):
     """Raises for a damaged or missing header, which tarfile treats as the end of the archive, and for a huge one."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-            return super().frombuf(buf, encoding, errors)  # the end
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            header = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
+        except _END_OF_ARCHIVE:
+            raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"an archive's header: {error}") from error
-        if header.type in _EXTENDED and header.size > MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"an archive's header of {header.size} bytes, more than {MAX_HEADER_BYTES}")
-        return header
+
+    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
+        """Tarfile calls it for every header, before it reads what follows; within itself for a member's next header."""
+        archive.count_header()
+        what, most = ("header", MAX_HEADER_BYTES) if self.type in _EXTENDED else ("member", MAX_UNPACKED_BYTES)
+        if not 0 <= self.size <= most:
+            raise _BoundExceeded(f"an archive's {what} of {self.size} bytes; at most {most} are read")
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return member
+
+    def _refuse_sparse(self, *_: object) -> None:
+        raise _BoundExceeded("the archive has a sparse file, which may be any size in a few bytes")
+
+    # tarfile reads the map of a sparse file whole before it returns the member, in these methods of its four formats
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 def _open_members(stream: BinaryIO, name: str) -> Iterator[Document]:
-    has_members = False
+    has_documents = False
     with _damage_named(name, 1):
-        archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed below
+        archive = _Archive.open(fileobj=stream, mode="r|", tarinfo=_Header)
     with archive:
-        while True:
+        for count in itertools.count(1):
             with _damage_named(name, 1):
                 member = archive.next()
             if member is None:
                 break
-            if not member.isfile() or not member.name.endswith(_ENDINGS) or Path(member.name).name.startswith("."):
+            if not _is_document(member, name, count):
                 continue
-            has_members = True
+            has_documents = True
             content = cast(BinaryIO, archive.extractfile(member))
             yield Document(f"{name}/{member.name}", content)
-    if not has_members:
+    if not has_documents:
         raise TraceError(name, 1, f"the archive holds no file that ends in {' or '.join(_ENDINGS)}")
+
+
+def _is_document(member: tarfile.TarInfo, archive: str, count: int) -> bool:
+    """Whether the member, the archive's `count`-th, is a document.
+
+    Raises TraceError for one beyond the bounds, and for a link or device in a document's place: to leave it out would
+    change the trace.
+    """
+    name = f"{archive}/{member.name[:MAX_NAME_CHARS]}"
+    if count > MAX_MEMBERS:
+        raise TraceError(archive, 1, f"the archive has more than {MAX_MEMBERS} members", remedy=_UNPACK)
+    if len(member.name) > MAX_NAME_CHARS:
+        raise TraceError(archive, 1, f"the name of a member is longer than {MAX_NAME_CHARS}", remedy=_UNPACK)
+    if not 0 <= member.size <= MAX_UNPACKED_BYTES:
+        rule = f"its header states a size that is not within 0 and {MAX_UNPACKED_BYTES >> 30} GiB"
+        raise TraceError(name, 1, rule, remedy=_UNPACK)
+    if member.isdir() or not member.name.endswith(_ENDINGS) or Path(member.name).name.startswith("."):
+        return False
+    if not member.isfile():
+        raise TraceError(name, 1, "it is a link or a device, not a file", remedy=_DEREFERENCE)
+    return True
 
 
 @contextmanager
 def _damage_named(name: str, line: int) -> Iterator[None]:
     try:
         yield
+    except _BoundExceeded as error:
+        raise TraceError(name, line, str(error), remedy=_UNPACK) from error
     except _DAMAGE as error:
         raise TraceError(name, line, f"the packed data is damaged or cut off ({error})") from error

@@ -6,7 +6,10 @@ import html
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
+from console.app import TraconApp
+from console.app_protocol import Options
 from tests.console import demo
 from tests.console.conftest import RUNS, press_and_see, sees, watching
 from tests.poison import OBEYED, POISON, poison
@@ -44,6 +47,14 @@ async def test_a_notification_is_shown_as_it_is(tmp_path: Path) -> None:
         pilot.app.notify(f"[@click=app.quit]{POISON}[/", title=f"[b]{POISON}", severity="error", timeout=60)
         await sees(pilot, "[@click=app.quit]")
         assert not OBEYED.search(html.unescape(pilot.app.export_screenshot()))
+
+
+def test_what_a_crash_prints_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    app = TraconApp(Options())
+    app.error_console.print(Text(f"ValueError: {POISON}"))
+    shown = capsys.readouterr().err
+    assert "\u241b]52" in shown
+    assert not OBEYED.search(shown)
 
 
 async def test_a_workspace_with_hostile_names_is_listed(tmp_path: Path) -> None:

@@ -17,7 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import install as installing
-from launch.environment import REDACTED, capture, environments, find_engine, home, redact, redact_text
+from launch.environment import (
+    REDACTED,
+    capture,
+    environments,
+    find_engine,
+    home,
+    inherited_env,
+    redact,
+    redact_arguments,
+    redact_text,
+)
 from launch.errors import EngineMissing, InstallFailed
 from launch.install import choose_interpreter, diagnose, exclusive, install, run_step
 from launch.install_plan import PYTHON, Step
@@ -285,6 +295,48 @@ def test_credentials_inside_urls_never_show(password: str, before: str, after: s
 def test_ordinary_variables_stay_as_they_are(environ: dict[str, str]) -> None:
     kept = {name: value for name, value in environ.items() if "://" not in value}
     assert redact(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--api-key k1 k2 -O3 --port 1", "--api-key * * -O3 --port 1"),
+        ("--api-key -k1 --port 1", "--api-key * --port 1"),
+        ("--api_key=k1 k2", "--api_key=* k2"),
+        ("--ssl-keyfile-password p --ssl-keyfile a.pem", "--ssl-keyfile-password * --ssl-keyfile a.pem"),
+        ("--key k --auth u:p --redis-pass p --http-auth=u:p", "--key * --auth * --redis-pass * --http-auth=*"),
+        ("--passphrase p --bearer b --requirepass p", "--passphrase * --bearer * --requirepass *"),
+        ("--disable-auth --port 1", "--disable-auth --port 1"),
+        ("--api-key-header x --tokenizer t --max-tokens 5", "--api-key-header x --tokenizer t --max-tokens 5"),
+        ("--monkey m --bypass b --author a", "--monkey m --bypass b --author a"),
+        ("--remote redis://:p@host:1/0 a.json", "--remote redis://*@host:1/0 a.json"),
+    ],
+)
+def test_of_a_command_line_only_secrets_are_hidden(words: str, shown: str) -> None:
+    assert redact_arguments(words.split()) == tuple(shown.replace("*", REDACTED).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://:hunter2@host:6379/0", "redis://*@host:6379/0"),
+        ("https://host/x?user=me&access_token=hunter2&a=1#top", "https://host/x?user=me&access_token=*&a=1#top"),
+        ("redis://host/0?password=hunter2", "redis://host/0?password=*"),
+        ("Authorization: Bearer hunter2hunter2, x", "Authorization: Bearer *, x"),
+        ("Authorization: Basic bWU6aHVudGVyMg==", "Authorization: Basic *"),
+        ("https://host/x?tokens=5&keyboard=us", "https://host/x?tokens=5&keyboard=us"),
+        ("the bearer of news", "the bearer of news"),
+    ],
+)
+def test_of_a_text_only_secrets_are_hidden(text: str, shown: str) -> None:
+    assert redact_text(text) == shown.replace("*", REDACTED)
+    assert redact_text(redact_text(text)) == redact_text(text)
+
+
+@pytest.mark.parametrize("name", ["REDIS_PASS", "MY_JWT", "API_BEARER", "TRACON_ADMIN_TOKEN"])
+def test_a_secret_by_its_name_is_shown_to_nobody(name: str) -> None:
+    assert redact({name: "x"}) == {name: REDACTED}
+    assert inherited_env({name: "x"}) == {}
 
 
 def library_folder(tmp_path: Path) -> Path:

@@ -101,23 +101,33 @@ class Fleet:
         self._adding.add(instance.instance)
         try:
             await self._add_member(instance, await self._connect_instance(instance))
+        except BaseException:
+            self._forget_instance(instance.instance)
+            raise
         finally:
             self._adding.discard(instance.instance)
 
     def drain_instance(self, instance: str) -> None:
-        """Send it no new requests. Raises RouterError for an unknown one."""
+        """Send it no new requests. Raises RouterError for an unknown one, or one that joins."""
         self._require_known(instance)
         self._cluster.drain_instance(instance)
 
     def remove_instance(self, instance: str) -> None:
-        """Forget it; nothing may be in flight there. Raises RouterError for an unknown one."""
+        """Forget it; nothing may be in flight there. Raises RouterError for an unknown one, or one that joins."""
         self._require_known(instance)
+        self._forget_instance(instance)
+
+    def _forget_instance(self, instance: str) -> None:
+        """Also where it has joined in part."""
         self._probes.forget_instance(instance)
-        self._cluster.remove_instance(instance)
+        if any(member.instance == instance for member in self._cluster.members):
+            self._cluster.remove_instance(instance)
         self.indexes.pop(instance, None)
         self._close_events(instance)
-        del self.specs[instance]
-        self.pools.pop(instance).close()
+        self.specs.pop(instance, None)
+        pool = self.pools.pop(instance, None)
+        if pool is not None:
+            pool.close()
 
     async def close(self) -> None:
         for task in self._asking:
@@ -142,6 +152,8 @@ class Fleet:
                 self._report(InstanceEvent(name, "blocks_stored", keys=keys))
 
     def _require_known(self, instance: str) -> None:
+        if instance in self._adding:
+            raise RouterError(f"instance {instance} is being added", remedy="Wait until it is.")
         if instance not in self.specs:
             names = ", ".join(sorted(self.specs)) or "none"
             raise RouterError(f"there is no instance {instance!r}", remedy=f"There are: {names}.")

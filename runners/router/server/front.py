@@ -151,6 +151,11 @@ class ClientConnection(asyncio.Protocol):
         """Of the request that is not whole yet the head is not either."""
         return self._in_head
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Written, and not taken by the client's connection yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
@@ -330,6 +335,12 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  (no request may hang)
             sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
             self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+
+    def close(self) -> None:
+        """Serve no further request, and close once the client has taken what is written."""
+        self._busy = True
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         """The response cannot be made whole: cut the connection, so that the client sees it."""

@@ -10,13 +10,15 @@
   DELETE /admin/instances/NAME[?now=1]     forget it; `now` does not wait for its requests
 
 The operator's pages answer programs on this machine only: no browser, which a web page could steer, and no proxy,
-behind which every client would look local.
+behind which every client would look local. With TRACON_ADMIN_TOKEN in the router's environment they also ask for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
+import os
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -30,7 +32,7 @@ from runners.router.instances.internal_request import InternalRequestFailed, fet
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import InstanceSpec, RouterError
+from runners.router.spec import ADMIN_TOKEN, InstanceSpec, RouterError
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 
@@ -88,6 +90,8 @@ class Pages:
         self._traffic = traffic
         self._transfers = transfers
         self._server = server
+        self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, ""))
+        """Empty = the operator's pages ask for none."""
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
         path, method = request.path.rstrip("/") or "/", request.method
@@ -170,6 +174,10 @@ class Pages:
         why = why_forbidden(connection, request)
         if why:
             connection.refuse(403, f"the operator's pages answer programs on this machine only: {why}", "forbidden")
+            return
+        if self._admin_token and not bears_token(request, self._admin_token):
+            why = f"the operator's pages ask for the header `authorization: Bearer` with the router's {ADMIN_TOKEN}"
+            connection.refuse(401, why, "unauthorized", b"www-authenticate: Bearer\r\n")
             return
         name, _, act = rest.partition("/")
         asked = (request.method, bool(name), act)
@@ -257,6 +265,13 @@ def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
     if foreign:
         return f"a browser or a proxy sends {foreign[0].decode('latin-1')}"
     return ""
+
+
+def bears_token(request: HttpRequest, token: bytes) -> bool:
+    """Whether the request's one `Authorization` header has the scheme Bearer and `token`, compared in constant time."""
+    values = [value for name, value in request.headers if name == b"authorization"]
+    scheme, _, value = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
+    return hmac.compare_digest(value.strip(), token) and scheme.lower() == b"bearer"
 
 
 def _is_loopback(host: str) -> bool:

@@ -49,6 +49,8 @@ DESCRIPTORS_KEPT = 64
 """For files, probes and the loop itself."""
 END_GRACE_S = 0.5
 """From the cut of what is in flight until its connections are closed."""
+FLUSH_S, FLUSH_STEP_S = 0.3, 0.01
+"""How long clients may then take to read what is written already, and how often the router looks."""
 
 
 class EventLoop:
@@ -181,7 +183,9 @@ class Server:
         for listening in self._listening:
             listening.close()
         for client in tuple(self._clients):
-            if client.idle:
+            if client.idle and client.unsent_bytes:
+                client.close()
+            elif client.idle:
                 client.abort()
         drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
         if not await self._drain_traffic(drain_s):
@@ -190,6 +194,7 @@ class Server:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
+        await self._flush_clients()
         for client in tuple(self._clients):
             client.abort()
         if self._shared is not None:
@@ -202,6 +207,12 @@ class Server:
         await self._event_log.close()
         self._outcome = self._make_outcome()
         return self._outcome
+
+    async def _flush_clients(self) -> None:
+        """Wait until clients have taken the responses that are written, for FLUSH_S at most."""
+        until_s = monotonic() + FLUSH_S
+        while monotonic() < until_s and any(client.unsent_bytes for client in self._clients):  # noqa: ASYNC110
+            await asyncio.sleep(FLUSH_STEP_S)
 
     def hurry(self) -> None:
         """Cut a drain short that `end` waits for."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
+from results.records.visible import visible
 from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import SCRIPTS
 from runners.router.spec import PASSWORD, BindingRules
@@ -168,7 +169,8 @@ class RedisLink:
         self._up = self._late = False
         if why and not self._reported:
             self._reported = True
-            sys.stderr.write(f"Redis does not answer, each router keeps its own bindings until it does: {why}\n")
+            text = f"Redis does not answer, each router keeps its own bindings until it does: {why}\n"
+            sys.stderr.write(visible(text))
         calls = (*self._sent, *self._queue)
         self._sent, self._queue = [], []
         self._give_up("lost", calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import logging
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.cli import main, terminal
+from runners.cli.tables import begin_table
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned
 from tests.poison import OBEYED, POISON
@@ -103,6 +105,40 @@ def test_every_renderable_is_made_harmless(stream: str, capsys: pytest.CaptureFi
     assert not OBEYED.search(shown.out + shown.err)
 
 
+def test_text_from_outside_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "[link=http://evil.example]ok[/link] [/] [bold]x :warning:"
+    table = begin_table("failed cell", "why")
+    table.add_row("cell", hostile)
+    terminal.out().print(table)
+    terminal.narrate("left ", (hostile, "bold"), f" as {hostile}")
+    shown = capsys.readouterr()
+    assert hostile in shown.out
+    assert shown.err == f"left {hostile} as {hostile}\n"
+
+
+def test_a_defect_quotes_text_from_outside_harmlessly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError(f"text{POISON}")
+
+    monkeypatch.setattr("runners.cli.refuse_host", fail)
+    shown = call(capsys, monkeypatch, "list")
+    assert "Traceback" in shown
+    assert "]52;c;" in shown
+    assert not OBEYED.search(shown)
+
+
+def test_what_a_library_logs_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.make_logs_visible()
+    handler = logging.lastResort
+    assert handler is not None
+    handler.handle(logging.LogRecord("asyncio", logging.ERROR, __file__, 1, f"text{POISON}", None, None))
+    shown = capsys.readouterr().err
+    assert "]52;c;" in shown
+    assert not OBEYED.search(shown)
+
+
 def calls_to_terminals(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
@@ -119,3 +155,12 @@ def test_every_place_that_writes_to_a_terminal_is_known() -> None:
     unknown = {call for path in paths for call in calls_to_terminals(path)} - ALLOWED
     literal = {("console/__main__.py", "print")}  # one text without a variable
     assert unknown <= literal
+
+
+def test_every_line_that_a_process_of_ours_writes_to_stderr_is_visible() -> None:
+    for path in (ROOT / "runners").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write":
+                [text] = node.args
+                made = ast.unparse(text).startswith(("visible(", "f'{visible(", 'f"{visible('))
+                assert made or isinstance(text, ast.Constant), f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import resource
 import tarfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import runners.trace.formats.agentic
 import runners.trace.formats.bailian
+import runners.trace.source
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
-from runners.trace.source import MAX_HEADER_BYTES, TraceError, open_documents
+from runners.trace.source import MAX_NAME_CHARS, TraceError, open_documents, read_lines
 
 LINE = (
     b'{"chat_id":%d,"parent_chat_id":-1,"timestamp":1,"input_length":16,"output_length":1,"type":"t","turn":1,'
@@ -23,7 +28,7 @@ LINE = (
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_an_archives_header_is_bounded(kind: bytes, tmp_path: Path) -> None:
-    size = 200 * MAX_HEADER_BYTES
+    size = 200 << 20
     header = tarfile.TarInfo("bomb")
     header.type, header.size = kind, size
     path = tmp_path / "trace.tar.gz"
@@ -49,3 +54,132 @@ def test_the_copy_of_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(b"".join(LINE % (number, number + 1) for number in range(1_000)))
     with pytest.raises(TraceError, match="of text"):
         open_bailian(path)
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, fields: Mapping[str, str] | None = None
+) -> tarfile.TarInfo:
+    """`fields`: of its extended header."""
+    made = tarfile.TarInfo(name)
+    made.type, made.size, made.pax_headers = kind, size, dict(fields or {})
+    return made
+
+
+def write_archive(path: Path, *members: tarfile.TarInfo, format: int = tarfile.PAX_FORMAT) -> Path:
+    """Each member holds as many newlines as its size says."""
+    with tarfile.open(path, "w", format=format) as archive:
+        for each in members:
+            archive.addfile(each, io.BytesIO(b"\n" * each.size))
+    return path
+
+
+def refusal(path: Path) -> TraceError:
+    with pytest.raises(TraceError) as caught:
+        list(open_documents(path))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "map_of",
+    [
+        {"GNU.sparse.size": "4", "GNU.sparse.numblocks": "0"},
+        {"GNU.sparse.map": "0,4"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+    ],
+)
+def test_a_sparse_file_is_refused_before_its_map_is_read(map_of: dict[str, str], tmp_path: Path) -> None:
+    error = refusal(write_archive(tmp_path / "trace.tar", member("a.jsonl", size=4, fields=map_of)))
+    assert "sparse" in error.rule
+    assert "unpack it yourself" in error.remedy
+
+
+def test_a_sparse_file_of_the_old_form_is_refused(tmp_path: Path) -> None:
+    sparse = member("a.jsonl", tarfile.GNUTYPE_SPARSE, 4)
+    path = write_archive(tmp_path / "trace.tar", sparse, format=tarfile.GNU_FORMAT)
+    assert "sparse" in refusal(path).rule
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_a_link_or_device_in_a_documents_place_is_refused(kind: bytes, tmp_path: Path) -> None:
+    other = member("b.jsonl", kind)
+    other.linkname = "a.jsonl"
+    error = refusal(write_archive(tmp_path / "trace.tar", member("a.jsonl", size=1), other))
+    assert error.file == "trace.tar/b.jsonl"
+    assert "a link or a device" in error.rule
+    assert "--dereference" in error.remedy
+
+
+def test_folders_hidden_files_and_links_of_other_names_are_left_out(tmp_path: Path) -> None:
+    others = member("a.json", tarfile.DIRTYPE), member("a.json/.b.jsonl", size=3), member("latest", tarfile.SYMTYPE)
+    path = write_archive(tmp_path / "trace.tar", *others, member("a.json/c.jsonl", size=1))
+    assert [document.name for document in open_documents(path)] == ["trace.tar/a.json/c.jsonl"]
+
+
+@pytest.mark.parametrize("size", [1 << 62, -512])
+def test_a_member_of_an_impossible_size_is_refused_at_once(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.tar"
+    path.write_bytes(member("readme.txt", size=size).tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+    assert "member of" in refusal(path).rule
+
+
+def test_a_size_in_an_extended_header_is_bounded(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "trace.tar", member("a.jsonl", size=4, fields={"size": "9" * 30}))
+    assert "states a size" in refusal(path).rule
+
+
+def test_a_header_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "trace.tar", member("a.jsonl", size=4, fields={"GNU.sparse.realsize": "x"}))
+    assert "damaged" in refusal(path).rule
+
+
+def test_the_members_of_an_archive_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners.trace.source, "MAX_MEMBERS", 5)
+    path = write_archive(tmp_path / "trace.tar", *(member(f"{number}.jsonl") for number in range(6)))
+    assert "more than 5 members" in refusal(path).rule
+
+
+def test_the_name_of_a_member_is_bounded(tmp_path: Path) -> None:
+    error = refusal(write_archive(tmp_path / "trace.tar", member("x" * MAX_NAME_CHARS + ".jsonl")))
+    assert "name of a member" in error.rule
+    assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "rule"), [(2_000, 1, "more than 8 headers"), (1, 1_200, "global headers have more than")]
+)
+def test_the_headers_of_an_archive_are_bounded(headers: int, fields: int, rule: str, tmp_path: Path) -> None:
+    one = tarfile.TarInfo.create_pax_global_header({f"k{number}": "v" for number in range(fields)})
+    path = tmp_path / "trace.tar"
+    path.write_bytes(one * headers + member("a.jsonl").tobuf() + b"\0" * 1024)
+    assert rule in refusal(path).rule
+
+
+def count_lines(path: Path) -> int:
+    with closing(open_documents(path)) as opened:
+        return sum(1 for document in opened for _ in read_lines(document))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize(
+    ("bounds", "rule"),
+    [
+        ({"MAX_UNPACKED_BYTES": 1 << 20}, "unpacks to more than 0 GiB"),
+        ({"RATIO_FROM_BYTES": 1 << 20, "MAX_RATIO": 100}, "unpacks to more than 100 times"),
+    ],
+)
+def test_what_a_packed_file_unpacks_to_is_bounded(
+    bounds: dict[str, int],
+    rule: str,
+    pack: Callable[[bytes], bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "trace.jsonl.packed"
+    path.write_bytes(pack(b'{"x":1}\n' * 500_000))
+    assert count_lines(path) == 500_000
+    for name, value in bounds.items():
+        monkeypatch.setattr(runners.trace.source, name, value)
+    with pytest.raises(TraceError) as caught:
+        count_lines(path)
+    assert rule in caught.value.rule
+    assert caught.value.line > 1

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from runners.router.server.front import ClientConnection
-from tests.runners.router.routers import by, events, instances, router, tokens, until
+from runners.router.spec import ADMIN_TOKEN, HealthRules, RouterError
+from tests.runners.router.routers import SOON_S, by, events, instances, router, tokens, until
 
 
 async def test_an_instance_that_is_added_gets_requests() -> None:
@@ -78,6 +79,39 @@ async def test_an_instance_that_is_added_twice_at_once_joins_once_and_probed() -
         assert routed.available() == {"a", "b"}
 
 
+async def test_an_instance_that_joins_is_neither_drained_nor_removed_meanwhile() -> None:
+    patient = HealthRules(probe_interval_s=0.05, probe_timeout_s=SOON_S, open_s=0.1, open_max_s=0.4)
+    async with instances("a", "b") as (a, b), router([a], health=patient) as routed:
+        b.health_hangs = True
+        body = {"instance": "b", "url": b.url, "kv_capacity_tokens": 4096, "block_tokens": 4}
+        adding = asyncio.create_task(routed.http.post("/admin/instances", json=body))
+        await until(lambda: b.connections > 0)
+        for method, path in (("DELETE", "b"), ("DELETE", "b?now=1"), ("POST", "b/drain"), ("POST", "b/resume")):
+            answer = await routed.http.request(method, f"/admin/instances/{path}")
+            assert answer.status_code == 409
+            assert "being added" in answer.json()["error"]["message"]
+        rows = (await routed.http.get("/admin/instances")).json()["instances"]
+        assert [(row["instance"], row["available"]) for row in rows] == [("a", True), ("b", False)]
+        await b.kill()  # its probe fails at once
+        assert (await adding).status_code == 200
+        assert (await routed.http.delete("/admin/instances/b")).status_code == 200
+        assert [row.instance for row in routed.server.tick().instances] == ["a"]
+
+
+async def test_an_instance_that_could_not_join_can_be_added_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(instance: str) -> None:
+        raise RouterError(f"no probe of {instance}")
+
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url}
+        with monkeypatch.context() as patched:
+            patched.setattr(routed.server._fleet._probes, "add_instance", refuse)
+            assert (await routed.http.post("/admin/instances", json=body)).status_code == 409
+        assert [row.instance for row in routed.server.tick().instances] == ["a"]
+        assert (await routed.http.post("/admin/instances", json=body)).status_code == 200
+        assert routed.available() == {"a", "b"}
+
+
 async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
     async with instances("a", "b") as (a, b), router([a]) as routed:
         unknown = await routed.http.post("/admin/instances/zzz/drain")
@@ -134,6 +168,45 @@ async def test_neither_a_web_page_nor_a_proxy_reaches_the_operators_pages(
         assert answer.status_code == 403
         assert [row.instance for row in routed.server.tick().instances] == ["a"]
         assert routed.available() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "", 200),
+        ("POST", "", 200),
+        ("POST", "/a/drain", 200),
+        ("POST", "/a/resume", 409),  # it does not drain
+        ("DELETE", "/a", 200),
+    ],
+)
+async def test_with_a_token_every_page_of_the_operator_asks_for_it(
+    method: str, path: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url} if (method, path) == ("POST", "") else None
+        for value in ("", "Bearer", "Bearer s3cre", "s3cret", "Basic s3cret"):
+            headers = {"authorization": value} if value else {}
+            answer = await routed.http.request(method, f"/admin/instances{path}", json=body, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert ADMIN_TOKEN in answer.json()["error"]["message"]
+            assert "s3cret" not in answer.text
+            assert routed.available() == {"a"}
+        twice = [("authorization", "Bearer s3cret"), ("authorization", "Bearer s3cret")]
+        assert (await routed.http.request(method, f"/admin/instances{path}", headers=twice)).status_code == 401
+        right = {"authorization": "bearer s3cret"}
+        answer = await routed.http.request(method, f"/admin/instances{path}", json=body, headers=right)
+        assert answer.status_code == status
+
+
+async def test_a_token_opens_the_operators_pages_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
+    async with instances("a") as (a,), router([a]) as routed:
+        right = {"authorization": "Bearer s3cret"}
+        assert (await routed.http.get("/admin/instances", headers={**right, "via": "1.1 proxy"})).status_code == 403
+        assert (await routed.http.get("/metrics")).status_code == 200
+        assert (await routed.post()).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from runners.router.spec import InstanceSpec, Limits
-from tests.runners.router.routers import SHORT, STEADY, by, events, instances, router, tokens, until
+from tests.runners.router.routers import SHORT, SOON_S, STEADY, by, events, instances, router, tokens, until
 
 
 async def test_requests_leave_no_objects_behind(tmp_path: Path) -> None:
@@ -333,6 +333,33 @@ async def test_a_shutdown_that_cannot_wait_ends_streams_with_a_reason() -> None:
         outcome = await routed.server.end(0.0)
         assert events(await asking)[-1]["error"]["message"] == "the router is shutting down"
         assert outcome.cut == 1
+
+
+async def test_a_shutdown_lets_a_client_take_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.router.server.server.FLUSH_S", SOON_S)
+    async with instances("a") as (a,), router([a]) as routed:
+        reader, writer = await routed.connect()
+        await until(lambda: routed.server.connections == 1)
+        client = next(iter(routed.server._clients))
+        client.write(bytes(16 << 20))
+        assert client.unsent_bytes > 0
+        ending = asyncio.create_task(routed.server.end(5.0))
+        assert await reader.readexactly(16 << 20) == bytes(16 << 20)
+        assert await reader.read() == b""
+        await ending
+        writer.close()
+
+
+async def test_a_shutdown_waits_for_no_client_that_takes_nothing() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        reader, writer = await routed.connect()
+        await until(lambda: routed.server.connections == 1)
+        next(iter(routed.server._clients)).write(bytes(16 << 20))
+        async with asyncio.timeout(SOON_S):
+            await routed.server.end(5.0)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(16 << 20)
+        writer.close()
 
 
 async def test_the_metrics_page_counts_what_happened() -> None:
