@@ -246,7 +246,7 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Jud
         claim=claim,
         rule=f"The interval of the slope over log2({length} tokens) lies above 0, and that of every step (all steps "
         "together) too; fails where a step's interval lies below 0, or the slope's below "
-        f"{FLAT_BELOW * 100:g} pp per doubling.",
+        f"{FLAT_BELOW * 100:g} pp per doubling and not above 0.",
         outcome=outcome,
         quantity="tax per doubling of the length, at ref_safe",
         measured=trend.slope if trend is not None else unknown(_NO_TREND),
@@ -257,14 +257,17 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Jud
 
 
 def _p_of_trend(trend: Trend) -> float | None:
-    """Of the nearest decision: growth at every step, a step that falls, or no growth."""
+    """Of the nearest decision: growth at every step, a step that falls, or no growth.
+
+    A slope whose interval lies above 0 grows, however little: that it is below FLAT_BELOW decides nothing then.
+    """
     value = trend.slope.value
     if value is None:
         return None
     ways = [trend.p_fall]
     if value > 0 and trend.p_rise is not None and trend.p_zero is not None:
         ways.append(max(trend.p_rise, trend.p_zero))
-    if value < FLAT_BELOW:
+    if value < FLAT_BELOW and (trend.slope.low is None or trend.slope.low <= 0):
         ways.append(trend.p_flat)
     return _of_launches(trend.slope, min((p for p in ways if p is not None), default=1.0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,16 @@ def test_the_interval_decides(verdict: Judgement, outcome: Outcome, label: str, 
 def test_every_hypothesis_is_seen_in_every_outcome() -> None:
     seen = {(verdict.name, outcome) for verdict, outcome, _, _ in HYPOTHESES}
     assert seen == {(f"H{number}", outcome) for number in range(1, 7) for outcome in Outcome}
+
+
+def test_the_p_of_a_trend_is_that_of_a_decision_which_its_interval_takes() -> None:
+    """A slope above zero is not flat: an undecided hypothesis with the p of flatness would correct the others less."""
+    slightly = trend(about(0.002, 0.008), about(0.001, 0.01), about(-0.001, 0.01))
+    judged = rules.judge_input_trend(replace(slightly, p_zero=0.01, p_flat=0.001, p_rise=0.2))
+    assert (judged.outcome, judged.p) == (UNDECIDED, 0.2)
+    flat = rules.judge_input_trend(replace(trend(FLAT), p_zero=0.3, p_flat=0.001, p_rise=0.2))
+    assert (flat.outcome, flat.p) == (FAILS, 0.001)
+    assert "below 1 pp per doubling and not above 0" in flat.rule
 
 
 @pytest.mark.parametrize(
