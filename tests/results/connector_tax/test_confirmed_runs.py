@@ -205,6 +205,8 @@ def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None
     assert "## Confirm stage\n\nVerdicts rest on these launches." in text
     assert text.count("Descriptive: one launch per config and phase. No verdict rests on these cells") == 3
     assert "undecided; effects above" in text
+    assert "Brackets hold for each number by itself; those of the substrate tax hold for all configs together." in text
+    assert "those of a difference for all configs at a shape together" in text
 
 
 def test_requests_without_a_latency_are_counted_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
