@@ -121,6 +121,7 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     page = build_page(analysis)
     assert "by a sigma of TTFT p90 " in page.noise
     assert " 8 launches detect taxes from TTFT " in page.noise
+    assert " % on with a probability of 80 %. " in page.noise
     assert f"10 % takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
