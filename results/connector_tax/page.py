@@ -89,7 +89,10 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
         tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
         load = f"taxes at {row.rate_per_s:g} req/s (ref_safe), {tokens}"
     judged = any(row.verdict is not None for row in rows if row.metric in LATENCIES)
-    together = "a tax's 95 % interval over launches, for all configs together (hypotheses: by itself)"
+    together = (
+        "a tax's 95 % interval over launches, for all configs together (hypotheses, hooks and the noise floor: each by "
+        "itself)"
+    )
     brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
     scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
     return (

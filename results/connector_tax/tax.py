@@ -201,7 +201,7 @@ def _geometric_mean(first: Samples, second: Samples) -> Samples:
 def _build_rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
     for config in configs:
         for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-            cost = estimate(measure_tax(measurements, load, config, metric))
+            cost = _estimate_cost(measure_tax(measurements, load, config, metric), metric)
             row = TaxRow(
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
                 saturated=name_saturated(measurements, load, config),
@@ -216,6 +216,14 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                     row, verdict=None if why else judged(row.estimate), withheld=why or withheld(row.estimate)
                 )
             yield row
+
+
+def _estimate_cost(measured: Measured, metric: Metric) -> Estimate:
+    """Callbacks are the config's own: nothing of plain's is paired with them."""
+    cost = estimate(measured)
+    if metric == Metric.CALLBACK_P50 and cost.launches >= MIN_PAIRED and cost.basis is not None:
+        return replace(cost, basis=f"over {cost.launches} launches, by itself")
+    return cost
 
 
 def why_unjudged(saturated: str) -> str:

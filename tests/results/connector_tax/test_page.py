@@ -77,6 +77,7 @@ def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyses: 
     judged, once = (build_page(analyses[trials]) for trials in (3, 1))
     assert answer_of(judged, "mooncake_both").outcome.startswith("higher")
     assert "interval over launches" in judged.setting[1]
+    assert "(hypotheses, hooks and the noise floor: each by itself)" in judged.setting[1]
     assert {one.outcome for one in once.answers if one.figure == TAXES} == {"no verdict"}
     assert "what two launches of one config differ by is not known" in once.noise
     assert "no verdict rests" in once.setting[1]
@@ -90,6 +91,8 @@ def test_callbacks_stand_beside_each_tax(analyses: dict[int, Analysis]) -> None:
     assert hooks is not None
     assert float(hooks[1]) == pytest.approx(157, abs=4)
     assert " us per step at the median" in text, "work that comes with a few steps does not move it"
+    bases = {row.estimate.basis for row in analyses[3].taxes if row.metric == Metric.CALLBACK_P50 and row.estimate.low}
+    assert bases == {"over 3 launches, by itself"}, "no launch of plain is paired with them"
 
 
 def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyses: dict[int, Analysis]) -> None:
