@@ -139,6 +139,12 @@ def test_every_hypothesis_is_seen_in_every_outcome() -> None:
     assert seen == {(f"H{number}", outcome) for number in range(1, 7) for outcome in Outcome}
 
 
+def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
+    judged = rules.judge_framework(split(about(0.6, 0.8), tax=about(-0.1, 0.3)))
+    assert judged.outcome == UNDECIDED, "although the share's own interval lies above 50 %"
+    assert "undecided where that of tax(mooncake_both) covers 0" in judged.rule
+
+
 def test_the_p_of_a_trend_is_that_of_a_decision_which_its_interval_takes() -> None:
     """A slope above zero is not flat: an undecided hypothesis with the p of flatness would correct the others less."""
     slightly = trend(about(0.002, 0.008), about(0.001, 0.01), about(-0.001, 0.01))
