@@ -246,6 +246,7 @@ def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
     assert _verdict(found, "H1").outcome == Outcome.HOLDS
     assert all(covers(row.slope_per_h, 0.05) and row.verdict == DriftVerdict.DETECTED for row in found.drift)
     assert "over 4 launches, all configs together" in (tmp_path / "report.md").read_text()
+    assert "what drifted inside a round is part of the noise" in (tmp_path / "report.md").read_text()
     assert found.criteria[6].outcome == Outcome.HOLDS
     assert found.criteria[6].measured.value == pytest.approx(3.8, abs=0.3), "hours of all trials"
 
