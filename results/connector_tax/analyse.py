@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ from results.measures.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
+from results.records.host import find_disturbed, read_host
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.phase_names import CONFIRM
@@ -86,6 +88,8 @@ class Analysis:
     capacity: tuple[CapacityCost, ...] = ()
     criteria: tuple[Judgement, ...] = ()
     """The success criteria 1 to 7."""
+    disturbed: tuple[str, ...] = ()
+    """The cells that were measured while the host did something else; they take part."""
 
     @property
     def degraded(self) -> tuple[CellSummary, ...]:
@@ -142,6 +146,7 @@ def analyse(root: Path) -> Analysis:
         attribution=attribute_taxes(taxes, cells, changes),
         capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
+        disturbed=_list_disturbed(root, collected.summaries),
     )
 
 
@@ -199,6 +204,20 @@ def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
     if cell.reference == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
         return True
     return rates.rate(cell.reference) is None
+
+
+def _list_disturbed(root: Path, cells: Sequence[CellSummary]) -> tuple[str, ...]:
+    """Cells in whose load the host was disturbed, worst first; the engine's start before a load does not count."""
+    loads = {
+        cell.cell: (cell.t_start_unix_s, math.inf if cell.t_end_unix_s is None else cell.t_end_unix_s)
+        for cell in cells
+    }
+    inside = [
+        sample
+        for sample in read_host(RunLayout(root).host_csv)
+        if sample.cell in loads and loads[sample.cell][0] <= sample.t_unix_s <= loads[sample.cell][1]
+    ]
+    return tuple(one.cell for one in find_disturbed(inside))
 
 
 def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:

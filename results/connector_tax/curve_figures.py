@@ -28,6 +28,12 @@ CDF_SERIES: Mapping[str, str] = {
     PERIOD: "whole engine step, from the end of the one before",
     "step_duration_us": "schedule() alone",
 }
+_WHOLE_STEP: Mapping[str, str] = {
+    LATENCY: "schedule entry to the end of update_from_output, the whole step, worker-side connector callbacks "
+    "included",
+    PERIOD: "from the end of a step to the end of the next one, because steps overlap",
+}
+"""What the left panel of figure 6 shows, by its series."""
 CDF_POINTS = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.981, 1, 20)))
 """Shares at which a distribution is drawn: finer where the tail is."""
 
@@ -70,9 +76,9 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
         f"{_shape_text(cells)}, {describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A "
         "ring marks a cell in which criterion 1 fired; the knees beside are by any criterion "
-        f"({_limit_text(analysis)}). "
-        "Below: the throughput ratio, on an axis that does not begin at 0, with the limit of criterion 1."
-        f"{name_absent(analysis)}"
+        f"({_limit_text(analysis)}). Below: the throughput ratio, which the specification judges, on an axis that does "
+        "not begin at 0, with its limit; criterion 1 judges the cohort ratio instead, so that a point below the limit "
+        f"may have no ring.{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)
@@ -92,16 +98,24 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     if table.empty:
         return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_why_untimed(cells)}")
     without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
-    launches = describe_launches(Counter(cell.config for cell in timed).values())
+    whole = _WHOLE_STEP[whole_step(cell.step_timing for cell in timed)]
     caption = (
         f"Share of the non-empty steps in the measured window that took at most this long (us), at {safe:g} req/s, "
-        f"{_shape_text(cells)}; {launches} together. Left: schedule entry to the end of update_from_output, the whole "
-        "step, worker-side connector callbacks included. Right: Scheduler.schedule() alone, the specification's "
-        "step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie beyond the axis."
+        f"{_shape_text(cells)}; {_pooled_text(timed)}. Left: {whole}. Right: Scheduler.schedule() alone, the "
+        "specification's step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie "
+        "beyond the axis."
         + (f" No step timing: {', '.join(without)}." if without else "")
         + name_absent(analysis)
     )
     return Figure(6, title, caption, table)
+
+
+def _pooled_text(cells: Sequence[CellSummary]) -> str:
+    """Of how many launches the steps are."""
+    launches = describe_launches(Counter(cell.config for cell in cells).values())
+    if len({cell.trial for cell in cells}) > 1:
+        return f"{launches} together"
+    return f"{launches}, so that two lines differ also by what two launches do"
 
 
 def name_absent(analysis: Analysis) -> str:

@@ -46,14 +46,24 @@ def _are_few(estimates: Iterable[Estimate]) -> bool:
     return all(one.launches < MIN_PAIRED for one in estimates if one.value is not None)
 
 
-def _describe_bounds(estimates: Iterable[Estimate]) -> str:
-    """What the thin bars are: an interval between launches, or the spread of too few launches."""
+def _describe_bounds(estimates: Iterable[Estimate], *, alone: bool = False) -> str:
+    """What the thin bars are: an interval between launches, or the spread of too few launches.
+
+    `alone`: the intervals hold by themselves, and the marks for all configs together.
+    """
     known = [one for one in estimates if one.value is not None]
     launches = describe_launches(one.launches for one in known)
     if _are_few(known):
         return (
             f"Bars span the {format_percent(LEVEL)} spread within the launch ({launches}): fewer than {MIN_PAIRED} "
             "launches give no verdict."
+        )
+    if alone:
+        return (
+            f"Bars span the {format_percent(LEVEL)} interval of each number by itself ({launches}). A tax that is not "
+            "distinguishable from zero where all configs are judged together (figure 4) is marked n.d., also where its "
+            f"own bar leaves zero out; one of fewer than {MIN_PAIRED} launches, whose bar is the spread within them, "
+            "no verdict."
         )
     return (
         f"Bars span the {format_percent(LEVEL)} interval between launches ({launches}); a tax whose interval covers "
@@ -119,7 +129,8 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     steps = _split_steps(analysis)
     splits = sorted(latencies + steps, key=lambda split: (str(split.metric), in_order(split.config)))
     table = pd.DataFrame([_split_row(split) for split in splits])
-    kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval between launches"
+    few = _are_few(split.total for split in analysis.decomposition)
+    kind = SPREAD if few else "interval between launches, by itself"
     launches = describe_launches(split.total.launches for split in latencies if split.total.value is not None)
     caption = (
         f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
@@ -144,7 +155,7 @@ def additivity_figure(analysis: Analysis) -> Figure:
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
         f"{reference_text(analysis, REF_SAFE)}; the white bar is the sum of the first two. "
-        f"{_describe_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
+        f"{_describe_bounds((row.multi for row in sums), alone=True)} The shaded band is the measured tax of the stack "
         f"+- {format_percent(ADDITIVE_WITHIN)} of itself: the specification calls a sum inside it linear. {outcome}."
     )
     return Figure(8, title, caption, table)
@@ -167,10 +178,10 @@ def _split_row(split: Decomposition) -> dict[str, object]:
 
 
 def _split_steps(analysis: Analysis) -> list[Decomposition]:
-    """The same of the whole engine step (us); none where noop_connector's steps were not timed."""
+    """The same of the whole engine step (us), by itself too; none where noop_connector's steps were not timed."""
     metric = Metric.ENGINE_STEP_P50
     taxes = {
-        row.config: row.estimate
+        row.config: row.alone or row.estimate
         for row in analysis.taxes
         if row.phase == "A" and row.reference == REF_SAFE and row.metric == metric
     }

@@ -98,7 +98,7 @@ def judge_gap(
     reason = {
         True: f"{gap.points()} lies in {_GAP_RANGE}",
         False: f"{gap.points()} lies outside {_GAP_RANGE}: {label}",
-        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points()),
+        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points(), of="gaps", unit="pp"),
     }[held]
     agreement = {True: "agrees", False: "disagrees", None: "undecided"}[held]
     return Judgement(
@@ -123,11 +123,11 @@ def judge_framework(split: Decomposition | None) -> Judgement:
     share, framework, total = (
         (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
     )
-    outcome, reason = _judge_against(share, FRAMEWORK_BELOW)
+    outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares")
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
     label = cost_label(share)
     if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
-        reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW)}"
+        reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW, of='shares')}"
     covered = excluded_text(total)
     if covered:
         flipped, label = Outcome.UNDECIDED, ""
@@ -137,7 +137,7 @@ def judge_framework(split: Decomposition | None) -> Judgement:
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
         rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below "
-        f"{format_percent(FRAMEWORK_BELOW)}. Label: "
+        f"{format_percent(FRAMEWORK_BELOW)}; undecided where that of tax(mooncake_both) covers 0. Label: "
         f"framework-cost-dominated from {format_percent(FRAMEWORK_BELOW)} on, implementation-cost-dominated below "
         f"{format_percent(IMPLEMENTATION_BELOW)}, mixed between.",
         outcome=flipped,
@@ -246,7 +246,7 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Jud
         claim=claim,
         rule=f"The interval of the slope over log2({length} tokens) lies above 0, and that of every step (all steps "
         "together) too; fails where a step's interval lies below 0, or the slope's below "
-        f"{FLAT_BELOW * 100:g} pp per doubling.",
+        f"{FLAT_BELOW * 100:g} pp per doubling and not above 0.",
         outcome=outcome,
         quantity="tax per doubling of the length, at ref_safe",
         measured=trend.slope if trend is not None else unknown(_NO_TREND),
@@ -257,14 +257,17 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Jud
 
 
 def _p_of_trend(trend: Trend) -> float | None:
-    """Of the nearest decision: growth at every step, a step that falls, or no growth."""
+    """Of the nearest decision: growth at every step, a step that falls, or no growth.
+
+    A slope whose interval lies above 0 grows, however little: that it is below FLAT_BELOW decides nothing then.
+    """
     value = trend.slope.value
     if value is None:
         return None
     ways = [trend.p_fall]
     if value > 0 and trend.p_rise is not None and trend.p_zero is not None:
         ways.append(max(trend.p_rise, trend.p_zero))
-    if value < FLAT_BELOW:
+    if value < FLAT_BELOW and (trend.slope.low is None or trend.slope.low <= 0):
         ways.append(trend.p_flat)
     return _of_launches(trend.slope, min((p for p in ways if p is not None), default=1.0))
 
@@ -299,16 +302,16 @@ def _list_steps(trend: Trend | None) -> str:
     return "; ".join(step.points() for step in trend.steps) if trend is not None else ""
 
 
-def _judge_against(estimate: Estimate, limit: float) -> tuple[Outcome, str]:
-    """HOLDS where the whole interval is at or above the limit, FAILS where it is below."""
+def _judge_against(estimate: Estimate, limit: float, of: str = "effects") -> tuple[Outcome, str]:
+    """HOLDS where the whole interval is at or above the limit, FAILS where it is below. `of`: see _why_undecided."""
     bounds = decisive(estimate)
     if bounds.low is None or bounds.high is None:
-        return leave_undecided(estimate), _why_undecided(estimate, limit)
+        return leave_undecided(estimate), _why_undecided(estimate, limit, of=of)
     if bounds.low >= limit:
         return Outcome.HOLDS, f"{estimate.percent()} lies at or above {format_percent(limit)}"
     if bounds.high < limit:
         return Outcome.FAILS, f"{estimate.percent()} lies below {format_percent(limit)}"
-    return Outcome.UNDECIDED, _why_undecided(estimate, limit)
+    return Outcome.UNDECIDED, _why_undecided(estimate, limit, of=of)
 
 
 def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
@@ -322,13 +325,17 @@ def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
     return False if estimate.high < low or estimate.low > high else None
 
 
-def _why_undecided(estimate: Estimate, *limits: float, shown: str = "") -> str:
-    """Why this estimate, written as `shown`, decides nothing against these limits."""
+def _why_undecided(estimate: Estimate, *limits: float, shown: str = "", of: str = "effects", unit: str = "%") -> str:
+    """Why this estimate, written as `shown`, decides nothing against these limits.
+
+    `of`: what is estimated, in the plural; `unit`: `%`, or `pp` of a difference of fractions.
+    """
     shown, estimate = shown or estimate.percent(), decisive(estimate)
     if estimate.value is None:
         return estimate.reason or "it was not measured"
     if estimate.low is None or estimate.high is None:
         return f"{shown}: no verdict, {estimate.reason}"
-    crossed = [format_percent(limit) for limit in limits if estimate.low <= limit <= estimate.high]
-    excluded = excluded_text(estimate)
-    return f"{shown} straddles {' and '.join(crossed)}" + (f"; {excluded}" if excluded else "")
+    crossed = [f"{100 * limit:.0f} {unit}" for limit in limits if estimate.low <= limit <= estimate.high]
+    most = excluded_above(estimate)
+    excluded = "" if most is None else f"; {of} above {100 * most:.1f} {unit} are excluded"
+    return f"{shown} straddles {' and '.join(crossed)}{excluded}"

@@ -13,6 +13,8 @@ from results.statistics.estimates import figure
 
 Launches = Sequence[CellSummary]
 """The cells of one config at one load."""
+LOST = ("failed", "dropped", "cut")
+"""How requests due in a window end that do not complete."""
 
 
 def build_launch_table(cells: Sequence[CellSummary], saturation: Mapping[str, CellSaturation]) -> Table:
@@ -35,6 +37,7 @@ def build_launch_table(cells: Sequence[CellSummary], saturation: Mapping[str, Ce
         Column("TPOT p90 ms", lambda launches: _describe_range(launches, "tpot_p90_s")),
         Column("saturated", count_saturated),
         Column("degraded", lambda launches: sum(bool(cell.degraded) for cell in launches)),
+        Column("requests lost", _count_lost),
     )
     note = "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest."
     return make_table("Confirm stage", columns, (groups[place] for place in sorted(groups)), note)
@@ -46,3 +49,12 @@ def _describe_range(launches: Launches, name: str) -> str:
         return NOT_MEASURED
     middle, low, high = (figure(value) for value in (median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
+
+
+def _count_lost(launches: Launches) -> str:
+    """Of all launches together, by how the requests ended; `0` where every one completed."""
+    known = [cell.counts for cell in launches if cell.counts.get("completed") is not None]
+    if not known:
+        return NOT_MEASURED
+    lost = {name: sum(counts.get(name) or 0 for counts in known) for name in LOST}
+    return ", ".join(f"{count} {name}" for name, count in lost.items() if count) or "0"

@@ -10,8 +10,10 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
 from results.records.percent import format_percent
-from results.report.figure import in_order
+from results.records.phase_names import CONFIRM
+from results.report.figure import CONFIGS, in_order
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
+from results.statistics.blocks import POWER
 from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches
 from results.statistics.trials import MIN_PAIRED
@@ -21,6 +23,8 @@ NO_VERDICT = "no verdict"
 UNDECIDED = "undecided"
 TAXES, RATES = 4, 1
 """The figures beside the answers."""
+WHOLE = "full"
+"""The preset with all rates and shapes, which a run takes by default."""
 QUESTION = (
     "What does a KV connector cost: by how much do TTFT p90 and TPOT p90 of each config exceed those of "
     f"{BASELINE} under the same load?"
@@ -43,8 +47,14 @@ def build_page(analysis: Analysis) -> Page:
         ),
         undecided=tuple(questions),
         trouble=_list_trouble(analysis),
-        again=(_again(analysis), "all configs, rates and shapes, with verdicts"),
+        again=None if _is_whole(analysis) else (_again(analysis), "all configs, rates and shapes, with verdicts"),
     )
+
+
+def _is_whole(analysis: Analysis) -> bool:
+    """Whether the run has all that another one would: configs, rates, shapes, and launches enough for verdicts."""
+    facts = analysis.facts
+    return facts.preset == WHOLE and set(CONFIGS) <= set(facts.configs) and _count_launches(analysis) >= MIN_PAIRED
 
 
 def _again(analysis: Analysis) -> str:
@@ -55,25 +65,39 @@ def _count_launches(analysis: Analysis) -> int:
     return len({cell.trial for cell in analysis.cells})
 
 
+def _describe_launches(analysis: Analysis) -> str:
+    """`8 launches per config`, or `5 to 8`: of the confirm stage, where there is one."""
+    confirmed = [cell for cell in analysis.cells if cell.phase == CONFIRM]
+    trials: dict[str, set[int]] = {}
+    for cell in confirmed or analysis.cells:
+        trials.setdefault(cell.config, set()).add(cell.trial)
+    counts = {len(own) for own in trials.values()}
+    if counts == {1}:
+        return "one launch per config"
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    return f"{fewest if fewest == most else f'{fewest} to {most}'} launches per config"
+
+
 def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, ...]:
     facts = analysis.facts
     where = {"cpu": "CPU build of vLLM", "cuda": "GPU"}.get(facts.engine_kind, "engine not known")
     version = f" {facts.versions['vllm']}" if "vllm" in facts.versions else ""
     host = f", {facts.host}" if facts.host else ""
-    launches = _count_launches(analysis)
-    count = "one launch per config" if launches == 1 else f"{launches} launches per config"
     row = next(iter(rows), None)
     load = f"no tax: {analysis.rates.reason_for(REF_SAFE)}"
     if row is not None:
         tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
         load = f"taxes at {row.rate_per_s:g} req/s (ref_safe), {tokens}"
     judged = any(row.verdict is not None for row in rows if row.metric in LATENCIES)
-    together = "a tax's 95 % interval over launches, for all configs together (hypotheses: by itself)"
+    together = (
+        "a tax's 95 % interval over launches, for all configs together (hypotheses, hooks and the noise floor: each by "
+        "itself)"
+    )
     brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
     scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
     return (
         f"{facts.label}: {where}{version}{host}.{scope}",
-        f"{len(analysis.cells)} cells, {count}; {load}. Brackets hold {brackets}.",
+        f"{len(analysis.cells)} cells, {_describe_launches(analysis)}; {load}. Brackets hold {brackets}.",
     )
 
 
@@ -87,7 +111,9 @@ def _describe_noise(analysis: Analysis) -> str:
         return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
     sigmas = ", ".join(f"{name} {_format_percent(row.sigma)}" for name, row in shown)
     smallest = [f"{name} {_format_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
-    shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on." if smallest else ""
+    shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on" if smallest else ""
+    if shows:
+        shows += f" with a probability of {format_percent(POWER)}."
     degrees = shown[0][1].degrees
     return (
         f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, no "
@@ -136,16 +162,17 @@ def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
     callbacks = own.get(Metric.CALLBACK_P50)
     if callbacks is not None and callbacks.estimate.value is not None:
         bounded = callbacks.estimate.low is not None
-        parts.append(f"hooks {callbacks.estimate.text(3)} us per step{'' if bounded else ' (no interval)'}")
+        without = "" if bounded else " (no interval)"
+        parts.append(f"hooks {callbacks.estimate.text(3)} us per step at the median{without}")
     return PageAnswer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}.", TAXES)
 
 
 def _describe_verdict(row: TaxRow) -> str:
-    """What stands where the interval covers no effect: which effects it leaves out."""
+    """What stands where the interval covers no effect: which effects it leaves out, as exactly as in the tables."""
     estimate = row.estimate
     if row.verdict != Verdict.NOT_DISTINGUISHABLE or estimate.high is None:
         return ""
-    return f" (above {_format_percent(estimate.high)} excluded)"
+    return f" (above {format_percent(estimate.high, 1)} excluded)"
 
 
 def _sum_up(rows: Sequence[TaxRow]) -> str:
@@ -181,12 +208,16 @@ def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
             "cannot be planned"
         )
     count = max(one or 0 for one in needed)
-    if count <= _count_launches(analysis):
-        return "a host with less noise, or longer cells: further launches of these narrow little"
+    launches = _count_launches(analysis)
+    if count <= launches:
+        return (
+            f"{4 * launches} launches per config (`--trials {4 * launches}`), or a host with half the noise: either "
+            "about halves its interval"
+        )
     if judgement.name != "H1":
         return (
-            f"more launches per config; {count} (`--trials {count}`) detect a tax of {format_percent(NAMED_TAX)} "
-            "by itself"
+            f"more launches per config; {count} (`--trials {count}`) detect a single tax of "
+            f"{format_percent(NAMED_TAX)}"
         )
     return f"{count} launches per config (`--trials {count}`), which detect a tax of {format_percent(NAMED_TAX)}"
 
@@ -196,8 +227,10 @@ def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
     if any(rate is None for rate in rates.values()):
         return
     values = " and ".join(f"{name} {rate:g} req/s" for name, rate in rates.items())
+    once = len({cell.trial for cell in analysis.cells if cell.phase == "A"}) == 1
     why = cut_text(analysis.rates.reason_for(REF_SAFE))
-    text = f"{values} (steps of the grid: no interval); {why}{'' if why.endswith('...') else '.'}"
+    steps = f"steps of the grid{', by one launch per config' if once else ''}: no interval"
+    text = f"{values} ({steps}); {why}{'' if why.endswith('...') else '.'}"
     yield PageAnswer("Rates without saturation", "", text, RATES)
 
 
@@ -205,6 +238,9 @@ def _list_trouble(analysis: Analysis) -> str:
     parts = []
     if analysis.degraded:
         parts.append(f"{len(analysis.degraded)} degraded cells take no part")
+    if analysis.disturbed:
+        share = f"{len(analysis.disturbed)} of {len(analysis.cells)} cells"
+        parts.append(f"the host was disturbed in {share}, which take part")
     if analysis.gaps:
         parts.append(f"{len(analysis.gaps)} gaps: {analysis.gaps[0].artifact} {analysis.gaps[0].reason}")
     skipped = [row.config for row in analysis.manifest if row.status != "ran"]

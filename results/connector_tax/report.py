@@ -61,7 +61,13 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             f"`--trials {MIN_PAIRED}` gives verdicts."
         )
     if any(drift.verdict == DriftVerdict.DETECTED for drift in analysis.drift):
-        limits.append("The run drifted: configs were measured in a random order, and a tax holds what drift that left.")
+        in_blocks = len({cell.trial for cell in analysis.cells}) >= MIN_PAIRED
+        limits.append(
+            "The run drifted: what differs between two rounds of launches is no config's, and what drifted inside a "
+            "round is part of the noise."
+            if in_blocks
+            else "The run drifted: configs were measured in a random order, and a tax holds what drift that left."
+        )
     limits.append(
         "Brackets of single percentiles assume independent requests. Near saturation requests share a queue, and they "
         "are too narrow there; the spread of a tax within a launch resamples blocks of neighbours."

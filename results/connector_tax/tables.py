@@ -343,10 +343,18 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
     """What the taxes at the reference rates say together."""
     parts = f"Framework = {term('framework cost').meaning}; implementation = {term('implementation cost').meaning}."
     queueing = f"Difference = {term('amplification by load').meaning}."
+    alone, difference = "", ""
+    if any(row.alone is not None for row in analysis.taxes):  # below three launches all brackets are spreads
+        alone = "Brackets hold for each number by itself; those of the substrate tax hold for all configs together."
+        difference = "Brackets at a rate hold by themselves, those of a difference for all configs at a shape together."
     return (
-        make_table("Decomposition at ref_safe", DECOMPOSITION_COLUMNS, analysis.decomposition, parts),
-        make_table("Additivity at ref_safe", ADDITIVITY_COLUMNS, analysis.additivity),
-        make_table("Amplification by load", AMPLIFICATION_COLUMNS, analysis.amplification, queueing),
+        make_table(
+            "Decomposition at ref_safe", DECOMPOSITION_COLUMNS, analysis.decomposition, f"{parts} {alone}".strip()
+        ),
+        make_table("Additivity at ref_safe", ADDITIVITY_COLUMNS, analysis.additivity, alone),
+        make_table(
+            "Amplification by load", AMPLIFICATION_COLUMNS, analysis.amplification, f"{queueing} {difference}".strip()
+        ),
     )
 
 

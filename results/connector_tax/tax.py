@@ -19,7 +19,7 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, Contrast
-from results.statistics.estimates import Estimate, Samples
+from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.judgement import Verdict, judged, withheld
 from results.statistics.trials import MIN_PAIRED, Joint, Measured, combine, estimate, unmeasured
 
@@ -201,7 +201,7 @@ def _geometric_mean(first: Samples, second: Samples) -> Samples:
 def _build_rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
     for config in configs:
         for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-            cost = estimate(measure_tax(measurements, load, config, metric))
+            cost = _estimate_cost(measure_tax(measurements, load, config, metric), metric, family=len(configs))
             row = TaxRow(
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
                 saturated=name_saturated(measurements, load, config),
@@ -216,6 +216,21 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                     row, verdict=None if why else judged(row.estimate), withheld=why or withheld(row.estimate)
                 )
             yield row
+
+
+def _estimate_cost(measured: Measured, metric: Metric, family: int) -> Estimate:
+    """A tax with bounds over its own launches, where a comparison of all configs does not replace them.
+
+    Callbacks are the config's own: nothing of plain's is paired with them. Remainders have verdicts, so their bounds
+    hold for all configs together, as those of a tax do (Bonferroni; `family`: how many configs).
+    """
+    several = len(measured.trials) >= MIN_PAIRED
+    corrected = several and metric in REMAINDERS
+    cost = estimate(measured, 1 - (1 - LEVEL) / family if corrected else LEVEL)
+    if not several or cost.low is None or not (corrected or metric == Metric.CALLBACK_P50):
+        return cost
+    holds = "all configs together" if corrected else "by itself"
+    return replace(cost, basis=f"over {cost.launches} launches, {holds}")
 
 
 def why_unjudged(saturated: str) -> str:

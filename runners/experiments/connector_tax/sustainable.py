@@ -80,22 +80,25 @@ def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[Shap
 
 
 def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
-    """The shapes of Phase B and B' that need more tokens/s than any config computed in Phase A while it was saturated.
+    """The shapes of Phase B and B' that need more tokens/s than any config computed in Phase A.
 
-    Empty where nothing was saturated: then Phase A shows no limit.
+    Empty where the cell that computed most was not saturated: it did what it was sent, and shows no limit.
     """
-    if not any(cell.saturated for cell in rates.cells):
-        return ()
-    sums = []
+    saturated = {cell.cell for cell in rates.cells if cell.saturated}
+    at_limit, below = 0.0, 0.0
     for cell in collect_cells(root, phases=("A",)).summaries:
         prompt, generated = cell.value("prompt_tokens_per_s"), cell.value("generation_tokens_per_s")
-        if prompt is not None and generated is not None:
-            sums.append(prompt + generated)
-    if not sums:
+        if prompt is None or generated is None:
+            continue
+        if cell.cell in saturated:
+            at_limit = max(at_limit, prompt + generated)
+        else:
+            below = max(below, prompt + generated)
+    if not at_limit or at_limit < below:
         return ()
-    limit = f"{max(sums):,.0f} tokens/s ({MEASURED})"
+    limit = f"{at_limit:,.0f} tokens/s ({MEASURED})"
     primes: list[ShapeLoad] = [("ref_load", rates.ref_load_per_s, shape) for shape in grid.shapes_at_ref_load]
-    return tuple(_describe_overloads([*_list_shape_loads(grid, rates.ref_safe_per_s), *primes], max(sums), limit))
+    return tuple(_describe_overloads([*_list_shape_loads(grid, rates.ref_safe_per_s), *primes], at_limit, limit))
 
 
 def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: str) -> Iterator[str]:

@@ -14,13 +14,16 @@ from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
+from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
 from results.measures.saturation import ReferenceRates
+from results.records.layout import RunLayout
+from results.records.schemas import RequestStatus
 from results.statistics.blocks import detectable_effect
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, report_text, write_cell, write_run
 from tests.results.statistics.in_memory import covers
 
 SHAPES = ((512, 64), (512, 256), (4096, 64), (4096, 256))
@@ -208,6 +211,24 @@ def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None
     assert "## Confirm stage\n\nVerdicts rest on these launches." in text
     assert text.count("Descriptive: one launch per config and phase. No verdict rests on these cells") == 3
     assert "undecided; effects above" in text
+    assert "Brackets hold for each number by itself; those of the substrate tax hold for all configs together." in text
+    assert "those of a difference for all configs at a shape together" in text
+
+
+def test_requests_without_a_latency_are_counted_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
+    """A config that fails or drops its slow requests would look fast."""
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    load = Load(2.0, 4096, 256, "C", RUN.requests, trial=1, reference="ref_safe")
+    ended = {30: RequestStatus.ERROR, 40: RequestStatus.DROPPED, 41: RequestStatus.DROPPED}
+    cell = Cell("nixl_both", RUN.configs["nixl_both"], load, RUN.seed, RUN.steps, statuses=ended)
+    write_cell(RunLayout(root).config(DATE, "nixl_both"), cell)
+    found = analyse(root)
+    table = build_launch_table(found.cells, found.saturation)
+    place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "requests lost")}
+    lost = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["requests lost"]]
+            for row in table.rows}  # fmt: skip
+    assert lost["2", "4096x256", "nixl_both"] == "1 failed, 2 dropped"
+    assert {count for key, count in lost.items() if key != ("2", "4096x256", "nixl_both")} == {"0"}
 
 
 def test_what_queueing_adds_and_trends_come_from_joint_draws(analysis: Analysis) -> None:

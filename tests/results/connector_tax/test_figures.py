@@ -98,6 +98,20 @@ def test_the_distribution_of_steps_is_one(drawn: dict[int, Figure]) -> None:
     assert middle["mooncake_both"] == pytest.approx(1700, rel=0.02)
 
 
+def test_captions_say_what_is_drawn(drawn: dict[int, Figure], root: Path) -> None:
+    """The lower panel of figure 3 is not what criterion 1 judges; figure 6 is one launch, of the steps of this run."""
+    assert "criterion 1 judges the cohort ratio instead" in drawn[3].caption
+    assert "so that two lines differ also by what two launches do" in drawn[6].caption
+    assert "Left: schedule entry to the end of update_from_output" in drawn[6].caption
+    plain = Cell("plain", Behaviour(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})
+    write_cell(RunLayout(root).config(DATE, "plain"), plain)
+    write_cell(RunLayout(root).config(DATE, "plain"), replace(plain, load=Load(2.0, requests=120, trial=1)))
+    overlapping = _figure(root, 6)
+    assert "Left: from the end of a step to the end of the next one, because steps overlap" in overlapping.caption
+    assert "launches per config together" in overlapping.caption
+    assert "period_us" in set(overlapping.table["series"])
+
+
 def test_the_parts_of_a_tax_make_the_whole(drawn: dict[int, Figure]) -> None:
     parts = drawn[7].table
     assert set(parts["metric"]) == {"tax_ttft_p90", "tax_tpot_p90", "tax_engine_step_p50_us"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.figures import decomposition_figure
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
 from results.connector_tax.page import build_page
@@ -102,6 +103,17 @@ def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_oth
     assert h1.low == pytest.approx(row.alone.low, abs=0.02)
 
 
+def test_all_bars_of_the_decomposition_hold_by_themselves(analysis: Analysis) -> None:
+    """The engine step's as those of the latencies."""
+    figure = decomposition_figure(analysis)
+    assert "95 % interval between launches, by itself" in figure.caption
+    wanted = (Metric.ENGINE_STEP_P50, "nixl_both", REF_SAFE)
+    (step,) = (row for row in analysis.taxes if (row.metric, row.config, row.reference) == wanted)
+    assert step.alone is not None
+    (drawn,) = figure.table.query(f"config == 'nixl_both' and metric == '{step.metric}'").to_dict("records")
+    assert (drawn["low"], drawn["high"]) == (step.alone.low, step.alone.high)
+
+
 def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, root: Path) -> None:
     report = (root / "report.md").read_text()
     tables = [line for line in report.splitlines() if line.startswith("### ")]
@@ -109,6 +121,7 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     page = build_page(analysis)
     assert "by a sigma of TTFT p90 " in page.noise
     assert " 8 launches detect taxes from TTFT " in page.noise
+    assert " % on with a probability of 80 %. " in page.noise
     assert f"10 % takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from results.connector_tax.analyse import Analysis
-from results.connector_tax.page import TAXES, build_page, format_fraction
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.page import TAXES, _find_remedy, build_page, format_fraction
+from results.connector_tax.tax import Metric
 from results.connector_tax.write import write_results
 from results.records.baseline import BASELINE, REPEAT
+from results.records.host import HEADER
+from results.records.layout import RunLayout
+from results.report.figure import CONFIGS
 from results.report.page import Page, PageAnswer
 from results.statistics.estimates import Estimate
-from tests.results.connector_tax.synthetic import Behaviour, Run, report_text, write_run
+from results.statistics.judgement import Judgement, Outcome
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
 
 DEMO = Run(
     configs={
@@ -71,6 +77,7 @@ def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyses: 
     judged, once = (build_page(analyses[trials]) for trials in (3, 1))
     assert answer_of(judged, "mooncake_both").outcome.startswith("higher")
     assert "interval over launches" in judged.setting[1]
+    assert "(hypotheses, hooks and the noise floor: each by itself)" in judged.setting[1]
     assert {one.outcome for one in once.answers if one.figure == TAXES} == {"no verdict"}
     assert "what two launches of one config differ by is not known" in once.noise
     assert "no verdict rests" in once.setting[1]
@@ -79,14 +86,73 @@ def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyses: 
 
 
 def test_callbacks_stand_beside_each_tax(analyses: dict[int, Analysis]) -> None:
-    hooks = re.search(r"hooks (\d+)", answer_of(build_page(analyses[3]), "mooncake_both").text)
+    text = answer_of(build_page(analyses[3]), "mooncake_both").text
+    hooks = re.search(r"hooks (\d+)", text)
     assert hooks is not None
     assert float(hooks[1]) == pytest.approx(157, abs=4)
+    assert " us per step at the median" in text, "work that comes with a few steps does not move it"
+    bases = {row.estimate.basis for row in analyses[3].taxes if row.metric == Metric.CALLBACK_P50 and row.estimate.low}
+    assert bases == {"over 3 launches, by itself"}, "no launch of plain is paired with them"
 
 
 def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyses: dict[int, Analysis]) -> None:
+    """The bound is not rounded to less than the interval allows."""
     text = answer_of(build_page(analyses[3]), "noop_connector").text
     assert re.search(r"TPOT p90 [^,]+, [^,]+ \(above \d+(\.\d+)? % excluded\)", text), text
+    wanted = ("noop_connector", Metric.TPOT_P90, "ref_safe")
+    (row,) = (row for row in analyses[3].taxes if (row.config, row.metric, row.reference) == wanted)
+    assert row.estimate.high is not None
+    assert f"(above {100 * row.estimate.high:.1f} % excluded)" in text
+
+
+def test_reference_rates_say_how_many_launches_chose_them(analyses: dict[int, Analysis]) -> None:
+    once, often = (answer_of(build_page(analyses[trials]), "Rates without saturation").text for trials in (1, 3))
+    assert "(steps of the grid, by one launch per config: no interval)" in once
+    assert "(steps of the grid: no interval)" in often
+
+
+def test_a_whole_run_with_verdicts_offers_no_other_one(analyses: dict[int, Analysis]) -> None:
+    whole = {
+        trials: replace(one, facts=replace(one.facts, preset="full", configs=(*CONFIGS, REPEAT)))
+        for trials, one in analyses.items()
+    }
+    again = ("tracon run connector-tax --profile cpu-tiny --trials 3", "all configs, rates and shapes, with verdicts")
+    assert build_page(whole[3]).again is None
+    assert build_page(whole[1]).again == again
+    assert build_page(analyses[3]).again == again
+
+
+def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(roots[3], tmp_path / roots[3].name))
+    assert " 3 launches per config" in build_page(analyse(root)).setting[1]
+    (root / "results" / f"{DATE}_nixl_both" / "cell_A_r2_t2.json").unlink()
+    assert " 2 to 3 launches per config" in build_page(analyse(root)).setting[1]
+
+
+def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
+    first, second = analyse(root).cells[:2]
+    seconds = [(first.cell, first.t_start_unix_s - 5), (second.cell, second.t_start_unix_s + 5)]
+    rows = [f"{cell},{at_unix_s},3.0,0.5,0.0,0.1,100.0" for cell, at_unix_s in seconds]
+    RunLayout(root).host_csv.write_text("\n".join([",".join(HEADER), *rows]) + "\n")
+    found = analyse(root)
+    assert found.disturbed == (second.cell,), "the first one's engine was still starting"
+    assert f"the host was disturbed in 1 of {len(found.cells)} cells, which take part" in build_page(found).trouble
+    assert "disturbed" not in build_page(analyse(roots[1])).trouble
+
+
+def test_what_would_decide_is_launches_that_tell_more(analyses: dict[int, Analysis]) -> None:
+    """Also where 10 % is detected already: the interval goes on narrowing with the root of their number."""
+    undecided = Judgement("H2", "", "", Outcome.UNDECIDED, "")
+
+    def find_remedy(needed: int) -> str:
+        noise = tuple(replace(row, launches_for_named=needed) for row in analyses[3].launch_noise)
+        return _find_remedy(replace(analyses[3], launch_noise=noise), undecided)
+
+    assert find_remedy(3) == (
+        "12 launches per config (`--trials 12`), or a host with half the noise: either about halves its interval"
+    )
+    assert "9 (`--trials 9`) detect a single tax of 10 %" in find_remedy(9)
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.tax import Metric, TaxRow
@@ -84,6 +87,23 @@ def test_known_step_taxes_are_found(analysis: Analysis) -> None:
     assert remainder.estimate.value == pytest.approx(2 - 156.8, abs=3)
     rest = _row(analysis, "mooncake_both", Metric.ENGINE_REMAINDER_P50)
     assert rest.estimate.value == pytest.approx(180 - 156.8, abs=13)
+
+
+def test_a_remainder_is_judged_together_with_those_of_the_other_configs(analysis: Analysis) -> None:
+    """It has a verdict, in a table whose other verdicts are corrected."""
+    cells = {(cell.config, cell.trial): cell for cell in analysis.cells if (cell.phase, cell.rate_per_s) == ("A", 4.0)}
+
+    def median_us(config: str, trial: int, series: str) -> float:
+        return cells[config, trial].value(f"{series}_p50_us") or math.nan
+
+    steps = [median_us("mooncake_both", t, "step_duration") - median_us("plain", t, "step_duration") for t in range(3)]
+    values = [step - median_us("mooncake_both", t, "connector_total") for t, step in enumerate(steps)]
+    half = float(stats.t.ppf(1 - 0.05 / 2 / 2, 2)) * float(np.std(values, ddof=1)) / math.sqrt(3)
+    found = _row(analysis, "mooncake_both", Metric.REMAINDER_P50).estimate
+    assert found.value == pytest.approx(float(np.mean(values)))
+    assert found.basis == "over 3 launches, all configs together"
+    assert found.low == pytest.approx(float(np.mean(values)) - half)
+    assert found.high == pytest.approx(float(np.mean(values)) + half)
 
 
 def test_both_references_are_quoted_and_the_loaded_one_is_worse(analysis: Analysis) -> None:

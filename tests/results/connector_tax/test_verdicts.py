@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -74,7 +75,8 @@ HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     (h2(about(0.01, 0.03)), FAILS, "the gap is smaller", "lies outside"),
     (h2(about(-0.05, -0.01)), FAILS, "the gap is inverted", "lies outside"),
     (h2(about(0.12, 0.14)), FAILS, "the gap is larger", "lies outside"),
-    (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5 %"),
+    (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5 pp"),
+    (h2(about(-0.02, 0.12)), UNDECIDED, "", "straddles 5 pp and 10 pp; gaps above 12.0 pp are excluded"),
     (h2(MISSING), OPEN, "", "nixl_both was not measured"),
     (rules.judge_framework(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50 %"),
     (rules.judge_framework(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50 %"),
@@ -86,6 +88,7 @@ HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     ),
     (rules.judge_framework(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50 %"),
     (rules.judge_framework(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50 %"),
+    (rules.judge_framework(split(about(-0.2, 0.6))), UNDECIDED, "", "straddles 50 %; shares above 60.0 % are excluded"),
     (rules.judge_framework(split(about(2.2, 3.2))), FAILS, "noop_connector costs more", "above 100 %: noop_connector"),
     (rules.judge_framework(split(about(0.4, 2.4))), UNDECIDED, "", "above 100 %: noop_connector costs more than"),
     (rules.judge_framework(split(about(-0.3, -0.1))), HOLDS, "implementation-cost-dominated", "is faster than plain"),
@@ -134,6 +137,22 @@ def test_the_interval_decides(verdict: Judgement, outcome: Outcome, label: str, 
 def test_every_hypothesis_is_seen_in_every_outcome() -> None:
     seen = {(verdict.name, outcome) for verdict, outcome, _, _ in HYPOTHESES}
     assert seen == {(f"H{number}", outcome) for number in range(1, 7) for outcome in Outcome}
+
+
+def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
+    judged = rules.judge_framework(split(about(0.6, 0.8), tax=about(-0.1, 0.3)))
+    assert judged.outcome == UNDECIDED, "although the share's own interval lies above 50 %"
+    assert "undecided where that of tax(mooncake_both) covers 0" in judged.rule
+
+
+def test_the_p_of_a_trend_is_that_of_a_decision_which_its_interval_takes() -> None:
+    """A slope above zero is not flat: an undecided hypothesis with the p of flatness would correct the others less."""
+    slightly = trend(about(0.002, 0.008), about(0.001, 0.01), about(-0.001, 0.01))
+    judged = rules.judge_input_trend(replace(slightly, p_zero=0.01, p_flat=0.001, p_rise=0.2))
+    assert (judged.outcome, judged.p) == (UNDECIDED, 0.2)
+    flat = rules.judge_input_trend(replace(trend(FLAT), p_zero=0.3, p_flat=0.001, p_rise=0.2))
+    assert (flat.outcome, flat.p) == (FAILS, 0.001)
+    assert "below 1 pp per doubling and not above 0" in flat.rule
 
 
 @pytest.mark.parametrize(

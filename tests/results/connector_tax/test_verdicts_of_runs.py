@@ -12,6 +12,7 @@ import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.combined_taxes import Additive
+from results.connector_tax.figures import additivity_figure
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import flat_taxes, write_results
 from results.measures.drift import DriftVerdict
@@ -103,6 +104,16 @@ def test_every_success_criterion_of_a_whole_run_is_met(analysis: Analysis) -> No
     )
 
 
+def test_the_figure_of_additivity_says_that_bars_and_marks_hold_for_different_things(analysis: Analysis) -> None:
+    """A tax may be told from none by itself and not beside the other configs."""
+    figure = additivity_figure(analysis)
+    assert "interval of each number by itself" in figure.caption
+    row = _tax(analysis, "lmcache_only")
+    (drawn,) = figure.table.query("config == 'lmcache_only' and metric == 'tax_ttft_p90'").to_dict("records")
+    assert row.estimate.low is not None
+    assert drawn["low"] > row.estimate.low
+
+
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Analysis]:
     """The same truth measured in one launch per config, and in two."""
@@ -137,6 +148,8 @@ def test_what_is_withheld_reaches_every_file_with_its_reason(few: dict[int, Anal
     assert "no verdict" in text
     assert "`--trials 3` gives a verdict" in text
     assert "interval" not in text.split("\n")[2]  # what the brackets hold
+    assert "Brackets hold for each number by itself" not in text
+    assert "by itself" not in additivity_figure(few[trials]).caption
     for word in (" higher", " lower ", "not distinguishable", "holds", "fails"):
         assert not any(word in line for line in text.splitlines() if line.startswith(("| ref_", "| mooncake")))
     csv = flat_taxes(few[trials].taxes)
@@ -233,6 +246,7 @@ def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
     assert _verdict(found, "H1").outcome == Outcome.HOLDS
     assert all(covers(row.slope_per_h, 0.05) and row.verdict == DriftVerdict.DETECTED for row in found.drift)
     assert "over 4 launches, all configs together" in (tmp_path / "report.md").read_text()
+    assert "what drifted inside a round is part of the noise" in (tmp_path / "report.md").read_text()
     assert found.criteria[6].outcome == Outcome.HOLDS
     assert found.criteria[6].measured.value == pytest.approx(3.8, abs=0.3), "hours of all trials"
 

@@ -14,7 +14,8 @@ from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, OwnRate, PhaseA, PhaseB
 from runners.experiments.connector_tax.plan import draft_plan
 from runners.experiments.connector_tax.sustainable import expected_cell_s, list_overloads, list_unsustainable
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.goldens.fixture import write_checksums
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
 
 GRID = Grid(
     configs=("plain",), phase_a=PhaseA(4096, 256, (1.0, 2.0)), phase_b=PhaseB((512, 32768), (64,)),
@@ -74,3 +75,18 @@ def test_phase_a_shows_what_no_config_can_sustain(tmp_path: Path) -> None:
 def test_where_nothing_saturated_no_limit_is_known(tmp_path: Path) -> None:
     write_run(tmp_path, Run({"plain": Behaviour()}, rates_per_s=(1, 2), requests=60, steps=0))
     assert list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path)) == ()
+
+
+def test_what_computed_most_without_being_saturated_is_no_limit(tmp_path: Path) -> None:
+    """nixl_both queues where plain does all that it is sent, and three times as much."""
+    run = Run({"plain": Behaviour(), "nixl_both": Behaviour(knee_per_s=2)}, rates_per_s=(1, 2), requests=100, steps=0)
+    layout = write_run(tmp_path, run)
+    path = layout.config(DATE, "plain").metrics("A", "r2")
+    scrapes = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for scrape in scrapes:
+        scrape["values"]["vllm:prompt_tokens_total"] *= 3
+    path.write_bytes(msgspec.json.Encoder().encode_lines(scrapes))
+    write_checksums(tmp_path)
+    rates = choose_reference_rates(tmp_path)
+    assert (rates.ref_safe_per_s, rates.ref_load_per_s) == (1, 2)
+    assert list_overloads(tmp_path, GRID, rates) == ()
