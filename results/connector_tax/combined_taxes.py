@@ -121,7 +121,7 @@ class Trend:
     steps: tuple[Estimate, ...]
     """Successive differences; their intervals hold together (Bonferroni)."""
     slope: Estimate
-    """Least squares: tax per doubling of the length, each length weighted by the precision of its tax."""
+    """Least squares: tax per doubling of the length, each length weighted by the precision of log(1 + its tax)."""
     left_out: tuple[str, ...] = ()
     """Shapes that take no part, with the reason: the config or plain is saturated there."""
     p_zero: float | None = None
@@ -378,9 +378,13 @@ def _average(*parts: Samples) -> Samples:
 
 
 def _weigh_taxes(taxes: Sequence[Measured]) -> Samples:
-    """The precision of each tax: one over the square of its interval; all alike where one has none."""
+    """The precision of each tax: one over the square of its interval; all alike where one has none.
+
+    The interval is that of log(1 + tax): that of the tax itself grows with it, and would give large taxes less weight.
+    """
     estimates = [estimate(measured) for measured in taxes]
-    widths = [one.high - one.low for one in estimates if one.low is not None and one.high is not None]
+    bounds = [(one.low, one.high) for one in estimates if one.low is not None and one.high is not None]
+    widths = [math.log1p(high) - math.log1p(low) for low, high in bounds if low > -1]
     if len(widths) < len(estimates) or min(widths) <= 0:
         return np.ones(len(estimates))
     return np.asarray(1 / np.square(widths), dtype=np.float64)

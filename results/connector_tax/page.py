@@ -15,7 +15,7 @@ from results.report.figure import CONFIGS, in_order
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
 from results.statistics.blocks import POWER
 from results.statistics.estimates import Estimate, figure
-from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches
+from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches, judged
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {Metric.TTFT_P90: "TTFT p90", Metric.TPOT_P90: "TPOT p90"}
@@ -130,11 +130,17 @@ def _describe_planned(rows: Iterable[LaunchNoise]) -> str:
 def _describe_repeat(analysis: Analysis) -> str:
     rows = [row for row in analysis.noise_floor if (row.phase, row.reference) == ("A", REF_SAFE)]
     known = [
-        f"{LATENCIES[row.metric]} {format_fraction(row.estimate)}"
+        f"{LATENCIES[row.metric]} {format_fraction(row.estimate)}{_describe_excess(row.estimate)}"
         for row in rows
         if row.metric in LATENCIES and row.estimate.value is not None
     ]
     return f" {REPEAT} against {BASELINE}: {', '.join(known)}." if known else ""
+
+
+def _describe_excess(repeat: Estimate) -> str:
+    """Where the same config seems to differ from itself."""
+    differs = judged(repeat) in (Verdict.HIGHER, Verdict.LOWER)
+    return " (the same config: as one interval in 20 does by chance)" if differs else ""
 
 
 def _format_percent(fraction: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,13 @@ def test_a_ttft_above_the_share_is_undecided_where_that_of_prefill_steps_is_not_
     assert found.cause == Cause.UNDECIDED
     assert "prefill steps alone is not known" in found.reason
     assert attribute(interval(-0.2, -0.1), metric=Metric.TTFT_P90).cause == Cause.NOT_ATTRIBUTABLE
+
+
+def test_a_load_that_two_phases_share_has_one_row_in_the_table() -> None:
+    found = attribute(interval(0.06, 0.136))
+    again = replace(found, row=replace(found.row, phase="B"))
+    other = replace(found, row=replace(found.row, phase="B", rate_per_s=8.0))
+    assert [row[1] for row in attribution_table([found, again, other]).rows] == ["4", "8"]
 
 
 def test_bursts_in_prefill_steps_count_by_their_mean() -> None:

@@ -16,6 +16,7 @@ from results.connector_tax.combined_taxes import (
     Decomposition,
     Trend,
     _fit_slope,
+    _weigh_taxes,
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
@@ -30,7 +31,7 @@ from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
-from results.statistics.trials import estimate
+from results.statistics.trials import Measured, Trial, estimate
 from tests.results.statistics.in_memory import RATES, SEEDS, SHAPE, Truth, as_promised, bounds, covers, measurements
 
 TTFT = Metric.TTFT_P90
@@ -194,6 +195,17 @@ def test_a_slope_weighs_every_length_by_the_precision_of_its_tax() -> None:
     alike, precise_start = (_fit_slope(lengths, np.array([start, 1.0, 1.0])) for start in (1.0, 100.0))
     assert alike(*taxes)[0] == pytest.approx(0.1)
     assert precise_start(*taxes)[0] == pytest.approx((0.3 + 2 * 0.2) / 5, abs=0.005), "a line from the sure tax"
+
+
+def test_a_large_tax_weighs_as_much_as_a_small_one_of_the_same_noise() -> None:
+    """With weights by the interval of the tax itself the slope of taxes that grow is too small."""
+    launches = np.exp([-0.1, 0.02, 0.12, -0.05])
+    taxes = [
+        Measured({number: Trial(float(of * (1 + tax) - 1), 100, lambda: "none") for number, of in enumerate(launches)})
+        for tax in (0.05, 0.2, 0.8)
+    ]
+    weights = _weigh_taxes(taxes)
+    assert weights / weights[0] == pytest.approx(np.ones(3))
 
 
 def test_one_length_is_no_trend() -> None:
