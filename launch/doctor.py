@@ -83,18 +83,21 @@ def examine(
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
     profile: Profile | None = None,
+    before_install: bool = False,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that.
+    `before_install`: only rows that need no engine environment, the driver judged by the lock's CUDA. Reads only.
     """
-    engine, engine_row = _check_engine(kind, engine_python)
+    existing, engine_row = _check_engine(kind, engine_python)
+    engine = None if before_install else existing
     components = {} if engine is None else _check_components(engine)
     flags = read_flags()
     parts = describe_parts(flags, kernel_grants_amx()) if kind == "cpu" else ()
     rows = [
-        engine_row,
+        *(() if before_install else (engine_row,)),
         *components.values(),
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
@@ -102,7 +105,7 @@ def examine(
         *_check_accelerator(kind, engine, gpu_memory_share, profile),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
-        _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
+        _check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
         _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
         _check_memory(kind),
         _check_cpu(),

@@ -15,6 +15,7 @@ from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.gpu_devices import DRIVER, VISIBLE, list_gpus, query_gpus, visible_devices
 from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
+from launch.install_plan import locked_versions
 from launch.profile import Profile, profile_names
 from results.records.percent import format_percent
 
@@ -91,15 +92,23 @@ def read_torch_cuda(site_packages: Path) -> str | None:
     return None if match is None else match.group(1) or ""
 
 
+def read_locked_cuda() -> str | None:
+    """The CUDA version of the locked environment's torch: that of the runtime locked beside it; None = not known."""
+    runtime = locked_versions("cuda").get("nvidia_cuda_runtime")
+    return None if runtime is None else ".".join(runtime.split(".")[:2])
+
+
 def check_driver(engine: Engine | None) -> Row:
+    """Whether the driver runs the CUDA of the engine's torch; without an engine, of the one that would be installed."""
     what = "driver and CUDA"
     driver = read_driver()
-    cuda = None if engine is None else read_torch_cuda(engine.site_packages)
+    cuda = read_locked_cuda() if engine is None else read_torch_cuda(engine.site_packages)
     if cuda == "":
         assert engine is not None
         remedy = "install a CUDA build of torch there, or build an environment with `tracon engine install cuda`"
         return Row(what, MISSING, f"torch {engine.versions.get('torch')} was built without CUDA", remedy)
-    wants = "" if cuda is None else f"torch was built for CUDA {cuda}"
+    built = "the torch of `tracon engine install cuda` is" if engine is None else "torch was"
+    wants = "" if cuda is None else f"{built} built for CUDA {cuda}"
     if driver is None:
         return Row(what, MISSING, "; ".join(filter(None, ("no NVIDIA driver in this kernel", wants))), NO_DRIVER)
     least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))

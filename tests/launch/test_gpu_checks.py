@@ -14,7 +14,7 @@ from launch.environment import Engine
 from launch.gpu_checks import check_cuda_host, read_driver, read_gpus
 from launch.gpu_fit import LOGIT_BYTES, estimate_engine_bytes
 from launch.profile import PROFILES_FOLDER, load_profile
-from tests.fake_gpus import FakeGpu, make_host
+from tests.fake_gpus import DRIVER_TEXT, FakeGpu, make_host
 
 CODER = "h200-qwen3-coder-30b-dummy"
 CODER_LINES = (PROFILES_FOLDER / f"{CODER}.toml").read_text().splitlines()
@@ -77,6 +77,32 @@ def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: p
     assert row.detail == "driver 550.54.15 is too old: torch was built for CUDA 13.0, which needs 580 or later"
     assert "--engine-python" in row.remedy
     assert "make gpu ENGINE_PYTHON=" in row.remedy
+
+
+def missing_before_install(tmp_path: Path) -> dict[str, str]:
+    """What is missing before an install, with the detail."""
+    report = examine("cuda", {}, workspace=tmp_path, before_install=True)
+    assert "engine" not in {row.what for row in report.rows}
+    return {row.what: row.detail for row in report.rows if row.state == MISSING}
+
+
+def test_before_an_install_a_host_is_judged_by_what_would_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=0))
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(doctor, "RUN_BYTES", 1)
+    monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 1})
+    assert missing_before_install(tmp_path) == {}
+    (host.folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    needs = "the torch of `tracon engine install cuda` is built for CUDA 13.0, which needs 580 or later"
+    assert missing_before_install(tmp_path) == {"driver and CUDA": f"driver 550.54.15 is too old: {needs}"}
+    (host.folder / "version").write_text(DRIVER_TEXT)
+    monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 10**18})
+    assert list(missing_before_install(tmp_path)) == ["disk for engines"]
+    # An environment that exists takes no more room, and none of its connectors is imported here.
+    monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
+    assert missing_before_install(tmp_path) == {}
 
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

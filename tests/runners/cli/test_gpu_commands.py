@@ -60,6 +60,19 @@ def test_a_gpu_host_that_lacks_nothing_passes_the_strict_doctor(host: Path, tmp_
     assert "missing on this host: driver and CUDA." in done.stderr
 
 
+def test_an_old_driver_stops_the_doctor_before_an_environment_is_installed(host: Path, tmp_path: Path) -> None:
+    (host / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    asked = ("doctor", "--profile", CODER, "--strict", "--before-install", "--only", "nixl_both", "--json")
+    done = tracon(*asked, workspace=tmp_path)
+    assert done.returncode == 4
+    assert "driver and CUDA" in " ".join(done.stderr.split())
+    report = data(done)
+    whats = {row["what"] for row in report["rows"]}
+    assert {"GPU", "GPU memory", "driver and CUDA", "disk for engines"} <= whats
+    assert not {"engine", "RDMA"} & whats
+    assert report["configs"] == []
+
+
 @pytest.mark.parametrize(
     ("experiment", "preset"),
     [
