@@ -24,6 +24,9 @@ PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 RDMA = "RDMA"
 LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
+COMPAT_ROOT = Path("/usr/local")
+"""NVIDIA's packages `cuda-compat-*` put a newer libcuda into cuda-<version>/compat below it."""
+LIBRARY_PATH = "LD_LIBRARY_PATH"
 LEAST_CAPABILITY = 7.5
 """Of the GPUs that the CUDA 13 build of torch has kernels for."""
 GPU_FIELDS = ("compute_cap", "memory.total", "memory.used")
@@ -98,6 +101,18 @@ def read_locked_cuda() -> str | None:
     return None if runtime is None else ".".join(runtime.split(".")[:2])
 
 
+def find_compat_library(least: int) -> Path | None:
+    """A libcuda of driver branch `least` or later, for forward compatibility: on LD_LIBRARY_PATH, else below
+    COMPAT_ROOT; None = there is none."""
+    named = (Path(folder) for folder in os.environ.get(LIBRARY_PATH, "").split(os.pathsep) if folder)
+    for folder in (*named, *sorted(COMPAT_ROOT.glob("cuda*/compat"))):
+        for path in sorted(folder.glob("libcuda.so.*")):
+            branch = path.name.removeprefix("libcuda.so.").partition(".")[0]
+            if branch.isdecimal() and int(branch) >= least:
+                return path
+    return None
+
+
 def check_driver(engine: Engine | None) -> Row:
     """Whether the driver runs the CUDA of the engine's torch; without an engine, of the one that would be installed."""
     what = "driver and CUDA"
@@ -113,12 +128,29 @@ def check_driver(engine: Engine | None) -> Row:
         return Row(what, MISSING, "; ".join(filter(None, ("no NVIDIA driver in this kernel", wants))), NO_DRIVER)
     least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))
     if least is not None and int(driver.partition(".")[0]) < least:
+        needs = f"{wants}, which needs {least} or later"
+        compat = find_compat_library(least)
+        if compat is not None:
+            helps = f"{compat} makes up for it on data center GPUs (forward compatibility)"
+            detail = f"driver {driver} is too old by itself: {needs}; {helps}"
+            return Row(what, WARN, detail, _explain_compat(compat, least))
         remedy = (
             f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA: "
             "`make gpu ENGINE_PYTHON=...`, --engine-python"
         )
-        return Row(what, MISSING, f"driver {driver} is too old: {wants}, which needs {least} or later", remedy)
+        return Row(what, MISSING, f"driver {driver} is too old: {needs}", remedy)
     return Row(what, OK, "; ".join(filter(None, (f"driver {driver}", wants))))
+
+
+def _explain_compat(library: Path, least: int) -> str:
+    """What to set so that engines load this libcuda, and what to do where it does not work."""
+    update = f"if engines do not start, update the driver to {least} or later"
+    inherited = os.environ.get(LIBRARY_PATH, "")
+    if str(library.parent) in inherited.split(os.pathsep):
+        return update
+    # Written out, not `:$LD_LIBRARY_PATH`: an empty entry of that list is the working directory.
+    value = os.pathsep.join(filter(None, (str(library.parent), inherited)))
+    return f"`export {LIBRARY_PATH}={value}`; {update}"
 
 
 def _check_attention(engine: Engine, gpus: Sequence[GpuFacts]) -> Row:
