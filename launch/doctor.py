@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
+from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
@@ -27,7 +28,6 @@ from launch.profile import Profile
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
-CONNECTORS = ("mooncake", "nixl", "lmcache")
 PORTS_LOOKED_AT = 32
 """From the port base on; an engine takes one to four."""
 RUN_BYTES = 2_000_000_000
@@ -177,7 +177,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        modules = ", ".join(("torch", *list_modules(name, engine)))
+        modules = ", ".join(("torch", *list_modules(name, engine.kind, engine.site_packages)))
         remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {modules}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
@@ -199,31 +199,15 @@ try:
 except BaseException as error:
     print(f"tracon-import {type(error).__name__}: {error}")
 """
-_MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
-"""Of each connector, the module that loads its compiled part; LMCache's has none."""
-_LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
-"""What vLLM's connector imports of LMCache."""
-_LMCACHE_KERNELS = ("cuda_ops", "c_ops")
-"""LMCache's kernels for a GPU: their name in 0.5.6, and an older one. If 0.5.6 cannot import them it copies KV with
-torch and only logs that: its tax would be another."""
 IMPORT_TIMEOUT_S = 300.0
 """For one connector: LMCache's adapter imports vLLM, perhaps from a cold disk."""
-
-
-def list_modules(connector: str, engine: Engine) -> tuple[str, ...]:
-    """What an engine of this kind imports of a connector."""
-    if connector != "lmcache" or engine.kind != "cuda":
-        return (_MODULES[connector],)
-    built = [name for name in _LMCACHE_KERNELS if any((engine.site_packages / "lmcache").glob(f"{name}.*"))]
-    kernels = built[0] if built else _LMCACHE_KERNELS[0]
-    return (_LMCACHE_ADAPTER, f"lmcache.{kernels}")
 
 
 def _try_imports(engine: Engine) -> dict[str, str]:
     """Import each installed connector in a process of its own; returns component to why it failed."""
     failed: dict[str, str] = {}
     for name in (name for name in CONNECTORS if name in engine.versions):
-        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine)]
+        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine.kind, engine.site_packages)]
         try:
             run = subprocess.run(
                 argv,
