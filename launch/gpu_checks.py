@@ -260,6 +260,27 @@ def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -
     return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
 
 
+def explain_small_gpus(profile: Profile) -> str:
+    """Which GPUs an engine of the profile does not fit into, by the doctor's estimate, and what to change.
+
+    Empty where it fits, or where no GPU or no estimate is known.
+    """
+    share = profile.engine.gpu_memory_utilization
+    if profile.engine.kind != "cuda" or share is None:
+        return ""
+    gpus = read_gpus()
+    small = _find_small_gpus(gpus, share, profile)
+    if not small:
+        return ""
+    has = min(share * gpu.total_mib / 1024 for gpu in gpus if gpu.index in small)
+    needs = max(small.values()) / 2**30
+    return (
+        f"An engine of this run does not fit into GPU {', '.join(small)}, by an estimate: it needs about {needs:.1f} "
+        f"GiB, and {format_percent(share)} of the GPU's memory are {has:.1f} GiB. An engine that does not fit fails at "
+        "its start: use another preset, a shorter engine.max_model_len or a smaller model."
+    )
+
+
 def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
     """What to measure on GPUs that the profile's model does not fit into, as commands."""
     small = f"take the small model: `make gpu GPU_PROFILE={SMALL_PROFILE}`"
