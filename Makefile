@@ -43,9 +43,11 @@ demo: engine ## measure what three KV connectors cost, on real engines, and watc
 	@$(BIN)/tracon run connector-tax --profile cpu-tiny --preset demo --console; code=$$?; \
 		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
-gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: build the CUDA environment (9.5 GB), check the host, measure (docs/gpu.md)
+# The first check spares a host that cannot run engines the download; the second needs the environment.
+gpu: $(STAMP) ## the same on a host with NVIDIA GPUs: check the host, build the CUDA environment (9.5 GB), measure (docs/gpu.md)
 	@awk '/^[^ ]/ {wanted = /^nvidia-ml-py==/} wanted' launch/engines/cuda.lock >.venv/nvml.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement .venv/nvml.lock
+	$(if $(ENGINE_PYTHON),,$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict --before-install $(GPU_CONFIGS:%=--only %))
 	$(if $(ENGINE_PYTHON),,$(BIN)/tracon engine install cuda)
 	$(BIN)/tracon doctor --profile $(GPU_PROFILE) --strict $(GPU_ENGINE) $(GPU_CONFIGS:%=--only %)
 	@$(BIN)/tracon run connector-tax --profile $(GPU_PROFILE) --preset gpu-demo $(GPU_ENGINE) $(GPU_CONFIGS:%=--config %) \

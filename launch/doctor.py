@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
+from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
@@ -27,7 +28,6 @@ from launch.profile import Profile
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
-CONNECTORS = ("mooncake", "nixl", "lmcache")
 PORTS_LOOKED_AT = 32
 """From the port base on; an engine takes one to four."""
 RUN_BYTES = 2_000_000_000
@@ -83,18 +83,21 @@ def examine(
     workspace: Path | None = None,
     gpu_memory_share: float | None = None,
     profile: Profile | None = None,
+    before_install: bool = False,
 ) -> DoctorReport:
     """Look at this machine for engines of `kind`.
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that. Reads only.
+    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that.
+    `before_install`: only rows that need no engine environment, the driver judged by the lock's CUDA. Reads only.
     """
-    engine, engine_row = _check_engine(kind, engine_python)
+    existing, engine_row = _check_engine(kind, engine_python)
+    engine = None if before_install else existing
     components = {} if engine is None else _check_components(engine)
     flags = read_flags()
     parts = describe_parts(flags, kernel_grants_amx()) if kind == "cpu" else ()
     rows = [
-        engine_row,
+        *(() if before_install else (engine_row,)),
         *components.values(),
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
@@ -102,7 +105,7 @@ def examine(
         *_check_accelerator(kind, engine, gpu_memory_share, profile),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
-        _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
+        _check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
         _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
         _check_memory(kind),
         _check_cpu(),
@@ -174,7 +177,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        modules = ", ".join(("torch", *list_modules(name, engine)))
+        modules = ", ".join(("torch", *list_modules(name, engine.kind, engine.site_packages)))
         remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {modules}'`"
         return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
@@ -196,31 +199,15 @@ try:
 except BaseException as error:
     print(f"tracon-import {type(error).__name__}: {error}")
 """
-_MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
-"""Of each connector, the module that loads its compiled part; LMCache's has none."""
-_LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
-"""What vLLM's connector imports of LMCache."""
-_LMCACHE_KERNELS = ("cuda_ops", "c_ops")
-"""LMCache's kernels for a GPU: their name in 0.5.6, and an older one. If 0.5.6 cannot import them it copies KV with
-torch and only logs that: its tax would be another."""
 IMPORT_TIMEOUT_S = 300.0
 """For one connector: LMCache's adapter imports vLLM, perhaps from a cold disk."""
-
-
-def list_modules(connector: str, engine: Engine) -> tuple[str, ...]:
-    """What an engine of this kind imports of a connector."""
-    if connector != "lmcache" or engine.kind != "cuda":
-        return (_MODULES[connector],)
-    built = [name for name in _LMCACHE_KERNELS if any((engine.site_packages / "lmcache").glob(f"{name}.*"))]
-    kernels = built[0] if built else _LMCACHE_KERNELS[0]
-    return (_LMCACHE_ADAPTER, f"lmcache.{kernels}")
 
 
 def _try_imports(engine: Engine) -> dict[str, str]:
     """Import each installed connector in a process of its own; returns component to why it failed."""
     failed: dict[str, str] = {}
     for name in (name for name in CONNECTORS if name in engine.versions):
-        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine)]
+        argv = [str(engine.python), "-c", _TRY, *list_modules(name, engine.kind, engine.site_packages)]
         try:
             run = subprocess.run(
                 argv,

@@ -15,6 +15,7 @@ from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.gpu_devices import DRIVER, VISIBLE, list_gpus, query_gpus, visible_devices
 from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
+from launch.install_plan import locked_versions
 from launch.profile import Profile, profile_names
 from results.records.percent import format_percent
 
@@ -23,6 +24,9 @@ PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 RDMA = "RDMA"
 LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
+COMPAT_ROOT = Path("/usr/local")
+"""NVIDIA's packages `cuda-compat-*` put a newer libcuda into cuda-<version>/compat below it."""
+LIBRARY_PATH = "LD_LIBRARY_PATH"
 LEAST_CAPABILITY = 7.5
 """Of the GPUs that the CUDA 13 build of torch has kernels for."""
 GPU_FIELDS = ("compute_cap", "memory.total", "memory.used")
@@ -91,25 +95,62 @@ def read_torch_cuda(site_packages: Path) -> str | None:
     return None if match is None else match.group(1) or ""
 
 
+def read_locked_cuda() -> str | None:
+    """The CUDA version of the locked environment's torch: that of the runtime locked beside it; None = not known."""
+    runtime = locked_versions("cuda").get("nvidia_cuda_runtime")
+    return None if runtime is None else ".".join(runtime.split(".")[:2])
+
+
+def find_compat_library(least: int) -> Path | None:
+    """A libcuda of driver branch `least` or later, for forward compatibility: on LD_LIBRARY_PATH, else below
+    COMPAT_ROOT; None = there is none."""
+    named = (Path(folder) for folder in os.environ.get(LIBRARY_PATH, "").split(os.pathsep) if folder)
+    for folder in (*named, *sorted(COMPAT_ROOT.glob("cuda*/compat"))):
+        for path in sorted(folder.glob("libcuda.so.*")):
+            branch = path.name.removeprefix("libcuda.so.").partition(".")[0]
+            if branch.isdecimal() and int(branch) >= least:
+                return path
+    return None
+
+
 def check_driver(engine: Engine | None) -> Row:
+    """Whether the driver runs the CUDA of the engine's torch; without an engine, of the one that would be installed."""
     what = "driver and CUDA"
     driver = read_driver()
-    cuda = None if engine is None else read_torch_cuda(engine.site_packages)
+    cuda = read_locked_cuda() if engine is None else read_torch_cuda(engine.site_packages)
     if cuda == "":
         assert engine is not None
         remedy = "install a CUDA build of torch there, or build an environment with `tracon engine install cuda`"
         return Row(what, MISSING, f"torch {engine.versions.get('torch')} was built without CUDA", remedy)
-    wants = "" if cuda is None else f"torch was built for CUDA {cuda}"
+    built = "the torch of `tracon engine install cuda` is" if engine is None else "torch was"
+    wants = "" if cuda is None else f"{built} built for CUDA {cuda}"
     if driver is None:
         return Row(what, MISSING, "; ".join(filter(None, ("no NVIDIA driver in this kernel", wants))), NO_DRIVER)
     least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))
     if least is not None and int(driver.partition(".")[0]) < least:
+        needs = f"{wants}, which needs {least} or later"
+        compat = find_compat_library(least)
+        if compat is not None:
+            helps = f"{compat} makes up for it on data center GPUs (forward compatibility)"
+            detail = f"driver {driver} is too old by itself: {needs}; {helps}"
+            return Row(what, WARN, detail, _explain_compat(compat, least))
         remedy = (
             f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA: "
             "`make gpu ENGINE_PYTHON=...`, --engine-python"
         )
-        return Row(what, MISSING, f"driver {driver} is too old: {wants}, which needs {least} or later", remedy)
+        return Row(what, MISSING, f"driver {driver} is too old: {needs}", remedy)
     return Row(what, OK, "; ".join(filter(None, (f"driver {driver}", wants))))
+
+
+def _explain_compat(library: Path, least: int) -> str:
+    """What to set so that engines load this libcuda, and what to do where it does not work."""
+    update = f"if engines do not start, update the driver to {least} or later"
+    inherited = os.environ.get(LIBRARY_PATH, "")
+    if str(library.parent) in inherited.split(os.pathsep):
+        return update
+    # Written out, not `:$LD_LIBRARY_PATH`: an empty entry of that list is the working directory.
+    value = os.pathsep.join(filter(None, (str(library.parent), inherited)))
+    return f"`export {LIBRARY_PATH}={value}`; {update}"
 
 
 def _check_attention(engine: Engine, gpus: Sequence[GpuFacts]) -> Row:
@@ -217,6 +258,27 @@ def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -
     needed = {gpu.index: estimate_engine_bytes(profile, gpu.total_mib << 20) for gpu in gpus}
     shares = {gpu.index: share * (gpu.total_mib << 20) for gpu in gpus}
     return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
+
+
+def explain_small_gpus(profile: Profile) -> str:
+    """Which GPUs an engine of the profile does not fit into, by the doctor's estimate, and what to change.
+
+    Empty where it fits, or where no GPU or no estimate is known.
+    """
+    share = profile.engine.gpu_memory_utilization
+    if profile.engine.kind != "cuda" or share is None:
+        return ""
+    gpus = read_gpus()
+    small = _find_small_gpus(gpus, share, profile)
+    if not small:
+        return ""
+    has = min(share * gpu.total_mib / 1024 for gpu in gpus if gpu.index in small)
+    needs = max(small.values()) / 2**30
+    return (
+        f"An engine of this run does not fit into GPU {', '.join(small)}, by an estimate: it needs about {needs:.1f} "
+        f"GiB, and {format_percent(share)} of the GPU's memory are {has:.1f} GiB. An engine that does not fit fails at "
+        "its start: use another preset, a shorter engine.max_model_len or a smaller model."
+    )
 
 
 def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from launch.connector_modules import CONNECTORS, list_modules
 from launch.errors import LaunchError
 
 KINDS = ("cpu", "cuda")
@@ -26,7 +27,6 @@ LOCKS = Path(__file__).parent / "engines"
 DISK_BYTES: Mapping[str, int] = {"cpu": 6_000_000_000, "cuda": 25_000_000_000}
 """What must be free before an install: the environment, its bytecode, and the downloads in uv's cache."""
 
-_CONNECTORS = ("mooncake.engine", "nixl._api", "lmcache")
 _MUST_IMPORT: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "vllm", "vllm.entrypoints.openai.api_server"),
     "cuda": ("torch", "vllm"),  # the server's modules ask for a GPU, and there may be none
@@ -43,12 +43,14 @@ if kind == "cuda" and torch.version.cuda is None:
     sys.exit(f"torch {torch.__version__} was built without CUDA")
 result = {}
 for name in may:
+    component = name.partition(".")[0]
     try:
         importlib.import_module(name)
     except BaseException as error:
-        result[name.partition(".")[0]] = f"{type(error).__name__}: {error}"
+        if not result.get(component):
+            result[component] = f"{type(error).__name__}: {error}"
     else:
-        result[name.partition(".")[0]] = ""
+        result.setdefault(component, "")
 print()
 print(sys.argv[2] + json.dumps(result), flush=True)
 """
@@ -80,7 +82,7 @@ class InstallPlan:
 
     @property
     def site_packages(self) -> Path:
-        return self.partial / "lib" / f"python{PYTHON}" / "site-packages"
+        return _locate_packages(self.partial)
 
 
 def lock_file(kind: str) -> Path:
@@ -169,7 +171,7 @@ def install_plan(
         _plan_compile(python, partial, root),
         Step(
             "verify the imports",
-            (python, "-c", _VERIFY, _list_imports(kind), VERIFIED),
+            (python, "-c", _VERIFY, _list_imports(kind, partial), VERIFIED),
             600,
             uses_engine_libraries=True,
         ),
@@ -197,10 +199,16 @@ def _plan_torch(install: tuple[str, ...], links: tuple[str, ...], entries: Seque
 
 def _plan_compile(python: str, partial: Path, root: Path) -> Step:
     # Bytecode carries the path it was made for; some packages ship templates that are no Python: exit code 1.
-    packages = str(partial / "lib" / f"python{PYTHON}" / "site-packages")
+    packages = str(_locate_packages(partial))
     argv = (python, "-m", "compileall", "-q", "-j", "0", "-s", str(partial), "-p", str(root), packages)
     return Step("byte-compile, so that engines start faster", argv, 1800, fine_exit_codes=(0, 1))
 
 
-def _list_imports(kind: str) -> str:
-    return json.dumps([_MUST_IMPORT[kind], _CONNECTORS, kind])
+def _list_imports(kind: str, partial: Path) -> str:
+    packages = _locate_packages(partial)
+    modules = [module for connector in CONNECTORS for module in list_modules(connector, kind, packages)]
+    return json.dumps([_MUST_IMPORT[kind], modules, kind])
+
+
+def _locate_packages(partial: Path) -> Path:
+    return partial / "lib" / f"python{PYTHON}" / "site-packages"

@@ -99,15 +99,23 @@ class Served(Protocol):
 
 
 class Instance:
-    """An engine of ours; made by `LocalBackend.start`."""
+    """An engine of ours; made by `LocalBackend.start`. `shared_mib`: as `wait_for_release` takes it."""
 
-    def __init__(self, spec: LaunchSpec, identity: ProcessIdentity, link: GuardLink, started_ns: int) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        identity: ProcessIdentity,
+        link: GuardLink,
+        started_ns: int,
+        shared_mib: tuple[int, ...] = (),
+    ) -> None:
         self.spec = spec
         self.identity = identity
         self.name, self.url, self.model, self.pid = spec.instance, spec.url, spec.model, identity.pid
         self.ports = spec.ports
         self._link = link
         self._started_ns = started_ns
+        self._shared_mib = shared_mib
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}
         self._stalls_from = self._log_from[spec.stderr]
         self._ends_from = self._stalls_from
@@ -213,7 +221,7 @@ class Instance:
             )
         duration_s = time.monotonic() - began
         gone = self._link.gone.result() if guarded else None
-        release = await wait_for_release(self.spec.devices, release_wait_s)
+        release = await wait_for_release(self.spec.devices, release_wait_s, self._shared_mib)
         return StopReport(self.exit_code, 0 if gone is None else gone.killed, duration_s, release)
 
     async def _end_when_unguarded(self) -> None:

@@ -16,6 +16,7 @@ from launch.command import LaunchSpec, unwritable, whole_env
 from launch.death import describe_exit
 from launch.environment import Engine
 from launch.errors import LaunchError
+from launch.gpu_memory import read_used_mib
 from launch.guard_link import GuardLink, first_of, spawn_guard
 from launch.instance import Instance
 from launch.ports import require_free
@@ -161,6 +162,7 @@ class LocalBackend:
 
         PortTaken where something listens on one of its ports already.
         """
+        shared_mib = await self._read_shared_memory(spec)
         started_ns = time.perf_counter_ns()
         await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
         await asyncio.to_thread(_prepare_launch, spec)
@@ -172,7 +174,7 @@ class LocalBackend:
         try:
             pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
             identity = identify(pid)
-            instance = Instance(spec, identity, link, started_ns)
+            instance = Instance(spec, identity, link, started_ns, shared_mib)
             self._instances.append(instance)
             on_started(identity, spec.started_by)
         except BaseException:
@@ -180,6 +182,13 @@ class LocalBackend:
             raise
         link.go()
         return instance
+
+    async def _read_shared_memory(self, spec: LaunchSpec) -> tuple[int, ...]:
+        """Memory in use on each GPU of a new engine, MiB; empty where no other engine of this backend runs on one."""
+        devices = set(spec.devices)
+        if not any(devices & set(other.spec.devices) and other.alive() for other in self._instances):
+            return ()
+        return await asyncio.to_thread(read_used_mib, spec.devices)
 
     async def _ensure_fork_server(self, spec: LaunchSpec) -> ForkServer:
         """The warm fork server, started at the first launch that wants it."""

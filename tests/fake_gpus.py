@@ -125,6 +125,7 @@ def make_host(
     monkeypatch.setenv("PATH", f"{host.folder}:/usr/bin:/bin")
     for module in (launch.gpu_devices, launch.gpu_checks):
         monkeypatch.setattr(module, "DRIVER", driver)
+    monkeypatch.setattr(launch.gpu_checks, "COMPAT_ROOT", host.folder)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launch.doctor, "INFINIBAND", host.folder / "infiniband")
     monkeypatch.setitem(sys.modules, "pynvml", host.nvml())

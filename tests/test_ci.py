@@ -129,6 +129,18 @@ def test_make_gpu_takes_an_environment_of_the_host() -> None:
     assert "--strict --engine-python /opt/vllm/bin/python --only plain --only nixl_both" in done.stdout
     assert "--preset gpu-demo --engine-python /opt/vllm/bin/python --config plain --config nixl_both" in done.stdout
     assert "--set 'phase_a.rates_per_s=[1]' --set 'trials=3'; code=" in done.stdout
+    assert "--before-install" not in done.stdout
     shipped = subprocess.run(["make", "-n", "gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "engine install cuda" in shipped
     assert not {"--engine-python", "--config", "--set"} & set(shipped.split())
+
+
+def test_make_gpu_checks_the_host_before_it_downloads_the_environment() -> None:
+    make = ["make", "-n", "gpu", "GPU_CONFIGS=plain nixl_both"]
+    lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    steps = [line.partition("tracon ")[2] for line in lines if "tracon doctor" in line or "tracon engine" in line]
+    assert [step.partition(" --profile")[0] for step in steps] == ["doctor", "engine install cuda", "doctor"]
+    before, after = steps[0], steps[2]
+    assert before.endswith("--strict --before-install --only plain --only nixl_both")
+    assert "--before-install" not in after
+    assert "--strict" in after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,12 @@ def doctor(
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where anything is missing.")] = False,
+    before_install: Annotated[
+        bool,
+        typer.Option(
+            "--before-install", help="Check only what needs no engine environment: GPUs, driver, RDMA, memory, disk."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Print what this machine has, what each connector config needs, and how to get what is missing."""
@@ -67,8 +74,11 @@ def doctor(
         workspace=workspace,
         gpu_memory_share=chosen.engine.gpu_memory_utilization,
         profile=chosen,
+        before_install=before_install,
     )
     report = narrow_report(report, only) if only else report
+    if before_install:  # whether a config can run is for the environment to say
+        report = replace(report, configs=())
     if json:
         terminal.print_json(to_json(report))
     else:

@@ -88,6 +88,7 @@ def run(
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
+    from launch.gpu_checks import explain_small_gpus
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.samplers.rest import explain_unrest, read_rest
@@ -100,10 +101,11 @@ def run(
     require_pace(pace, prepared.draft)
     require_ports(prepared)
     unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
+    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
-    if unrest:
-        terminal.err().print(unrest, style="yellow", markup=False)
+    for warning in filter(None, (too_large, unrest)):
+        terminal.err().print(warning, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
     accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -292,6 +294,7 @@ def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
 
 
 def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
+    from launch.gpu_checks import explain_small_gpus
     from runners.cli.tables import plan_json, plan_tables
     from runners.experiments.registry import experiment_named
     from runners.samplers.rest import explain_unrest, read_rest
@@ -299,7 +302,8 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
     unrest = explain_unrest(read_rest())
-    notes = (*precision, *prepared.draft.notes, *([unrest] if unrest else []))
+    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
+    notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
         terminal.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
     else:

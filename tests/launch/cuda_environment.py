@@ -10,7 +10,8 @@ from typing import Any
 
 from launch.builtin_models import write_builtin
 from launch.command import LaunchSpec, build_launch
-from launch.doctor import CONNECTORS, DRIVER_LIBRARY, list_modules
+from launch.connector_modules import CONNECTORS, list_modules
+from launch.doctor import DRIVER_LIBRARY
 from launch.environment import Engine
 from launch.profile import config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
@@ -61,7 +62,8 @@ def import_modules(engine: Engine) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     environ = {"AGENTIC_STEP_LOG_PATH": str(folder / "engine_step.jsonl"), "TRACON_TRANSFER_LOG": str(folder)}
     installed = (connector for connector in CONNECTORS if connector in engine.versions)
-    modules = [*MODULES, *(module for connector in installed for module in list_modules(connector, engine))]
+    lists = (list_modules(connector, engine.kind, engine.site_packages) for connector in installed)
+    modules = [*MODULES, *(module for named in lists for module in named)]
     failed: dict[str, str] = _read_answer(engine, ("-c", _IMPORT, json.dumps(modules), MARK), environ)
     return {name: why for name, why in failed.items() if name not in NEED_DRIVER or DRIVER_LIBRARY not in why}
 

@@ -11,10 +11,10 @@ from launch import doctor, gpu_checks
 from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_checks import check_cuda_host, read_driver, read_gpus
+from launch.gpu_checks import check_cuda_host, check_driver, read_driver, read_gpus
 from launch.gpu_fit import LOGIT_BYTES, estimate_engine_bytes
 from launch.profile import PROFILES_FOLDER, load_profile
-from tests.fake_gpus import FakeGpu, make_host
+from tests.fake_gpus import DRIVER_TEXT, FakeGpu, make_host
 
 CODER = "h200-qwen3-coder-30b-dummy"
 CODER_LINES = (PROFILES_FOLDER / f"{CODER}.toml").read_text().splitlines()
@@ -77,6 +77,62 @@ def test_a_driver_that_is_too_old_for_torchs_cuda(tmp_path: Path, monkeypatch: p
     assert row.detail == "driver 550.54.15 is too old: torch was built for CUDA 13.0, which needs 580 or later"
     assert "--engine-python" in row.remedy
     assert "make gpu ENGINE_PYTHON=" in row.remedy
+
+
+def make_compat(folder: Path, version: str) -> Path:
+    """A folder as the package `cuda-compat` installs it."""
+    folder.mkdir(parents=True)
+    (folder / f"libcuda.so.{version}").touch()
+    (folder / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
+    return folder
+
+
+def test_an_old_driver_with_a_newer_libcuda_is_a_warning_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch)
+    (host.folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    engine = make_engine(tmp_path)
+    make_compat(host.folder / "cuda-12.8" / "compat", "570.86.15")
+    assert check_driver(engine).state == MISSING, "this libcuda is too old for CUDA 13 as well"
+    compat = make_compat(host.folder / "cuda-13.0" / "compat", "580.65.06")
+    row = check_driver(engine)
+    assert row.state == WARN
+    assert "too old by itself: torch was built for CUDA 13.0, which needs 580 or later" in row.detail
+    assert f"{compat}/libcuda.so.580.65.06 makes up for it on data center GPUs" in row.detail
+    assert row.remedy.startswith(f"`export LD_LIBRARY_PATH={compat}:/opt/lib`; ")
+    elsewhere = make_compat(tmp_path / "elsewhere", "580.65.06")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(elsewhere))
+    row = check_driver(engine)
+    assert (row.state, row.remedy) == (WARN, "if engines do not start, update the driver to 580 or later")
+    assert str(elsewhere) in row.detail
+
+
+def missing_before_install(tmp_path: Path) -> dict[str, str]:
+    """What is missing before an install, with the detail."""
+    report = examine("cuda", {}, workspace=tmp_path, before_install=True)
+    assert "engine" not in {row.what for row in report.rows}
+    return {row.what: row.detail for row in report.rows if row.state == MISSING}
+
+
+def test_before_an_install_a_host_is_judged_by_what_would_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=0))
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(doctor, "RUN_BYTES", 1)
+    monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 1})
+    assert missing_before_install(tmp_path) == {}
+    (host.folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    needs = "the torch of `tracon engine install cuda` is built for CUDA 13.0, which needs 580 or later"
+    assert missing_before_install(tmp_path) == {"driver and CUDA": f"driver 550.54.15 is too old: {needs}"}
+    (host.folder / "version").write_text(DRIVER_TEXT)
+    monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 10**18})
+    assert list(missing_before_install(tmp_path)) == ["disk for engines"]
+    # An environment that exists takes no more room, and none of its connectors is imported here.
+    monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
+    assert missing_before_install(tmp_path) == {}
 
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launch.command import LaunchSpec
 from launch.gpu_memory import wait_for_release
+from launch.local import LocalBackend
 from tests.fake_gpus import FakeGpu, FakeHost, make_host
+from tests.launch.engines import ENGINE, PROFILE, ignore_start, program
 
 LONG_S = 3600.0
 """A test that waited this long would be ended."""
@@ -44,6 +49,38 @@ async def test_memory_that_stays_held_is_waited_for_no_longer_than_asked(
 ) -> None:
     make_host(tmp_path, monkeypatch, FakeGpu(used=HELD))
     assert (await wait_for_release(("0",), 0.01)).endswith("GPU memory in use 61440 MiB")
+
+
+HELD_MIB = HELD >> 20
+
+
+async def test_what_other_engines_held_before_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=HELD), FakeGpu(used=HELD))
+    both = f"GPU memory in use {HELD_MIB}/{HELD_MIB} MiB"
+    assert await wait_for_release(("0", "1"), LONG_S, (HELD_MIB, HELD_MIB)) == f"waited 0 s; {both}"
+    for shared_mib in ((HELD_MIB, 0), (HELD_MIB,)):
+        waited = asyncio.wait_for(wait_for_release(("0", "1"), LONG_S, shared_mib), 0.5)
+        with pytest.raises(TimeoutError):
+            await waited
+
+
+async def test_the_second_engine_on_a_gpu_is_released_while_the_first_holds_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=FREE))
+
+    def sleeper(name: str) -> LaunchSpec:
+        return replace(program(tmp_path / name, "import time; time.sleep(600)"), devices=("0",))
+
+    async with LocalBackend(PROFILE, ENGINE) as backend:
+        await backend.start(sleeper("first"), ignore_start)
+        host.gpus[0].used = HELD
+        host.write_tools()
+        second = await backend.start(sleeper("second"), ignore_start)
+        stopped = await asyncio.wait_for(second.stop(5.0, LONG_S), 60.0)
+        assert stopped.release == f"waited 0 s; GPU memory in use {HELD_MIB} MiB"
 
 
 async def test_a_part_of_a_gpu_waits_for_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from launch.install_plan import (
     KINDS,
     LOCKS,
     TORCH_CPU_INDEX,
+    VERIFIED,
     find_links,
     find_torch_wheel,
     install_environ,
@@ -106,6 +111,42 @@ def test_a_cuda_environment_needs_no_step_for_torch(tmp_path: Path) -> None:
     assert len(steps) == 4
     assert str(LOCKS / "cuda.lock") in steps[1]
     assert TORCH_CPU_INDEX not in " ".join(steps)
+
+
+LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lmcache"), [("cpu", ["lmcache"]), ("cuda", [LMCACHE_ADAPTER, "lmcache.cuda_ops"])], ids=KINDS
+)
+def test_an_install_tries_what_an_engine_of_its_kind_imports(kind: str, lmcache: list[str], tmp_path: Path) -> None:
+    verify = install_plan(kind, tmp_path, uv="uv", environ={}).steps[-1]
+    _, modules, _ = json.loads(verify.argv[3])
+    assert modules == ["mooncake.engine", "nixl._api", *lmcache]
+
+
+@pytest.mark.parametrize("broken", [LMCACHE_ADAPTER, "lmcache.cuda_ops", ""])
+def test_a_connector_is_recorded_as_failed_whichever_of_its_modules_fails(broken: str, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    names = ("vllm", "mooncake.engine", "nixl._api", LMCACHE_ADAPTER, "lmcache.cuda_ops")
+    texts = {"torch": "class version:\n    cuda = '13.0'\n", **dict.fromkeys(names, "")}
+    if broken:
+        texts[broken] = "raise ImportError('why')"
+    for name, text in texts.items():
+        path = packages / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    verify = install_plan("cuda", tmp_path, uv="uv", environ={}).steps[-1]
+    done = subprocess.run(
+        [sys.executable, *verify.argv[1:]],
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    outcome = json.loads(done.stdout.splitlines()[-1].removeprefix(VERIFIED))
+    assert outcome == {"mooncake": "", "nixl": "", "lmcache": "ImportError: why" if broken else ""}
 
 
 def test_the_environment_is_built_beside_its_place_and_named_after_its_lock(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ def have_driver(gpu: Any) -> None:  # noqa: ANN401 - a module
     gpu.DRIVER = HOST / "version"
 
 
+def have_own_libcuda(checks: Any) -> None:  # noqa: ANN401 - a module
+    checks.COMPAT_ROOT = HOST
+
+
 def have_adapters(doctor: Any) -> None:  # noqa: ANN401 - a module
     doctor.INFINIBAND = HOST / "infiniband"
 
@@ -65,6 +69,7 @@ def have_streams(runner: Any) -> None:  # noqa: ANN401 - a module
 
 EDITS: Mapping[str, Callable[[Any], None]] = {
     "launch.gpu_devices": have_driver,
+    "launch.gpu_checks": have_own_libcuda,
     "launch.doctor": have_adapters,
     "vllm.platforms.cpu": keep_scheduling_asynchronous,
     "vllm.v1.worker.cpu_model_runner": have_streams,

@@ -12,10 +12,12 @@ from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES
 from tests.e2e.cli import data, tracon
 from tests.e2e.gpu_runs import gpu_host
+from tests.fake_gpus import FakeGpu, FakeHost
 from tests.launch import fake_uv
 
 CODER = "h200-qwen3-coder-30b-dummy"
 HEADER = Path(sysconfig.get_path("include")) / "Python.h"
+DOES_NOT_FIT = "An engine of this run does not fit into GPU"
 
 
 @pytest.fixture
@@ -60,6 +62,19 @@ def test_a_gpu_host_that_lacks_nothing_passes_the_strict_doctor(host: Path, tmp_
     assert "missing on this host: driver and CUDA." in done.stderr
 
 
+def test_an_old_driver_stops_the_doctor_before_an_environment_is_installed(host: Path, tmp_path: Path) -> None:
+    (host / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    asked = ("doctor", "--profile", CODER, "--strict", "--before-install", "--only", "nixl_both", "--json")
+    done = tracon(*asked, workspace=tmp_path)
+    assert done.returncode == 4
+    assert "driver and CUDA" in " ".join(done.stderr.split())
+    report = data(done)
+    whats = {row["what"] for row in report["rows"]}
+    assert {"GPU", "GPU memory", "driver and CUDA", "disk for engines"} <= whats
+    assert not {"engine", "RDMA"} & whats
+    assert report["configs"] == []
+
+
 @pytest.mark.parametrize(
     ("experiment", "preset"),
     [
@@ -76,3 +91,24 @@ def test_what_make_gpu_and_the_page_on_gpus_name_is_planned(experiment: str, pre
     plan = data(done)
     assert plan["profile"] == CODER
     assert plan["estimated_s"] > 600
+    assert not [note for note in plan["notes"] if DOES_NOT_FIT in note]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "preset", "share"),
+    [
+        ("connector-tax", "gpu-demo", "90 % of the GPU's memory are 71.7 GiB"),
+        ("routing", "gpu-demo", "46 % of the GPU's memory are 36.6 GiB"),
+        ("routing", "two-gpus", ""),
+    ],
+)
+def test_a_plan_says_that_a_model_does_not_fit_by_the_doctors_estimate(
+    experiment: str, preset: str, share: str, host: Path, tmp_path: Path
+) -> None:
+    """On two H100; it is an estimate, and refuses nothing."""
+    FakeHost(host, [FakeGpu("NVIDIA H100", used=0, total=81_559 << 20) for _ in range(2)]).write_tools()
+    done = tracon("plan", experiment, "--profile", CODER, "--preset", preset, "--json", workspace=tmp_path)
+    assert done.returncode == 0, done.stderr
+    notes = [note for note in data(done)["notes"] if DOES_NOT_FIT in note]
+    assert len(notes) == (1 if share else 0)
+    assert share in "".join(notes)
