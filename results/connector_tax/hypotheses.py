@@ -137,7 +137,8 @@ def judge_framework(split: Decomposition | None) -> Judgement:
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
         rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below "
-        f"{format_percent(FRAMEWORK_BELOW)}; undecided where that of tax(mooncake_both) covers 0. Label: "
+        f"{format_percent(FRAMEWORK_BELOW)}; undecided where that of tax(mooncake_both) covers 0. Label, by the "
+        f"share's interval (Holm's correction is of {format_percent(FRAMEWORK_BELOW)} alone): "
         f"framework-cost-dominated from {format_percent(FRAMEWORK_BELOW)} on, implementation-cost-dominated below "
         f"{format_percent(IMPLEMENTATION_BELOW)}, mixed between.",
         outcome=flipped,
