@@ -328,7 +328,7 @@ DEGRADED_COLUMNS: tuple[Column[CellSummary], ...] = (
     Column("cell", lambda cell: cell.cell),
     Column("why", lambda cell: cell.degraded),
 )
-_DEGRADED_NOTE = "The client fell behind in these cells: their latencies are its own, and no verdict uses them."
+_DEGRADED_NOTE = "No verdict uses these cells: the client fell behind, or completions had other lengths than asked for."
 
 
 def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
