@@ -20,7 +20,7 @@ from results.records.baseline import BASELINE, REPEAT
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import LEVEL, Estimate, Samples, figure
-from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld
+from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
@@ -69,7 +69,8 @@ def measure_capacity(
     goodputs = {
         config: _measure_goodputs(_group_launches(swept, config), goodput_of) for config in configs if goodput_of
     }
-    remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else TRIALS_REMEDY
+    launched = len({cell.trial for cell in cells if cell.phase == "A"})
+    remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
     return tuple(
         _describe(config, _group_launches(swept, config), saturation, peaks, goodputs, remedy) for config in configs
     )

@@ -17,6 +17,7 @@ from results.measures.summary import CellSummary, Shape, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
+from results.statistics.judgement import name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
 Series = Mapping[str, Samples]
@@ -78,6 +79,8 @@ class Measurements:
             self._cells[load][summary.config].append(summary)
         self.whole_step = whole_step(summary.step_timing for summary in summaries)
         """The series that stands for a whole step in this run."""
+        self.remedy = name_remedy(len({summary.trial for summary in summaries}))
+        """What gives a verdict where a config has too few launches: more of them, or those that the run lost."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
         self._ref_safe_per_s = ref_safe_per_s

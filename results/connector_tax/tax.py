@@ -212,9 +212,8 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                 row = _apply_contrast(row, contrast)
             if metric != Metric.CALLBACK_P50 and config != REPEAT:
                 why = why_unjudged(row.saturated) if cost.value is not None else ""
-                row = replace(
-                    row, verdict=None if why else judged(row.estimate), withheld=why or withheld(row.estimate)
-                )
+                few = withheld(row.estimate, remedy=measurements.remedy)
+                row = replace(row, verdict=None if why else judged(row.estimate), withheld=why or few)
             yield _name_degraded(measurements, load, row)
 
 
