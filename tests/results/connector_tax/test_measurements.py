@@ -10,8 +10,7 @@ from results.connector_tax.tax import Metric, TaxRow, tax_table
 from results.measures.summary import CellSummary
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
-from tests.results.statistics.in_memory import RATES, Truth
-from tests.results.statistics.in_memory import measurements as in_memory
+from tests.results.statistics import in_memory
 
 LOAD = Load("A", 4.0, SHAPE)
 
@@ -47,13 +46,14 @@ def tax_with(lost: int, launches: int, lost_by: str = "nixl_both") -> TaxRow:
     """The TTFT tax of a config where the first launches of one side are degraded."""
     degraded = dict.fromkeys(range(lost), "slow client")
     truths = [
-        Truth(
+        in_memory.Truth(
             config, tax, trials=range(launches), sigma=0.05, launch_sigma=0.02,
             degraded=degraded if config == lost_by else {},
         )
         for config, tax in (("plain", 0.0), ("nixl_both", 0.4))
     ]  # fmt: skip
-    (row,) = (row for row in tax_table(in_memory(truths), RATES) if row.metric == Metric.TTFT_P90)
+    rows = tax_table(in_memory.measurements(truths), in_memory.RATES)
+    (row,) = (row for row in rows if row.metric == Metric.TTFT_P90)
     return row
 
 
