@@ -1,27 +1,31 @@
 """What a connector costs in capacity: the rate that a config sustains, its highest throughput, its goodput.
 
-The sustained rate is one of the grid's: the true limit is between it and the next rate. The highest throughput is
-measured where the config is saturated and has no such steps; configs are compared by it, launch by launch.
+The sustained rate is one of the grid's: the true limit is between it and the next rate. The highest throughput has no
+such steps; configs are compared by it, launch by launch. It is measured where throughput or queue are saturated at the
+highest rate; else what came back is a lower bound.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from results.measures.goodput import Slo
-from results.measures.saturation_criteria import CellSaturation
+from results.measures.saturation_criteria import QUEUE, THROUGHPUT, CellSaturation
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import LEVEL, Estimate, Samples
-from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld
+from results.statistics.estimates import LEVEL, Estimate, Samples, figure
+from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
+LIMITS = frozenset({THROUGHPUT, QUEUE})
+"""The criteria that show an engine at its limit; a growing TTFT alone does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class CapacityCost:
     next_per_s: tuple[float | None, ...]
     """By launch: the first saturated rate; None = it was not saturated at any rate."""
     peak_per_s: Estimate
-    """Highest effective throughput, of launches that were saturated; unknown where none was."""
+    """Highest effective throughput. Where the highest rate of a launch fired none of LIMITS, `value` is None, and `low`
+    the least it can be."""
     peak_change: Relative | None
     """None for plain."""
     goodput_per_s: Estimate | None
@@ -64,7 +69,8 @@ def measure_capacity(
     goodputs = {
         config: _measure_goodputs(_group_launches(swept, config), goodput_of) for config in configs if goodput_of
     }
-    remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else TRIALS_REMEDY
+    launched = len({cell.trial for cell in cells if cell.phase == "A"})
+    remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
     return tuple(
         _describe(config, _group_launches(swept, config), saturation, peaks, goodputs, remedy) for config in configs
     )
@@ -91,11 +97,12 @@ def _describe(
     limits = [_find_limits(cells, saturation) for cells in launches.values()]
     is_plain = config in (BASELINE, REPEAT)
     goodput = goodputs.get(config)
+    peak = estimate(peaks[config])
     return CapacityCost(
         config=config,
         sustained_per_s=tuple(sustained for sustained, _ in limits),
         next_per_s=tuple(saturated for _, saturated in limits),
-        peak_per_s=estimate(peaks[config]),
+        peak_per_s=peak if peak.value is not None else replace(peak, low=_bound_peak(launches)),
         peak_change=None if is_plain else _relate(peaks, config, remedy),
         goodput_per_s=None if goodput is None else estimate(goodput),
         goodput_change=None if is_plain or goodput is None else _relate(goodputs, config, remedy),
@@ -117,13 +124,35 @@ def _find_limits(
 
 
 def _measure_peaks(launches: Mapping[int, Sequence[CellSummary]], saturation: Mapping[str, CellSaturation]) -> Measured:
+    """Of launches whose highest rate saturated throughput or queue; nothing where that of one did not.
+
+    Elsewhere what was sent is what came back: a lower bound, which `_bound_peak` gives.
+    """
     trials = {}
+    below: list[float] = []
     for number, cells in launches.items():
-        rates = [cell.value("effective_throughput_per_s") for cell in cells]
-        known = [rate for rate in rates if rate is not None]
-        if known and any(saturation[cell.path].saturated for cell in cells):
+        known = _list_throughputs(cells)
+        if known and LIMITS.intersection(saturation[cells[-1].path].fired):
             trials[number] = _make_trial(max(known), len(cells))
-    return Measured(trials) if trials else unmeasured("nothing saturated up to the highest rate measured")
+        elif known:
+            below.append(cells[-1].rate_per_s)
+    if not below:
+        return Measured(trials) if trials else unmeasured("no cell has a throughput")
+    if not any(saturation[cell.path].saturated for cells in launches.values() for cell in cells):
+        return unmeasured("nothing saturated up to the highest rate measured")
+    where = "" if len(launches) == 1 else f" in {len(below)} of {len(launches)} launches"
+    return unmeasured(f"a lower bound: criteria 1 and 2 did not fire at the highest rate ({max(below):g} req/s){where}")
+
+
+def _bound_peak(launches: Mapping[int, Sequence[CellSummary]]) -> float | None:
+    """The least that the highest throughput can be: the mean over the launches of the highest of each."""
+    highest = [max(known) for cells in launches.values() if (known := _list_throughputs(cells))]
+    return math.fsum(highest) / len(highest) if highest else None
+
+
+def _list_throughputs(cells: Sequence[CellSummary]) -> list[float]:
+    rates = (cell.value("effective_throughput_per_s") for cell in cells)
+    return [rate for rate in rates if rate is not None]
 
 
 def _measure_goodputs(
@@ -163,8 +192,9 @@ def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     objective = f"Goodput: requests with {slo}, per second, at the best rate." if str(slo) else NO_SLO
     note = (
         "Sustained: the highest rate of the grid below the first saturated one (by launch); the limit is between the "
-        f"two. Highest throughput: of launches that were saturated. From the sweep: descriptive where each config is "
-        f"launched once in it. Changes hold for all configs together (Bonferroni). {objective}"
+        "two. Highest throughput: a lower bound (>=) unless criterion 1 or 2 fired at the highest rate of every "
+        "launch. From the sweep: descriptive where each config is launched once in it. Changes hold for all configs "
+        f"together (Bonferroni). {objective}"
     )
     columns = CAPACITY_COLUMNS if str(slo) else CAPACITY_COLUMNS[:4]
     return make_table("Capacity", columns, rows, note)
@@ -185,6 +215,12 @@ def _sustained_text(row: CapacityCost) -> str:
     return "; ".join(texts)
 
 
+def _show_peak(peak: Estimate) -> Estimate | str:
+    if peak.value is not None or peak.low is None:
+        return peak
+    return f">= {figure(peak.low)} ({peak.reason})"
+
+
 def _change_text(relative: Relative | None) -> str:
     if relative is None or relative.change.value is None:
         return NOT_MEASURED if relative is None else f"{NOT_MEASURED} ({relative.change.reason})"
@@ -195,7 +231,7 @@ def _change_text(relative: Relative | None) -> str:
 CAPACITY_COLUMNS: tuple[Column[CapacityCost], ...] = (
     Column("config", lambda row: row.config),
     Column("sustained req/s", _sustained_text),
-    Column("highest throughput req/s", lambda row: row.peak_per_s),
+    Column("highest throughput req/s", lambda row: _show_peak(row.peak_per_s)),
     Column("vs plain", lambda row: _change_text(row.peak_change)),
     Column("goodput req/s", lambda row: row.goodput_per_s),
     Column("goodput vs plain", lambda row: _change_text(row.goodput_change)),

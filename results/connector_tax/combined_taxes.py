@@ -25,7 +25,7 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
-from results.statistics.judgement import Verdict, decisive, judged, withheld
+from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 
 FRAMEWORK = "noop_connector"
@@ -201,7 +201,7 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
     total = combine(np.add, mooncake, lmcache)
     excess = combine(subtract, multi, total)
     relative = share(excess, multi, f"the tax of {MULTI}")
-    verdict, reason = judge_sum(relative)
+    verdict, reason = judge_sum(relative, measurements.remedy)
     return Additivity(
         metric=metric,
         mooncake=estimate(mooncake),
@@ -216,9 +216,9 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
     )
 
 
-def judge_sum(relative_excess: Estimate) -> tuple[Additive, str]:
+def judge_sum(relative_excess: Estimate, remedy: str = TRIALS_REMEDY) -> tuple[Additive, str]:
     """What the interval of (multi - sum) / multi says, and why it is undecided where it is."""
-    bounds = decisive(relative_excess)
+    bounds = decisive(relative_excess, remedy)
     low, high = bounds.low, bounds.high
     if low is None or high is None:
         return Additive.UNDECIDED, bounds.reason or "there is no interval"
@@ -276,7 +276,7 @@ def _amplify(
         load=estimate(taxes[1]),
         amplification=added,
         verdict=None if why else judged(added),
-        withheld=why or withheld(added),
+        withheld=why or withheld(added, remedy=measurements.remedy),
     )
 
 

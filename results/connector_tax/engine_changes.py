@@ -34,6 +34,7 @@ class EngineChange:
     gpu_memory_mib: float | None = None
     """The most that all GPUs together had in use in a cell; None = not measured."""
     gpu_clock_mhz: float | None = None
+    """The lowest mean clock in a cell: a config that was throttled once shows it. None = not measured."""
 
 
 def list_engine_changes(cells: Sequence[CellSummary]) -> tuple[EngineChange, ...]:
@@ -80,7 +81,8 @@ def _text(value: object) -> str:
 def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
     note = (
         "Read from vLLM's own configuration when the engine was made. Changed: what differs from plain's "
-        f"(KV blocks and capacity from {format_percent(SAME_ROOM)} on)."
+        f"(KV blocks and capacity from {format_percent(SAME_ROOM)} on). Of a GPU: the most memory in "
+        "use and the lowest mean clock among the config's cells."
     )
     recorded = [change for change in changes if change.settings]
     return make_table("What vLLM changed for each config", CHANGE_COLUMNS, recorded, note)
@@ -92,7 +94,7 @@ CHANGE_COLUMNS: tuple[Column[EngineChange], ...] = (
     Column("graph mode", lambda row: _text(row.settings.get("cudagraph_mode"))),
     Column("KV blocks", lambda row: _text(row.settings.get("kv_blocks"))),
     Column("KV capacity tokens", lambda row: _text(row.settings.get("kv_capacity_tokens"))),
-    Column("GPU memory MiB", lambda row: row.gpu_memory_mib, form=".0f"),
-    Column("GPU clock MHz", lambda row: row.gpu_clock_mhz, form=".0f"),
+    Column("most GPU memory MiB", lambda row: row.gpu_memory_mib, form=".0f"),
+    Column("lowest GPU clock MHz", lambda row: row.gpu_clock_mhz, form=".0f"),
     Column("changed", lambda row: row.reason or "; ".join(row.changed) or "nothing"),
 )

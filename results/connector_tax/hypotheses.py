@@ -23,6 +23,7 @@ from results.connector_tax.combined_taxes import (
 from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import (
+    TRIALS_REMEDY,
     Judgement,
     Outcome,
     decisive,
@@ -45,13 +46,13 @@ IMPLEMENTATION_BELOW = 0.30
 """H3: below this the implementation dominates."""
 
 
-def judge_tax(tax: Estimate, p: float | None = None) -> Judgement:
+def judge_tax(tax: Estimate, p: float | None = None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H1, from tax_ttft_p90(mooncake_both, ref_safe); p: of the tax being TAX_AT_LEAST."""
-    outcome, reason = _judge_against(tax, TAX_AT_LEAST)
+    outcome, reason = _judge_against(tax, TAX_AT_LEAST, remedy=remedy)
     within = {
         True: "accepted: the interval lies in it",
         False: "revise the prior: the interval lies outside",
-        None: "undecided: " + _why_undecided(tax, *TAX_PRIOR),
+        None: "undecided: " + _why_undecided(tax, *TAX_PRIOR, remedy=remedy),
     }[is_inside(tax, TAX_PRIOR)]
     return Judgement(
         name="H1",
@@ -83,7 +84,11 @@ def _p_of_range(measured: Estimate, limits: tuple[float, float], p: tuple[float 
 
 
 def judge_gap(
-    gap: Estimate, mooncake: Estimate, nixl: Estimate, p: tuple[float | None, float | None] = (None, None)
+    gap: Estimate,
+    mooncake: Estimate,
+    nixl: Estimate,
+    p: tuple[float | None, float | None] = (None, None),
+    remedy: str = TRIALS_REMEDY,
 ) -> Judgement:
     """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe; p: of it being each of GAP_WITHIN."""
     held = is_inside(gap, GAP_WITHIN)
@@ -98,7 +103,7 @@ def judge_gap(
     reason = {
         True: f"{gap.points()} lies in {_GAP_RANGE}",
         False: f"{gap.points()} lies outside {_GAP_RANGE}: {label}",
-        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points(), of="gaps", unit="pp"),
+        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points(), of="gaps", unit="pp", remedy=remedy),
     }[held]
     agreement = {True: "agrees", False: "disagrees", None: "undecided"}[held]
     return Judgement(
@@ -117,13 +122,13 @@ def judge_gap(
     )
 
 
-def judge_framework(split: Decomposition | None) -> Judgement:
+def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
     none = unknown(f"{MOONCAKE} was not measured at ref_safe")
     share, framework, total = (
         (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
     )
-    outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares")
+    outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares", remedy=remedy)
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
     label = cost_label(share)
     if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
@@ -137,7 +142,8 @@ def judge_framework(split: Decomposition | None) -> Judgement:
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
         rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below "
-        f"{format_percent(FRAMEWORK_BELOW)}; undecided where that of tax(mooncake_both) covers 0. Label: "
+        f"{format_percent(FRAMEWORK_BELOW)}; undecided where that of tax(mooncake_both) covers 0. Label, by the "
+        f"share's interval (Holm's correction is of {format_percent(FRAMEWORK_BELOW)} alone): "
         f"framework-cost-dominated from {format_percent(FRAMEWORK_BELOW)} on, implementation-cost-dominated below "
         f"{format_percent(IMPLEMENTATION_BELOW)}, mixed between.",
         outcome=flipped,
@@ -180,11 +186,11 @@ def label_value(share: float) -> str:
     return "implementation-cost-dominated" if share < IMPLEMENTATION_BELOW else "mixed"
 
 
-def judge_additivity(stacked: Additivity | None) -> Judgement:
+def judge_additivity(stacked: Additivity | None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
     none = unknown("neither the stacked connectors nor their parts were measured at ref_safe")
     excess = stacked.relative_excess if stacked is not None else none
-    kind, why = judge_sum(excess)
+    kind, why = judge_sum(excess, remedy)
     outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
     meaning = {
         Additive.SUPER: ": the connectors interfere",
@@ -212,20 +218,20 @@ def judge_additivity(stacked: Additivity | None) -> Judgement:
     )
 
 
-def judge_input_trend(trend: Trend | None) -> Judgement:
+def judge_input_trend(trend: Trend | None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H5, from mooncake_both's TTFT tax along the input length, the mean over output lengths."""
     claim = "The TTFT tax of mooncake_both grows monotonically with the input length."
-    return _judge_trend("H5", claim, "input", trend)
+    return _judge_trend("H5", claim, "input", trend, remedy)
 
 
-def judge_output_trend(trend: Trend | None) -> Judgement:
+def judge_output_trend(trend: Trend | None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
     claim = "The TPOT tax of mooncake_both grows with the output length: the connector works at every decode step."
-    return _judge_trend("H6", claim, "output", trend)
+    return _judge_trend("H6", claim, "output", trend, remedy)
 
 
-def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Judgement:
-    outcome, reason = _judge_growth(trend)
+def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy: str) -> Judgement:
+    outcome, reason = _judge_growth(trend, remedy)
     steps = [decisive(step) for step in trend.steps] if trend is not None else []
     fell = any(step.high is not None and step.high < 0 for step in steps)
     open_steps = [step for step in steps if step.low is None or step.low <= 0]
@@ -281,10 +287,10 @@ def _name_taxes(trend: Trend) -> dict[str, Estimate]:
 _NO_TREND = f"{MOONCAKE} was not measured at two lengths without saturation"
 
 
-def _judge_growth(trend: Trend | None) -> tuple[Outcome, str]:
+def _judge_growth(trend: Trend | None, remedy: str) -> tuple[Outcome, str]:
     if trend is None:
         return Outcome.OPEN, _NO_TREND
-    slope = decisive(trend.slope)
+    slope = decisive(trend.slope, remedy)
     if slope.low is None or slope.high is None:
         return leave_undecided(slope), slope.reason or "there is no interval"
     if slope.low > 0:
@@ -302,11 +308,11 @@ def _list_steps(trend: Trend | None) -> str:
     return "; ".join(step.points() for step in trend.steps) if trend is not None else ""
 
 
-def _judge_against(estimate: Estimate, limit: float, of: str = "effects") -> tuple[Outcome, str]:
+def _judge_against(estimate: Estimate, limit: float, *, remedy: str, of: str = "effects") -> tuple[Outcome, str]:
     """HOLDS where the whole interval is at or above the limit, FAILS where it is below. `of`: see _why_undecided."""
     bounds = decisive(estimate)
     if bounds.low is None or bounds.high is None:
-        return leave_undecided(estimate), _why_undecided(estimate, limit, of=of)
+        return leave_undecided(estimate), _why_undecided(estimate, limit, of=of, remedy=remedy)
     if bounds.low >= limit:
         return Outcome.HOLDS, f"{estimate.percent()} lies at or above {format_percent(limit)}"
     if bounds.high < limit:
@@ -325,12 +331,19 @@ def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
     return False if estimate.high < low or estimate.low > high else None
 
 
-def _why_undecided(estimate: Estimate, *limits: float, shown: str = "", of: str = "effects", unit: str = "%") -> str:
+def _why_undecided(
+    estimate: Estimate,
+    *limits: float,
+    shown: str = "",
+    of: str = "effects",
+    unit: str = "%",
+    remedy: str = TRIALS_REMEDY,
+) -> str:
     """Why this estimate, written as `shown`, decides nothing against these limits.
 
     `of`: what is estimated, in the plural; `unit`: `%`, or `pp` of a difference of fractions.
     """
-    shown, estimate = shown or estimate.percent(), decisive(estimate)
+    shown, estimate = shown or estimate.percent(), decisive(estimate, remedy)
     if estimate.value is None:
         return estimate.reason or "it was not measured"
     if estimate.low is None or estimate.high is None:

@@ -10,7 +10,7 @@ from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_ref
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for
-from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.estimates import LEVEL, Estimate, bound_sigma
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_TAX = 0.10
@@ -31,6 +31,9 @@ class LaunchNoise:
     """Of the config that has the fewest."""
     sigma: float
     """Standard deviation of one launch around its config and block."""
+    sigma_low: float
+    sigma_high: float
+    """Bounds of sigma (chi-square)."""
     degrees: int
     """Degrees of freedom of sigma."""
     repeat: Estimate | None
@@ -57,6 +60,7 @@ def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
     level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))
+    low, high = bound_sigma(fit.sigma**2, fit.degrees)
     smallest: float | None = None
     if launches >= MIN_PAIRED:
         smallest = detectable_effect(fit.sigma, launches, configs, references=names, level=level)
@@ -68,6 +72,8 @@ def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -
         metric=metric,
         launches=launches,
         sigma=math.expm1(fit.sigma),
+        sigma_low=math.expm1(low),
+        sigma_high=math.expm1(high),
         degrees=fit.degrees,
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=None if smallest is None else math.expm1(smallest),

@@ -17,6 +17,7 @@ from results.measures.summary import CellSummary, Shape, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
+from results.statistics.judgement import name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
 Series = Mapping[str, Samples]
@@ -32,6 +33,9 @@ POINTS: Mapping[str, float] = {
     "connector_total_us": 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
+MOST_DEGRADED = 0.25
+"""Of a config's launches at a load: with more of them degraded, the others decide nothing."""
+DEGRADED_REMEDY = "run again with a core left for the load client, or at lower rates"
 LOGARITHMIC = ("ttft_s", "tpot_s")
 """Taxed as a ratio: compared as logarithms."""
 
@@ -75,6 +79,8 @@ class Measurements:
             self._cells[load][summary.config].append(summary)
         self.whole_step = whole_step(summary.step_timing for summary in summaries)
         """The series that stands for a whole step in this run."""
+        self.remedy = name_remedy(len({summary.trial for summary in summaries}))
+        """What gives a verdict where a config has too few launches: more of them, or those that the run lost."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
         self._ref_safe_per_s = ref_safe_per_s
@@ -93,15 +99,20 @@ class Measurements:
         return tuple(sorted(names))
 
     def get(self, load: Load, config: str, series: str) -> Measured:
-        """The series' percentile in every trial of the config at this load whose client kept its schedule.
+        """The series' percentile in every trial of the config at this load that is not degraded.
 
-        Nothing where it lies among requests that were cut in one of several trials: the others alone, the faster ones,
-        would say too little.
+        Nothing where too many trials are degraded, or where it lies among requests that were cut in one of several
+        trials: the others alone, perhaps the faster ones, would say too little.
         """
         cells = self._cells[load][config] if load in self._cells and config in self._cells[load] else []
         if not cells:
             return unmeasured(f"{config} was not measured at this load")
         judged = [cell for cell in cells if not cell.degraded]
+        if judged and _is_too_degraded(cells):
+            return unmeasured(
+                f"{len(cells) - len(judged)} of {len(cells)} launches of {config} are degraded at this load, and the "
+                f"others may be the faster ones; {DEGRADED_REMEDY}"
+            )
         cut = sum(self._is_cut(cell, series) for cell in judged)
         if cut and len(judged) > 1:
             return unmeasured(
@@ -118,6 +129,17 @@ class Measurements:
             else:
                 why[_why_not(cell, series)] = None
         return Measured(trials, "; ".join(why))
+
+    def name_degraded(self, load: Load, configs: Sequence[str]) -> str:
+        """Which launches of these configs at this load take no part because they are degraded; empty = none."""
+        parts: list[str] = []
+        for config in configs:
+            cells = self._cells[load].get(config, ()) if load in self._cells else ()
+            count = sum(bool(cell.degraded) for cell in cells)
+            if count:
+                which = "all" if _is_too_degraded(cells) else f"{count} of {len(cells)}"
+                parts.append(f"{which} launches of {config}")
+        return ", ".join(parts)
 
     def why_left_out(self, load: Load, config: str) -> str:
         """Why no tax of the config is quoted at this load: it, or plain, is saturated there; empty where one is.
@@ -190,6 +212,11 @@ class Measurements:
             self._points[cell.path] = {name: trial for name, trial in trials.items() if 0 < trial.value < math.inf}
             self._cut[cell.path] = frozenset(name for name, trial in trials.items() if math.isinf(trial.value))
         return self._points[cell.path]
+
+
+def _is_too_degraded(cells: Sequence[CellSummary]) -> bool:
+    """Whether more launches than MOST_DEGRADED are degraded: a config that takes the client's CPU degrades its own."""
+    return sum(bool(cell.degraded) for cell in cells) > MOST_DEGRADED * len(cells)
 
 
 def _make_trial(samples: Samples, p: float, seed: int) -> Trial:

@@ -90,8 +90,8 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
         load = f"taxes at {row.rate_per_s:g} req/s (ref_safe), {tokens}"
     judged = any(row.verdict is not None for row in rows if row.metric in LATENCIES)
     together = (
-        "a tax's 95 % interval over launches, for all configs together (hypotheses, hooks and the noise floor: each by "
-        "itself)"
+        "a tax's 95 % interval over launches, for all configs together, per latency and load (hypotheses, hooks and "
+        "the noise floor: each by itself)"
     )
     brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
     scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
@@ -109,16 +109,21 @@ def _describe_noise(analysis: Analysis) -> str:
     if not shown:
         why = few_launches(_count_launches(analysis)) or "no load was measured in several launches"
         return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
-    sigmas = ", ".join(f"{name} {_format_percent(row.sigma)}" for name, row in shown)
+    sigmas = ", ".join(f"{name} {_format_sigma(row)}" for name, row in shown)
     smallest = [f"{name} {_format_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
     shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on" if smallest else ""
     if shows:
         shows += f" with a probability of {format_percent(POWER)}."
     degrees = shown[0][1].degrees
     return (
-        f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, no "
-        f"interval).{shows} {_describe_planned(row for _, row in shown)}{floor}"
+        f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, "
+        f"chi-square).{shows} {_describe_planned(row for _, row in shown)}{floor}"
     )
+
+
+def _format_sigma(row: LaunchNoise) -> str:
+    sigma, low, high = (figure(one * 100, 2) for one in (row.sigma, row.sigma_low, row.sigma_high))
+    return f"{sigma} % [{low}, {high}]"
 
 
 def _describe_planned(rows: Iterable[LaunchNoise]) -> str:

@@ -192,8 +192,8 @@ def _noise_floor(analysis: Analysis) -> Table:
 
 def _launch_noise_table(analysis: Analysis) -> Table:
     note = (
-        "sigma: the standard deviation of one launch around its config and block. A tax below the smallest "
-        "detectable one (with a probability of 80 %) may exist and stay undecided."
+        "sigma: the standard deviation of one launch around its config and block, with its chi-square interval. A tax "
+        "below the smallest detectable one (with a probability of 80 %) may exist and stay undecided."
     )
     return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
 
@@ -209,7 +209,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("shape", lambda row: str(row.shape)),
     Column("tax", lambda row: str(row.metric)),
     Column("launches", lambda row: row.launches),
-    Column("sigma", lambda row: row.sigma, form=".1%"),
+    Column("sigma", lambda row: Estimate(row.sigma, row.sigma_low, row.sigma_high), "%", digits=3, scale=100.0),
     Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
     Column("smallest detectable tax", lambda row: row.detectable, form=".1%"),
     Column(f"launches for {format_percent(NAMED_TAX)}", _count_for_named),
@@ -328,7 +328,7 @@ DEGRADED_COLUMNS: tuple[Column[CellSummary], ...] = (
     Column("cell", lambda cell: cell.cell),
     Column("why", lambda cell: cell.degraded),
 )
-_DEGRADED_NOTE = "The client fell behind in these cells: their latencies are its own, and no verdict uses them."
+_DEGRADED_NOTE = "No verdict uses these cells: the client fell behind, or completions had other lengths than asked for."
 
 
 def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:

@@ -212,10 +212,19 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                 row = _apply_contrast(row, contrast)
             if metric != Metric.CALLBACK_P50 and config != REPEAT:
                 why = why_unjudged(row.saturated) if cost.value is not None else ""
-                row = replace(
-                    row, verdict=None if why else judged(row.estimate), withheld=why or withheld(row.estimate)
-                )
-            yield row
+                few = withheld(row.estimate, remedy=measurements.remedy)
+                row = replace(row, verdict=None if why else judged(row.estimate), withheld=why or few)
+            yield _name_degraded(measurements, load, row)
+
+
+def _name_degraded(measurements: Measurements, load: Load, row: TaxRow) -> TaxRow:
+    """The row whose basis counts the degraded launches, which are not in it: its own and, where it has one, plain's."""
+    sides = (row.config,) if row.metric == Metric.CALLBACK_P50 else (row.config, BASELINE, REPEAT)
+    degraded = measurements.name_degraded(load, tuple(dict.fromkeys(sides)))
+    if not degraded or row.estimate.basis is None:
+        return row
+    basis = f"{row.estimate.basis}; degraded, so left out: {degraded}"
+    return replace(row, estimate=replace(row.estimate, basis=basis))
 
 
 def _estimate_cost(measured: Measured, metric: Metric, family: int) -> Estimate:

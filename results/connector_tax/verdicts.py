@@ -66,15 +66,16 @@ def judge_hypotheses(
     )  # fmt: skip
     gap = nixl_gap(measurements, rates, Metric.TTFT_P90)
     low, high = hypotheses.GAP_WITHIN
+    remedy = measurements.remedy
     judged = (
-        hypotheses.judge_tax(estimate(mooncake), p_value(mooncake, hypotheses.TAX_AT_LEAST)),
+        hypotheses.judge_tax(estimate(mooncake), p_value(mooncake, hypotheses.TAX_AT_LEAST), remedy),
         hypotheses.judge_gap(
-            estimate(gap), estimate(mooncake), estimate(nixl), (p_value(gap, low), p_value(gap, high))
+            estimate(gap), estimate(mooncake), estimate(nixl), (p_value(gap, low), p_value(gap, high)), remedy
         ),
-        hypotheses.judge_framework(_find_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90)),
-        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90)),
-        hypotheses.judge_input_trend(_find_first(lines, config=MOONCAKE, along="input_tokens", at=None)),
-        hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None)),
+        hypotheses.judge_framework(_find_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90), remedy),
+        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90), remedy),
+        hypotheses.judge_input_trend(_find_first(lines, config=MOONCAKE, along="input_tokens", at=None), remedy),
+        hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None), remedy),
     )
     family = _list_measured(measurements)
     return correct_together(judged, undefined=sum(one.p is None and one.name in family for one in judged))

@@ -42,7 +42,6 @@ def analyse_cell(cell_json: Path) -> CellSummary:
     steps, step_gaps = _read_cell_steps(cell_json, record)
     gaps = (*request_gaps, *metric_gaps, *step_gaps)
     load = record.load
-    fidelity = dict(record.fidelity)
     return CellSummary(
         cell=record.cell,
         config=record.config,
@@ -63,8 +62,8 @@ def analyse_cell(cell_json: Path) -> CellSummary:
             **server_values(metrics, record),
             **step_values(steps, record),
         },
-        degraded=str(fidelity.get("reason") or "the client fell behind") if fidelity.get("degraded") else "",
-        fidelity=fidelity,
+        degraded=why_degraded(record),
+        fidelity=dict(record.fidelity),
         step_timing=dict(record.step_timing),
         path=artifact_name(cell_json),
         gaps=gaps,
@@ -73,6 +72,18 @@ def analyse_cell(cell_json: Path) -> CellSummary:
         settings=record.instance.get("settings") or {},
         gpu=record.gpu,
     )
+
+
+def why_degraded(record: CellRecord) -> str:
+    """Why the cell takes no part in comparisons, for the run and the analysis alike; empty = it takes part.
+
+    Its client fell behind, or the engine did other work than what was asked for.
+    """
+    fidelity, wrong_length = record.fidelity, record.client.get("wrong_length")
+    reasons = [str(fidelity.get("reason") or "the client fell behind")] if fidelity.get("degraded") else []
+    if wrong_length:
+        reasons.append(f"{wrong_length} completions had other lengths than asked for")
+    return "; ".join(reasons)
 
 
 def request_samples(cell_json: Path) -> dict[str, Samples]:

@@ -60,7 +60,7 @@ class CellSummary:
     values: Mapping[str, Estimate]
     """By name with its unit, e.g. `ttft_p90_s`, `throughput_ratio`, `engine_step_p50_us`."""
     degraded: str
-    """Why the client could not keep its schedule; empty when it could."""
+    """Why it takes no part in comparisons (`why_degraded`); empty where it does."""
     fidelity: Mapping[str, Any]
     step_timing: Mapping[str, Any]
     """available, reason, unavailable_fields, records_lost, worker_join_ratio."""

@@ -69,7 +69,8 @@ _RUN = (
     Term("dropped request", "requests", "a request that the client did not send because its inflight cap was reached"),
     Term(
         "degraded cell", "",
-        "a cell whose client did not keep its schedule; it is shown and marked, and no tax or verdict uses it",
+        "a cell whose client did not keep its schedule, or whose completions had other lengths than asked for; it is "
+        "shown and marked, and no tax or verdict uses it",
     ),
 )  # fmt: skip
 

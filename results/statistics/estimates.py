@@ -175,6 +175,16 @@ def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half, n=n)
 
 
+def bound_sigma(variance: float, degrees: float, level: float = LEVEL) -> tuple[float, float]:
+    """Bounds of a standard deviation, of normal residuals that gave this variance with these degrees of freedom.
+
+    By chi-square; in the unit of sigma.
+    """
+    tails = (1 - level) / 2, (1 + level) / 2
+    low, high = (math.sqrt(variance * degrees / special.chdtri(degrees, tail)) for tail in tails)
+    return low, high
+
+
 def proportion(part: int, whole: int, reason: str, *, level: float = LEVEL) -> Estimate:
     """part / whole with its exact binomial interval, right for independent cases (Clopper and Pearson, 1934).
 

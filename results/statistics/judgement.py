@@ -92,6 +92,13 @@ def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY)
     return f"{count} per {of}: two launches of one {of} differ too; {remedy}"
 
 
+def name_remedy(launched: int) -> str:
+    """What gives a verdict where a config has too few launches, in a run that made this many of each."""
+    if launched < MIN_PAIRED:
+        return TRIALS_REMEDY
+    return f"the run made {launched}: `tracon retry`, then `tracon resume`, measures those that are missing"
+
+
 def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
     """Why no verdict may rest on this estimate; empty where one may."""
     if estimate.value is None:
@@ -104,9 +111,9 @@ def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY
     return ""
 
 
-def decisive(estimate: Estimate) -> Estimate:
+def decisive(estimate: Estimate, remedy: str = TRIALS_REMEDY) -> Estimate:
     """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
-    why = withheld(estimate)
+    why = withheld(estimate, remedy=remedy)
     return replace(estimate, low=None, high=None, reason=why) if why else estimate
 
 

@@ -24,6 +24,7 @@ from results.statistics.estimates import (
     Estimate,
     Samples,
     all_agree,
+    bound_sigma,
     mean,
     unknown,
 )
@@ -174,9 +175,7 @@ def _measure_spread(y: Samples) -> LaunchSpread | None:
     pooled, degrees = _pool_all(y)
     if pooled <= (ROUNDING * max(float(np.abs(y).max()), 1.0)) ** 2:
         return None
-    low, high = (
-        math.sqrt(pooled * degrees / special.chdtri(degrees, tail)) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    )
+    low, high = bound_sigma(pooled, degrees)
     return LaunchSpread(math.sqrt(pooled), low, high, degrees, y.shape[1], y.shape[0])
 
 

@@ -35,7 +35,8 @@ def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     for config in context.layout.configs():
         record = config.cell(cell.params["phase"], cell.params["stem"])
         if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
-            return CellOutcome(headline(analyse_cell(record)), _read_degraded(record))
+            summary = analyse_cell(record)
+            return CellOutcome(headline(summary), summary.degraded)
     return None
 
 
@@ -100,16 +101,3 @@ def publish_cell(
 
 def _pick_facts(source: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def why_degraded(outcome: LoadOutcome) -> str:
-    """Why the cell says less about the engine than it should; empty = nothing did."""
-    reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
-    if outcome.wrong_length:
-        reasons.append(f"{outcome.wrong_length} completions had other lengths than asked for")
-    return "; ".join(reasons)
-
-
-def _read_degraded(record: Path) -> str:
-    fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
-    return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""

@@ -14,7 +14,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.plan import load_cell_s
 from runners.errors import CellFailed
-from runners.experiments.connector_tax.artifacts import publish_cell, why_degraded
+from runners.experiments.connector_tax.artifacts import publish_cell
 from runners.experiments.first_error import first_error
 from runners.load.process import run_load
 from runners.load.spec import LoadSpec, LoadTick
@@ -55,7 +55,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     await asyncio.sleep(STEP_SETTLE_S)
     record_path = await asyncio.to_thread(publish_cell, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
-    return CellOutcome(headline(summary), why_degraded(outcome))
+    return CellOutcome(headline(summary), summary.degraded)
 
 
 def load_spec(

@@ -144,3 +144,11 @@ def test_the_settings_of_each_config_are_shown_beside_plain_s() -> None:
     table = engine_changes_table(changes)
     assert [row[0] for row in table.rows] == ["plain", "lmcache_only", "nixl_both"]  # the fourth recorded none
     assert table.rows[1][1:4] == ("on", "PIECEWISE", "9000")
+
+
+def test_of_several_launches_the_most_memory_and_the_lowest_clock_are_shown_as_such() -> None:
+    gpus = ({"memory_used_mib": 900.0, "clock_mhz": 1400.0}, {"memory_used_mib": 950.0, "clock_mhz": 1980.0})
+    cells = [replace(make_cell("plain", trial=trial, settings=settings()), gpu=gpu) for trial, gpu in enumerate(gpus)]
+    table = engine_changes_table(list_engine_changes(cells))
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (shown["most GPU memory MiB"], shown["lowest GPU clock MHz"]) == ("950", "1400")

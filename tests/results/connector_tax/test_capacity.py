@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,41 @@ def test_a_config_that_never_saturates_has_no_peak() -> None:
     assert found["nixl_both"].peak_change.change.value is None
     rows = {row[0]: row[1] for row in capacity_table(list(found.values()), Slo()).rows}
     assert rows == {"plain": "at least 16", "nixl_both": "8 (saturated at 16)"}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"ttft_p90_s": (0.1, 0.2, 0.9)}, "criteria 1 and 2 did not fire at the highest rate (16 req/s)"),
+        ({"waiting_p50": (0.0, 9.0, 0.0)}, "criteria 1 and 2 did not fire at the highest rate (16 req/s)"),
+        ({}, "nothing saturated up to the highest rate measured"),
+    ],
+)
+def test_what_was_sent_is_no_highest_throughput(values: Mapping[str, Sequence[float]], reason: str) -> None:
+    """A TTFT that grows, or a lower rate with a queue, does not say that no more would come back."""
+    cells = []
+    for config in ("plain", "nixl_both"):
+        for place, rate in enumerate((4.0, 8.0, 16.0)):
+            own: dict[str, Any] = {"cohort_ratio": 1.0, "waiting_p50": 0.0, "effective_throughput_per_s": rate - 0.1}
+            own |= {name: series[place] for name, series in values.items()}
+            cells.append(make_cell(config, rate, **own))
+    saturation = {judged.cell: judged for judged in judge_cells(cells)}
+    assert any(judged.saturated for judged in saturation.values()) == bool(values)
+    rows = measure_capacity(cells, saturation, None)
+    for row in rows:
+        assert (row.peak_per_s.value, row.peak_per_s.low) == (None, pytest.approx(15.9))
+        assert reason in str(row.peak_per_s.reason)
+    assert rows[1].peak_change is not None
+    assert rows[1].peak_change.change.value is None
+    assert {row[2].split(" (")[0] for row in capacity_table(rows, Slo()).rows} == {">= 15.90"}
+
+
+def test_one_launch_below_its_limit_leaves_a_lower_bound_of_all() -> None:
+    """Those that reached their limit are the slower ones."""
+    cells = [cell for trial, peak in enumerate((9.0, 12.0, 99.0)) for cell in sweep("plain", trial, peak)]
+    peak = measure(cells)["plain"].peak_per_s
+    assert (peak.value, peak.low) == (None, pytest.approx((9 + 12 + 16) / 3))
+    assert "the highest rate (16 req/s) in 1 of 3 launches" in str(peak.reason)
 
 
 def test_goodput_is_shown_where_there_is_an_objective() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.figures import decomposition_figure
@@ -68,6 +70,9 @@ def test_sigma_is_what_the_launches_were_made_with(analysis: Analysis) -> None:
     row = noise(analysis)
     assert (row.launches, row.degrees) == (8, 7 * 4)
     assert math.log1p(row.sigma) == pytest.approx(SIGMA, rel=0.35)  # 28 degrees of freedom, and 200 requests a cell
+    quantiles = [float(stats.chi2.ppf(p, row.degrees)) for p in (0.975, 0.025)]
+    bounds = [math.log1p(row.sigma) * math.sqrt(row.degrees / quantile) for quantile in quantiles]
+    assert [math.log1p(row.sigma_low), math.log1p(row.sigma_high)] == pytest.approx(bounds)
     assert row.repeat is not None
     assert row.repeat.low is not None
     assert row.repeat.high is not None
@@ -119,7 +124,8 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     tables = [line for line in report.splitlines() if line.startswith("### ")]
     assert tables.index("### Noise between launches") < tables.index("### Hypotheses")
     page = build_page(analysis)
-    assert "by a sigma of TTFT p90 " in page.noise
+    wanted = r"by a sigma of TTFT p90 [0-9.]+ % \[[0-9.]+, [0-9.]+\], TPOT p90 [0-9.]+ % \[[0-9.]+, [0-9.]+\] \("
+    assert re.search(wanted, page.noise), page.noise
     assert " 8 launches detect taxes from TTFT " in page.noise
     assert " % on with a probability of 80 %. " in page.noise
     assert f"10 % takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise

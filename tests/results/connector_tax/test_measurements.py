@@ -1,4 +1,4 @@
-"""What stands for a config at a load: all its launches, or nothing."""
+"""What stands for a config at a load: its launches, or nothing where those that are lost were not lost by chance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.tax import Metric, TaxRow, tax_table
 from results.measures.summary import CellSummary
+from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
+from tests.results.statistics import in_memory
 
 LOAD = Load("A", 4.0, SHAPE)
 
@@ -37,3 +40,38 @@ def test_a_launch_that_was_cut_is_not_left_out_of_the_others(cut_trials: set[int
 
 def test_launches_that_were_not_cut_are_all_there() -> None:
     assert set(measure(set()).get(LOAD, "nixl_both", "ttft_s").trials) == {0, 1, 2}
+
+
+def tax_with(lost: int, launches: int, lost_by: str = "nixl_both") -> TaxRow:
+    """The TTFT tax of a config where the first launches of one side are degraded."""
+    degraded = dict.fromkeys(range(lost), "slow client")
+    truths = [
+        in_memory.Truth(
+            config, tax, trials=range(launches), sigma=0.05, launch_sigma=0.02,
+            degraded=degraded if config == lost_by else {},
+        )
+        for config, tax in (("plain", 0.0), ("nixl_both", 0.4))
+    ]  # fmt: skip
+    rows = tax_table(in_memory.measurements(truths), in_memory.RATES)
+    (row,) = (row for row in rows if row.metric == Metric.TTFT_P90)
+    return row
+
+
+@pytest.mark.parametrize(("lost", "launches"), [(1, 4), (2, 8)])
+def test_up_to_a_quarter_of_degraded_launches_is_left_out_and_counted(lost: int, launches: int) -> None:
+    row = tax_with(lost, launches)
+    assert (row.estimate.launches, row.verdict) == (launches - lost, Verdict.HIGHER)
+    together = f"over {launches - lost} launches, all configs together"
+    assert row.estimate.basis == f"{together}; degraded, so left out: {lost} of {launches} launches of nixl_both"
+    assert row.alone is not None
+    assert "degraded" not in str(tax_with(0, launches).estimate.basis)
+
+
+@pytest.mark.parametrize(("lost", "launches"), [(1, 3), (2, 5), (3, 8)])
+@pytest.mark.parametrize("lost_by", ["plain", "nixl_both"])
+def test_where_more_are_degraded_the_survivors_decide_nothing(lost: int, launches: int, lost_by: str) -> None:
+    """A connector that takes the client's CPU degrades its own slow launches."""
+    row = tax_with(lost, launches, lost_by)
+    assert (row.estimate.value, row.verdict) == (None, None)
+    assert row.withheld.startswith(f"{lost} of {launches} launches of {lost_by} are degraded at this load")
+    assert row.withheld.endswith("run again with a core left for the load client, or at lower rates")

@@ -77,7 +77,8 @@ def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyses: 
     judged, once = (build_page(analyses[trials]) for trials in (3, 1))
     assert answer_of(judged, "mooncake_both").outcome.startswith("higher")
     assert "interval over launches" in judged.setting[1]
-    assert "(hypotheses, hooks and the noise floor: each by itself)" in judged.setting[1]
+    together = "for all configs together, per latency and load (hypotheses, hooks and the noise floor: each by itself)"
+    assert together in judged.setting[1]
     assert {one.outcome for one in once.answers if one.figure == TAXES} == {"no verdict"}
     assert "what two launches of one config differ by is not known" in once.noise
     assert "no verdict rests" in once.setting[1]

@@ -145,6 +145,13 @@ def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
     assert "undecided where that of tax(mooncake_both) covers 0" in judged.rule
 
 
+def test_the_rule_of_h3_says_that_its_labels_are_not_corrected() -> None:
+    """30 % has no p: Holm corrects the decision at 50 % alone."""
+    assert "Label, by the share's interval (Holm's correction is of 50 % alone): framework-cost" in (
+        rules.judge_framework(None).rule
+    )
+
+
 def test_the_p_of_a_trend_is_that_of_a_decision_which_its_interval_takes() -> None:
     """A slope above zero is not flat: an undecided hypothesis with the p of flatness would correct the others less."""
     slightly = trend(about(0.002, 0.008), about(0.001, 0.01), about(-0.001, 0.01))

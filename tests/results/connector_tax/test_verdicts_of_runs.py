@@ -260,3 +260,16 @@ def test_a_trial_that_lost_its_baseline_is_left_out_and_said(tmp_path: Path) -> 
     less = _tax(analyse(tmp_path), "mooncake_both").estimate
     assert less.basis == "spread within 2 launches"
     assert less.low is not None
+
+
+def test_a_run_of_four_launches_that_lost_two_is_not_told_to_make_three(tmp_path: Path) -> None:
+    write_run(tmp_path, TRIALS)
+    for trial in (2, 3):
+        (tmp_path / "results" / f"{DATE}_plain" / f"cell_A_r2_t{trial}.json").unlink()
+    found = analyse(tmp_path)
+    remedy = "the run made 4: `tracon retry`, then `tracon resume`, measures those that are missing"
+    withheld = _tax(found, "mooncake_both").withheld
+    assert withheld.startswith(f"2 launches per config: two launches of one config differ too; {remedy}")
+    for text in (withheld, *(_verdict(found, name).reason for name in ("H1", "H2", "H3"))):
+        assert remedy in text
+        assert "--trials" not in text

@@ -355,6 +355,12 @@ def test_the_summary_survives_json(folder: ConfigLayout) -> None:
     assert summary.degraded == "client used 0.97 of a core"
 
 
+def test_completions_of_other_lengths_degrade_a_cell_beside_a_client_that_fell_behind(folder: ConfigLayout) -> None:
+    path = write_cell(folder, Cell("plain", Behaviour(), Load(), degraded="slow client"))
+    _edit(path, lambda row: row.update({"client": {"wrong_length": 2}}))
+    assert analyse_cell(path).degraded == "slow client; 2 completions had other lengths than asked for"
+
+
 def test_the_headline_is_small_flat_and_plain(folder: ConfigLayout) -> None:
     found = headline(_analyse(folder, Cell("mooncake_both", CONNECTOR, Load())))
     assert found["saturated"] is False

@@ -17,6 +17,7 @@ from results.statistics.judgement import (
     decisive,
     few_launches,
     judged,
+    name_remedy,
     take_point,
     withheld,
 )
@@ -72,6 +73,14 @@ def test_a_degraded_trial_is_named_beside_the_launches_that_are_left() -> None:
     found = Estimate(0.3, 0.2, 0.4, 80, reason="plain is degraded: slow client", launches=2)
     assert withheld(found).startswith("2 launches per config")
     assert "plain is degraded: slow client" in withheld(found)
+
+
+def test_a_run_that_made_three_launches_is_told_to_measure_those_it_lost() -> None:
+    found = Estimate(0.3, 0.2, 0.4, 80, launches=2)
+    assert withheld(found, remedy=name_remedy(2)) == withheld(found)
+    for text in (withheld(found, remedy=name_remedy(8)), str(decisive(found, name_remedy(8)).reason)):
+        assert "the run made 8: `tracon retry`" in text
+        assert "--trials" not in text
 
 
 @pytest.mark.parametrize(("count", "text"), [(1, "one launch per engine"), (2, "2 launches per engine"), (3, "")])

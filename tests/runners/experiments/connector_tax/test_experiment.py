@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
+from results.measures.cells import analyse_cell
 from results.measures.saturation import ReferenceRates
 from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
@@ -101,6 +103,19 @@ def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Pa
     folder.requests("C", measured.stem).write_bytes(b"cut short")
     assert record.exists()
     assert subject.experiment.adopt(cell) is None
+
+
+@pytest.mark.parametrize(
+    ("client", "degraded"),
+    [({"wrong_length": 3}, "3 completions had other lengths than asked for"), ({"wrong_length": 0}, ""), ({}, "")],
+)
+def test_adopted_cells_degrade_as_in_the_analysis(subject: Subject, client: dict[str, int], degraded: str) -> None:
+    measured = Load(4.0, 512, 32, "C", requests=40, trial=3, reference="ref_safe")
+    record = write_cell(subject.layout.config(DATE, "nixl_both"), Cell("nixl_both", Behaviour(), measured, steps=0))
+    record.write_bytes(msgspec.json.encode(msgspec.json.decode(record.read_bytes()) | {"client": client}))
+    outcome = subject.experiment.adopt(CELLS["confirm/nixl_both/512x32-ref_safe/t3"])
+    assert outcome is not None
+    assert outcome.degraded == analyse_cell(record).degraded == degraded
 
 
 async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:
