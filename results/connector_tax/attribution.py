@@ -145,7 +145,7 @@ def _find_cause(
     if untimed:
         return Cause.OPEN, untimed
     if tax.low is None or tax.high is None or few_launches(tax.launches):
-        return Cause.UNDECIDED, few_launches(tax.launches) or tax.reason or "the tax has no interval"
+        return Cause.UNDECIDED, row.withheld or few_launches(tax.launches) or tax.reason or "the tax has no interval"
     prefill = shares[PREFILL_MEAN]
     reach = _find_reach(row, (shares["p50"], shares["mean"]), prefill)
     if reach is None:
