@@ -258,14 +258,14 @@ def _redact_json(text: str) -> str:
 
 
 def _redact_keys(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
-    """A JSON value without what its objects store under keys named as secret options, also in texts that are JSON."""
+    """A JSON value without what its objects store under keys named as secret options; each text as `redact_text`."""
     if isinstance(value, Mapping):
         return {
             name: REDACTED if _is_secret_key(name, stored) else _redact_keys(stored) for name, stored in value.items()
         }
     if isinstance(value, list | tuple):
         return [_redact_keys(each) for each in value]
-    return _redact_json(value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
 
 
 def _is_secret_key(name: str, stored: object) -> bool:

@@ -343,6 +343,7 @@ def test_of_a_text_only_secrets_are_hidden(text: str, shown: str) -> None:
         ('[{"credentials": {"user": "u", "pin": 1}}]', '[{"credentials": "*"}]'),
         ('{"more": "{\\"lmcache.redis_pass\\": \\"p\\"}"}', '{"more": "{\\"lmcache.redis_pass\\": \\"*\\"}"}'),
         ('{"remote": "redis://:p@host:1/0", "token": "t"}', '{"remote": "redis://*@host:1/0", "token": "*"}'),
+        ('{"a":"redis://u:p@h","b":{"c":"x@y"}}', '{"a": "redis://*@h", "b": {"c": "x@y"}}'),
         ('{"use_auth":true,"token":null,"password":"","pass_config":{}}',) * 2,
         ('{"monkey":  1.50, "tokenizer": "t"}',) * 2,
         ("[1, 2]",) * 2,
