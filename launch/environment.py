@@ -45,11 +45,13 @@ _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$", re.IGNORECASE
 )
 _SECRET_OPTION = re.compile(
-    r"--?(?:[\w-]*(?:apikey|token|password|passwd|passphrase|requirepass|secret|credentials?)"
-    r"|(?:[\w-]*[-_])?(?:key|auth|authorization|bearer|cookie|jwt|pass|pwd))",
+    r"--?(?:[\w.-]*(?:apikey|token|password|passwd|passphrase|requirepass|secret|credentials?)"
+    r"|(?:[\w.-]*[-_.])?(?:key|auth|authorization|bearer|cookie|jwt|pass|pwd))",
     re.IGNORECASE,
 )
 """The last word of its name decides: `--api-key` and `--ssl-keyfile-password`, not `--ssl-keyfile` or `--tokenizer`."""
+_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Inside a JSON key such as `apiKey`."""
 PASS_ENV = "TRACON_PASS_ENV"
 """Environment variable: names, separated by commas, that engines inherit although they are named as secrets."""
 ENGINE_PREFIXES = ("HF_", "HUGGING_FACE_", "VLLM_", "LMCACHE_", "MOONCAKE_", "MC_", "NIXL_", "UCX_", "TOKENIZERS_")
@@ -232,44 +234,83 @@ def redact(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_text(text: str) -> str:
-    """`text` without credentials and parameters named as secrets in its URLs, bearer tokens and known token forms."""
-    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text)
+    """`text` without credentials and parameters named as secrets in its URLs, bearer tokens and known token forms.
+
+    Of a text that is JSON, also without what is stored under keys that are named as secrets; it remains JSON.
+    """
+    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", _redact_json(text))
     text = _URL_PARAMETER.sub(rf"\1{REDACTED}", text)
     return _TOKEN.sub(REDACTED, _BEARER.sub(rf"\1\2{REDACTED}", text))
+
+
+def _redact_json(text: str) -> str:
+    """An object or a list without its secrets; any other text, and one without secrets, unchanged."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        value = json.loads(text)
+        shown = _redact_keys(value)
+    except RecursionError:  # nothing says what is in it
+        return REDACTED
+    except ValueError:
+        return text
+    return text if shown == value else json.dumps(shown)
+
+
+def _redact_keys(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    """A JSON value without what its objects store under keys named as secret options; each text as `redact_text`."""
+    if isinstance(value, Mapping):
+        return {
+            name: REDACTED if _is_secret_key(name, stored) else _redact_keys(stored) for name, stored in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_redact_keys(each) for each in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def _is_secret_key(name: str, stored: object) -> bool:
+    is_empty = stored is None or stored == "" or isinstance(stored, bool)
+    return not is_empty and _SECRET_OPTION.fullmatch("-" + _WORD_BEGINS.sub("_", name)) is not None
 
 
 def redact_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     """A command line without the values of options that are named as secrets (`--api-key X Y`, `--hf-token=X`).
 
     The word after such an option is its value unless it begins with `--`; further ones are unless they begin with `-`.
+    Of other options' values, what `redact_text` removes is removed.
     """
     shown: list[str] = []
     is_secret = False
     for word in argv:
-        option, sign, _ = word.partition("=")
+        option, sign, value = word.partition("=")
         if is_secret and not word.startswith("-" if shown[-1] == REDACTED else "--"):
             shown.append(REDACTED)
             continue
         is_named = _SECRET_OPTION.fullmatch(option) is not None
         is_secret = is_named and not sign
-        shown.append(f"{option}={REDACTED}" if is_named and sign else redact_text(word))
+        is_shown = not (is_named and sign)
+        shown.append(redact_text(option + sign + _redact_json(value)) if is_shown else f"{option}={REDACTED}")
     return tuple(shown)
 
 
 def redact_settings(settings: Any) -> Any:  # noqa: ANN401  (any JSON value)
-    """A profile's settings without secrets, for plans and artifacts: of `env`, command lines and every text.
+    """Settings of a profile or config without secrets, for plans and artifacts: of `env`, of the JSON in `kv_transfer`,
+    of command lines and of every text.
 
     A secret of `env` leaves 32 bits of its hash: enough to notice that it changed, too little to find it out.
     """
     if isinstance(settings, Mapping):
-        return {
-            name: _redact_env(value) if name == "env" and isinstance(value, Mapping) else redact_settings(value)
-            for name, value in settings.items()
-        }
+        return {name: _redact_setting(name, value) for name, value in settings.items()}
     if isinstance(settings, list | tuple):
         words = all(isinstance(each, str) for each in settings)
         return list(redact_arguments(settings) if words else map(redact_settings, settings))
     return redact_text(settings) if isinstance(settings, str) else settings
+
+
+def _redact_setting(name: str, value: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    if name == "env" and isinstance(value, Mapping):
+        return _redact_env(value)
+    return redact_settings(_redact_keys(value) if name == "kv_transfer" else value)
 
 
 def _redact_env(environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
 from results.records.events import (
     SIMULATED,
+    AttemptState,
     CellChanged,
     CellState,
     Event,
@@ -42,7 +43,7 @@ from runners.samplers.host import HostSampler
 from state.errors import DiskFull as StateDiskFull
 from state.errors import StateError
 from state.lease import HEARTBEAT_S, Lease
-from state.model import InstanceView
+from state.model import CellView, InstanceView
 from state.process_identity import ProcessIdentity, this_process
 from state.store import RunStore
 from state.view import fold
@@ -98,13 +99,13 @@ class CellLoop:
             self._end_leftover(instance)
         for plan in self._view.plan.cells:
             cell = self._view.cells[plan.cell]
-            if cell.state is not CellState.RUNNING:
+            if not _was_cut(cell):
                 continue
             outcome = self._cells.adopt(plan)
             if outcome is not None:
                 self._end_cell(plan, outcome)
                 self._append_events(Noted("info", plan.cell, "its artifacts were complete: kept, not measured again"))
-            else:
+            elif cell.state is CellState.RUNNING:
                 self._append_events(
                     CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
                 )
@@ -326,6 +327,12 @@ class CellLoop:
         """Fold what the journal has gained, by us or by an operator's process."""
         for recorded in self._store.events(after=self._view.last_seq):
             self._view = fold(self._view, recorded)
+
+
+def _was_cut(cell: CellView) -> bool:
+    """Its last attempt did not end by itself; a thread of it may still have put all artifacts in place."""
+    is_interrupted = bool(cell.attempts) and cell.attempts[-1].state is AttemptState.INTERRUPTED
+    return cell.state is CellState.RUNNING or (cell.state is CellState.PENDING and is_interrupted)
 
 
 def _find_process(instance: InstanceView) -> ProcessIdentity | None:

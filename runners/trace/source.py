@@ -44,6 +44,8 @@ _EXTENDED = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 )  # fmt: skip
 _TAR = (257, b"ustar")
+_SKIPPED_BYTES = 1 << 16
+"""Of a member that is no document, at a time."""
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
 _END_OF_ARCHIVE = tarfile.EOFHeaderError  # type: ignore[attr-defined]
@@ -215,17 +217,27 @@ class _Archive(tarfile.TarFile):
     """Reads the headers of an archive in bounded memory; each member is forgotten once it is returned."""
 
     members: list[tarfile.TarInfo]
+    firstmember: tarfile.TarInfo | None
+    """Until `next` has returned it; tarfile reads its header when it opens the archive."""
     _headers = 0
     """Of the member that is being read."""
 
     def next(self) -> tarfile.TarInfo | None:
         self._headers = 0
+        if self.firstmember is None:
+            self._skip_content()
         try:
             member = super().next()
         except ValueError as error:  # a number or a text of a header
             raise tarfile.ReadError(f"an archive's header: {error}") from error
         self.members.clear()
         return member
+
+    def _skip_content(self) -> None:
+        """What is left of the last member, to the end of the file at most: tarfile would read on, millions of times."""
+        while (rest := self.offset - 1 - self.fileobj.tell()) > 0:
+            if not self.fileobj.read(min(rest, _SKIPPED_BYTES)):
+                raise tarfile.ReadError("unexpected end of data")
 
     def count_header(self) -> None:
         """Raises _BoundExceeded for one header too many; each nests tarfile's calls."""

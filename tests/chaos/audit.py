@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,12 @@ from state.store import RunStore
 
 MEASURED = ("load", "replay", "lifecycle")
 """Kinds of cells whose record is a commit mark under `results/`."""
+MEASUREMENTS = (
+    "*/requests_*.jsonl", "*/metrics_*.jsonl", "*/engine_step_*.jsonl", "*/trial_*/*.jsonl", "lifecycle/C*_rep*.json",
+)  # fmt: skip
+"""Files below `results/` that a cell's record names, each with its checksum."""
 SHARED_MEMORY = Path("/dev/shm")
+_RECORD = re.compile(r"cell.*\.json")
 
 MEASURES = {
     "lost": "finished cells lost",
@@ -55,38 +62,55 @@ class Findings:
         return tuple(f"{MEASURES[m]}: {defect}" for m, defects in self.by_measure.items() for defect in defects)
 
 
-def published_cells(folder: Path) -> dict[str, int]:
-    """Cells whose record and every file that it names are in place, and the attempt that made them."""
-    published: dict[str, int] = {}
-    for record in sorted((folder / "results").glob("**/cell*.json")):
+def list_records(folder: Path) -> list[Path]:
+    """The records of cells below `results/`; a folder that is removed meanwhile has none."""
+    walked = os.walk(folder / "results")
+    return sorted(Path(root, name) for root, _, names in walked for name in names if _RECORD.fullmatch(name))
+
+
+def published_records(folder: Path) -> list[tuple[str, int]]:
+    """Cell and attempt of each record that is in place with every file that it names."""
+    published: list[tuple[str, int]] = []
+    for record in list_records(folder):
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError, TypeError):
             written = msgspec.json.decode(record.read_bytes())
             if is_complete(record, written["cell"]):
-                published[written["cell"]] = int(written["attempt"])
+                published.append((written["cell"], int(written["attempt"])))
     return published
 
 
 def check_cells(folder: Path, seen: Mapping[str, int], findings: Findings) -> None:
-    """`seen`: cells that were in place when the run process was dead, and the attempt that made them."""
-    published = published_cells(folder)
+    """`seen`: cells that were in place when an attempt or the run process had ended, and the attempt that made them."""
+    records = published_records(folder)
     with RunStore.open(folder, read_only=True) as store:
         findings.add("half_written", *store.find_problems())
         view = store.view()
         events = [recorded.event for recorded in store.events()]
-    changes = [event for event in events if isinstance(event, CellChanged)]
-    done = Counter(event.cell for event in changes if event.state is CellState.DONE)
-    findings.add("twice", *(f"{cell} was done {count} times" for cell, count in done.items() if count > 1))
-    for cell, attempt in seen.items():
-        if published.get(cell, attempt) != attempt:
-            findings.add(
-                "twice", f"{cell} was whole after attempt {attempt}, and attempt {published[cell]} replaced it"
-            )
+    done = [event for event in events if isinstance(event, CellChanged) and event.state is CellState.DONE]
+    findings.add("twice", *_list_repeated(records, done, seen))
+    done_cells, published = {event.cell for event in done}, {cell for cell, _ in records}
     for plan in view.plan.cells:
         state = view.cells[plan.cell].state
-        if plan.cell in done and state is not CellState.DONE:
+        if plan.cell in done_cells and state is not CellState.DONE:
             findings.add("lost", f"{plan.cell} was done and is {state}")
         if state is CellState.DONE and plan.kind in MEASURED and plan.cell not in published:
             findings.add("lost", f"{plan.cell} is done and its artifacts are not whole")
+
+
+def _list_repeated(
+    records: Sequence[tuple[str, int]], done: Sequence[CellChanged], seen: Mapping[str, int]
+) -> Iterator[str]:
+    """One sentence for each way in which a cell was measured, or would be counted, more than once."""
+    published = dict(records)
+    for cell, count in Counter(cell for cell, _ in records).items():
+        if count > 1:
+            yield f"{cell} has {count} whole records"
+    for cell, count in Counter(event.cell for event in done).items():
+        if count > 1:
+            yield f"{cell} was done {count} times"
+    for cell, attempt in ({event.cell: event.attempt for event in done} | dict(seen)).items():
+        if published.get(cell, attempt) != attempt:
+            yield f"{cell} was whole after attempt {attempt}, and its record is of attempt {published[cell]}"
 
 
 def check_files(folder: Path, findings: Findings) -> None:
@@ -101,6 +125,19 @@ def check_files(folder: Path, findings: Findings) -> None:
             why = _why_unreadable(path)
             if why:
                 findings.add("half_written", f"{name}: {why}")
+
+
+def check_measurements(folder: Path, findings: Findings) -> None:
+    """Every measurement is named by a cell's record; one that is not is left of an attempt that did not finish."""
+    named: set[Path] = set()
+    for record in list_records(folder):
+        with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):  # `check_files` counts such a record
+            checksums = msgspec.json.decode(record.read_bytes())["checksums"]
+            named.update((record.parent / name).resolve() for name in checksums)
+    for pattern in MEASUREMENTS:
+        for path in sorted((folder / "results").glob(pattern)):
+            if path.resolve() not in named:
+                findings.add("half_written", f"{path.relative_to(folder)} belongs to no cell's record")
 
 
 def _why_unreadable(path: Path) -> str:

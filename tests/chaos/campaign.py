@@ -236,6 +236,7 @@ class Campaign:
         findings = self._outcome.findings
         audit.check_cells(run.folder, run.published, findings)
         audit.check_files(run.folder, findings)
+        audit.check_measurements(run.folder, findings)
         audit.check_sessions(run.folder, findings)
         audit.check_ports(run.port, PORTS, findings)
         audit.check_shared_memory(run.shared_memory, findings)
@@ -283,7 +284,7 @@ class _Run:
         self.pid = pid
         self.shared_memory = shared_memory
         self.published: dict[str, int] = {}
-        """Cells in place whenever the run process was dead, and the attempt that made them."""
+        """Cells in place whenever an attempt had failed or the run process was dead, and the attempt that made them."""
         self._store = RunStore.open(folder, read_only=True)
         self.view: RunView = self._store.view()
         self.news: list[Event] = []
@@ -330,16 +331,21 @@ class _Run:
         return True
 
     def sync(self) -> None:
-        """Fold what the journal has gained."""
+        """Fold what the journal has gained; note what is in place of a cell whose attempt has ended without it."""
+        has_failed = False
         for recorded in self._store.events(after=self.view.last_seq):
             self.view = fold(self.view, recorded)
             self.news.append(recorded.event)
             self._heard_s = time.monotonic()
-            if isinstance(recorded.event, CellChanged) and recorded.event.state is CellState.DONE:
-                self._resumes = 0
+            if isinstance(recorded.event, CellChanged):
+                has_failed = has_failed or recorded.event.state in (CellState.PENDING, CellState.FAILED)
+                if recorded.event.state is CellState.DONE:
+                    self._resumes = 0
+        if has_failed:
+            self.note_published()
 
     def note_published(self) -> None:
-        for cell, attempt in audit.published_cells(self.folder).items():
+        for cell, attempt in audit.published_records(self.folder):
             self.published.setdefault(cell, attempt)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from collections import Counter
@@ -71,6 +72,7 @@ def found_in(folder: Path, seen: dict[str, int] | None = None) -> dict[str, int]
     findings = Findings()
     audit.check_cells(folder, seen or {}, findings)
     audit.check_files(folder, findings)
+    audit.check_measurements(folder, findings)
     return {measure: count for measure, count in findings.counts.items() if count}
 
 
@@ -88,6 +90,31 @@ def test_a_finished_cell_whose_artifacts_changed_is_lost(tmp_path: Path) -> None
 def test_a_cell_that_was_whole_and_was_measured_again_is_seen(tmp_path: Path) -> None:
     measured_run(tmp_path / "run", attempt=2)
     assert found_in(tmp_path / "run", {CELL: 1}) == {"twice": 1}
+
+
+def test_a_cell_with_two_whole_records_is_seen(tmp_path: Path) -> None:
+    folder = measured_run(tmp_path / "run").parent
+    shutil.copytree(folder, folder.with_name("20260102_noop_connector"))
+    assert found_in(tmp_path / "run") == {"twice": 1}
+
+
+def test_a_cell_that_is_done_by_another_attempt_than_its_record_names_is_seen(tmp_path: Path) -> None:
+    record = measured_run(tmp_path / "run").with_name("cell_A_r4.json")
+    write_indented_json(record, msgspec.json.decode(record.read_bytes()) | {"attempt": 2})
+    assert found_in(tmp_path / "run") == {"twice": 1}
+    assert found_in(tmp_path / "run", {CELL: 1}) == {"twice": 1}, "one way is counted once"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["20260101_noop_connector/engine_step_A_r4.jsonl", "20260101_ear/trial_0/metrics.jsonl", "lifecycle/C1_rep0.json"],
+)
+def test_a_measurement_that_no_record_names_is_seen(name: str, tmp_path: Path) -> None:
+    measured_run(tmp_path / "run")
+    left = tmp_path / "run" / "results" / name
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text('{"index": 0}\n')
+    assert found_in(tmp_path / "run") == {"half_written": 1}
 
 
 @pytest.mark.parametrize(

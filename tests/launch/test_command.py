@@ -205,9 +205,23 @@ def test_no_secret_of_an_argument_is_written_and_the_script_asks_for_it(tmp_path
     assert json.loads((tmp_path / "config.json").read_text())["argv"][3:] == [
         "--api-key", "<redacted>", "--hf-token=<redacted>", "--max-tokens", "5",
     ]  # fmt: skip
-    script, env = [str(tmp_path / "launch.sh")], {**os.environ, "TRACON_SECRET_ARGUMENT": "given"}
+    secrets = {"TRACON_SECRET_ARGUMENT": "first", "TRACON_SECRET_ARGUMENT_2": "second"}
+    script, env = [str(tmp_path / "launch.sh")], {**os.environ, **secrets}
     ran = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "['given', 'given', '--max-tokens', '5']"
+    assert ran.stdout.strip() == "['first', '--hf-token=second', '--max-tokens', '5']"
+
+
+def test_a_secret_inside_a_json_argument_is_hidden_alone_and_the_script_runs_with_it(tmp_path: Path) -> None:
+    show = "import sys; print(sys.argv[1:])"
+    transfer = json.dumps({"kv_role": "kv_both", "kv_connector_extra_config": {"redis_password": "swordfish"}})
+    argv = (sys.executable, "-c", show, "--kv-transfer-config", transfer, "--max-tokens", "5")
+    write_launch(replace(spec_of(tmp_path), argv=argv, env={}), ConfigLayout(tmp_path))
+    assert all("swordfish" not in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    shown = json.loads((tmp_path / "config.json").read_text())["argv"][4]
+    assert json.loads(shown) == {"kv_role": "kv_both", "kv_connector_extra_config": {"redis_password": "<redacted>"}}
+    script, env = [str(tmp_path / "launch.sh")], {**os.environ, "TRACON_SECRET_ARGUMENT": transfer}
+    ran = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(list(argv[3:]))
 
 
 def test_an_engine_inherits_no_secret_but_its_own() -> None:

@@ -26,6 +26,7 @@ from launch.environment import (
     inherited_env,
     redact,
     redact_arguments,
+    redact_settings,
     redact_text,
 )
 from launch.errors import EngineMissing, InstallFailed
@@ -309,6 +310,7 @@ def test_ordinary_variables_stay_as_they_are(environ: dict[str, str]) -> None:
         ("--disable-auth --port 1", "--disable-auth --port 1"),
         ("--api-key-header x --tokenizer t --max-tokens 5", "--api-key-header x --tokenizer t --max-tokens 5"),
         ("--monkey m --bypass b --author a", "--monkey m --bypass b --author a"),
+        ("--kv-transfer-config.redis_password p --x.a.key=k", "--kv-transfer-config.redis_password * --x.a.key=*"),
         ("--remote redis://:p@host:1/0 a.json", "--remote redis://*@host:1/0 a.json"),
     ],
 )
@@ -331,6 +333,44 @@ def test_of_a_command_line_only_secrets_are_hidden(words: str, shown: str) -> No
 def test_of_a_text_only_secrets_are_hidden(text: str, shown: str) -> None:
     assert redact_text(text) == shown.replace("*", REDACTED)
     assert redact_text(redact_text(text)) == redact_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"kv_role": "kv_both", "redis_password": "p"}', '{"kv_role": "kv_both", "redis_password": "*"}'),
+        ('{"a":[{"apiKey":5,"max_tokens":5}]}', '{"a": [{"apiKey": "*", "max_tokens": 5}]}'),
+        ('[{"credentials": {"user": "u", "pin": 1}}]', '[{"credentials": "*"}]'),
+        ('{"more": "{\\"lmcache.redis_pass\\": \\"p\\"}"}', '{"more": "{\\"lmcache.redis_pass\\": \\"*\\"}"}'),
+        ('{"remote": "redis://:p@host:1/0", "token": "t"}', '{"remote": "redis://*@host:1/0", "token": "*"}'),
+        ('{"a":"redis://u:p@h","b":{"c":"x@y"}}', '{"a": "redis://*@h", "b": {"c": "x@y"}}'),
+        ('{"use_auth":true,"token":null,"password":"","pass_config":{}}',) * 2,
+        ('{"monkey":  1.50, "tokenizer": "t"}',) * 2,
+        ("[1, 2]",) * 2,
+        ("[1, 2",) * 2,
+    ],
+)
+def test_of_json_in_an_option_or_a_variable_only_secrets_are_hidden(text: str, shown: str) -> None:
+    shown = shown.replace("*", REDACTED)
+    assert redact_arguments(("--kv-transfer-config", text, f"--more={text}")) == (
+        "--kv-transfer-config", shown, f"--more={shown}",
+    )  # fmt: skip
+    assert redact({"LMCACHE_EXTRA_CONFIG": text}) == {"LMCACHE_EXTRA_CONFIG": shown}
+    assert redact_text(shown) == shown
+
+
+def test_json_that_is_too_deep_to_be_searched_is_hidden_whole() -> None:
+    assert redact_text("[" * 100_000) == REDACTED
+
+
+def test_of_a_configs_settings_only_secrets_are_hidden() -> None:
+    transfer = {"kv_connector_extra_config": {"connectors": [{"redis_password": "p", "port": 1}]}}
+    shown = {"kv_connector_extra_config": {"connectors": [{"redis_password": REDACTED, "port": 1}]}}
+    settings = {"configs": {"own": {"kv_transfer": transfer, "cpu": {"kv_transfer": transfer}}}, "grid": {"key": "k"}}
+    assert redact_settings(settings) == {
+        "configs": {"own": {"kv_transfer": shown, "cpu": {"kv_transfer": shown}}},
+        "grid": {"key": "k"},
+    }
 
 
 @pytest.mark.parametrize("name", ["REDIS_PASS", "MY_JWT", "API_BEARER", "TRACON_ADMIN_TOKEN"])

@@ -211,15 +211,17 @@ class Fleet:
         self.on_recovered(instance)
         spec = self.specs.get(instance)
         if spec is not None and spec.kv_capacity_tokens is None and self._spec.index == "approximate":
-            task = asyncio.create_task(self._ask_again(spec))
+            task = asyncio.create_task(self._ask_again(spec, self.pools[instance]))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _ask_again(self, instance: InstanceSpec) -> None:
-        facts = await ask_cache(self.pools[instance.instance])
-        if facts.capacity_tokens is not None and instance.instance in self.specs:
-            self._cluster.set_capacity(instance.instance, facts.capacity_tokens)
-            self.indexes[instance.instance] = self._make_index(instance, facts.capacity_tokens)
+    async def _ask_again(self, instance: InstanceSpec, pool: Pool) -> None:
+        """Its report counts only while it has that pool: one that was removed and added again is another instance."""
+        name = instance.instance
+        facts = await ask_cache(pool)
+        if facts.capacity_tokens is not None and self.pools.get(name) is pool:
+            self._cluster.set_capacity(name, facts.capacity_tokens)
+            self.indexes[name] = self._make_index(instance, facts.capacity_tokens)
 
 
 async def ask_cache(pool: Pool) -> CacheFacts:

@@ -200,6 +200,18 @@ def test_artifacts_in_place_when_the_process_died_are_adopted(tmp_path: Path) ->
     assert times_done(folder)["s0-c0"] == 1
 
 
+def test_artifacts_that_came_into_place_while_a_cell_was_cut_are_adopted(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store:
+        store.append(CellChanged("s0-c0", CellState.RUNNING, 1))
+        store.append(CellChanged("s0-c0", CellState.PENDING, 1, "interrupted: a test asked"))
+    (folder / "done").mkdir()
+    (folder / "done" / "s0-c0").write_text("s0-c0 1 0\n")
+    assert work(folder) == ExitCode.DONE
+    assert view_of(folder).cells["s0-c0"].attempt == 1
+    assert times_done(folder)["s0-c0"] == 1
+
+
 @pytest.mark.fault
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s0-c0": "slow"})

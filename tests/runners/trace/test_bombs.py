@@ -122,6 +122,15 @@ def test_a_member_of_an_impossible_size_is_refused_at_once(size: int, tmp_path: 
     assert "member of" in refusal(path).rule
 
 
+def test_a_member_that_states_more_than_the_file_holds_is_refused_after_few_reads(tmp_path: Path) -> None:
+    path = tmp_path / "trace.tar"
+    path.write_bytes(member("readme.txt", size=60 << 30).tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+    reads: list[float] = []
+    with closing(open_documents(path, reads.append)) as opened, pytest.raises(TraceError, match="unexpected end"):
+        next(opened)
+    assert len(reads) < 100
+
+
 def test_a_size_in_an_extended_header_is_bounded(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "trace.tar", member("a.jsonl", size=4, fields={"size": "9" * 30}))
     assert "states a size" in refusal(path).rule

@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from runners.router.instances import fleet
+from runners.router.instances.fleet import CacheFacts
+from runners.router.instances.upstream import Pool
 from runners.router.server.front import ClientConnection
 from runners.router.spec import ADMIN_TOKEN, HealthRules, RouterError
 from tests.runners.router.routers import SOON_S, by, events, instances, router, tokens, until
@@ -110,6 +113,34 @@ async def test_an_instance_that_could_not_join_can_be_added_again(monkeypatch: p
         assert [row.instance for row in routed.server.tick().instances] == ["a"]
         assert (await routed.http.post("/admin/instances", json=body)).status_code == 200
         assert routed.available() == {"a", "b"}
+
+
+async def test_what_an_instance_reports_after_it_was_removed_and_added_again_is_not_the_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer_late(pool: Pool) -> CacheFacts:
+        asked.set()
+        await may_answer.wait()
+        return CacheFacts(block_tokens=4, capacity_tokens=64)
+
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url, "block_tokens": 4}
+        assert (await routed.http.post("/admin/instances", json=body)).status_code == 200
+        monkeypatch.setattr(fleet, "ask_cache", answer_late)
+        running = routed.server._fleet
+        running._recover_instance("b")
+        await asked.wait()
+        assert (await routed.http.delete("/admin/instances/b")).status_code == 200
+        again = {**body, "kv_capacity_tokens": 4096}
+        assert (await routed.http.post("/admin/instances", json=again)).status_code == 200
+        index = running.indexes["b"]
+        may_answer.set()
+        await until(lambda: not running._asking)
+        assert running.indexes["b"] is index
+        capacities = {load.instance: load.kv_capacity_tokens for load in routed.server.cluster.take_view().instances}
+        assert capacities == {"a": 4096, "b": 4096}
 
 
 async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
