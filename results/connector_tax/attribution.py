@@ -167,9 +167,9 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
     once = {(one.row.rate_per_s, one.row.shape, one.row.config, one.row.metric): one for one in reversed(rows)}
     note = (
         f"Callbacks: build_connector_meta, get_finished and start_load_kv of a step. Plain's step is `{step}`"
-        f"{' because steps overlap' if step == 'period_us' else ''}. Of prefill: the same means over the steps that hold "
-        "prefill tokens, which TTFT is made of. Under load a queue multiplies what a step costs, which no share of a "
-        "step shows. A load that two phases share has one row."
+        f"{' because steps overlap' if step == 'period_us' else ''}. Of prefill: the same means over the steps that "
+        "hold prefill tokens, which TTFT is made of. Under load a queue multiplies what a step costs, which no share "
+        "of a step shows. A load that two phases share has one row."
     )
     shown = [one for one in rows if once[one.row.rate_per_s, one.row.shape, one.row.config, one.row.metric] is one]
     return make_table("What of a tax its callbacks can account for", ATTRIBUTION_COLUMNS, shown, note)

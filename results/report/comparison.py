@@ -67,7 +67,7 @@ class Comparable:
     """What the run chose or found, by name, such as its reference rates: shown side by side."""
     must_agree: Mapping[str, str] = field(default_factory=dict)
     """Name to value, such as the trace: two runs that differ in one are refused."""
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
     """What the run's folder says of how it was made; the registry fills it in."""
 
 

@@ -130,7 +130,8 @@ def test_the_longest_page_has_room_for_its_sentences_and_counts_the_rest(answers
         undecided=tuple(OpenQuestion(f"H{n}", sentence, f"{n} more launches", 2) for n in range(questions)),
     )
     figures = [Figure(number, "A title as long as they come, with a metric and a load") for number in (1, 2)]
-    text = render_markdown("connector-tax 20260131-120000-connector-tax-cpu-tiny", ReportText("", (), ()), figures, page)
+    name = "connector-tax 20260131-120000-connector-tax-cpu-tiny"
+    text = render_markdown(name, ReportText("", (), ()), figures, page)
     first = text.partition(f"## {APPENDIX}")[0]
     assert MOST_BYTES / 2 < len(first.encode()) <= MOST_BYTES
     if answers > MOST_ANSWERS:
