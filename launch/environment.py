@@ -238,30 +238,39 @@ def redact_text(text: str) -> str:
 
     Of a text that is JSON, also without what is stored under keys that are named as secrets; it remains JSON.
     """
-    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", _redact_json(text))
+    shown = _redact_json(text)
+    return _redact_forms(text) if shown is None else shown
+
+
+def _redact_forms(text: str) -> str:
+    """What `redact_text` makes of a text that is no JSON."""
+    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text)
     text = _URL_PARAMETER.sub(rf"\1{REDACTED}", text)
     return _TOKEN.sub(REDACTED, _BEARER.sub(rf"\1\2{REDACTED}", text))
 
 
-def _redact_json(text: str) -> str:
-    """An object or a list without its secrets; any other text, and one without secrets, unchanged."""
+def _redact_json(text: str) -> str | None:
+    """An object or a list without its secrets, each text in it by itself; None for any other text."""
     if not text.lstrip().startswith(("{", "[")):
-        return text
+        return None
     try:
         value = json.loads(text)
         shown = _redact_keys(value)
     except RecursionError:  # nothing says what is in it
         return REDACTED
     except ValueError:
-        return text
-    return text if shown == value else json.dumps(shown)
+        return None
+    # Only the text as a whole shows a secret where a key is given twice, or where a URL stands before a later text's @.
+    has_secrets = shown != value or _redact_forms(text) != text
+    return json.dumps(shown) if has_secrets else text
 
 
 def _redact_keys(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
     """A JSON value without what its objects store under keys named as secret options; each text as `redact_text`."""
     if isinstance(value, Mapping):
         return {
-            name: REDACTED if _is_secret_key(name, stored) else _redact_keys(stored) for name, stored in value.items()
+            _redact_forms(name): REDACTED if _is_secret_key(name, stored) else _redact_keys(stored)
+            for name, stored in value.items()
         }
     if isinstance(value, list | tuple):
         return [_redact_keys(each) for each in value]
@@ -282,15 +291,24 @@ def redact_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     shown: list[str] = []
     is_secret = False
     for word in argv:
-        option, sign, value = word.partition("=")
+        option, sign, _ = word.partition("=")
         if is_secret and not word.startswith("-" if shown[-1] == REDACTED else "--"):
             shown.append(REDACTED)
             continue
         is_named = _SECRET_OPTION.fullmatch(option) is not None
         is_secret = is_named and not sign
         is_shown = not (is_named and sign)
-        shown.append(redact_text(option + sign + _redact_json(value)) if is_shown else f"{option}={REDACTED}")
+        shown.append(_redact_word(word) if is_shown else f"{option}={REDACTED}")
     return tuple(shown)
+
+
+def _redact_word(word: str) -> str:
+    """A word of a command line; of `--option=VALUE` the value by itself, where it is JSON."""
+    option, sign, value = word.partition("=")
+    shown = _redact_json(value)
+    if shown is None:
+        return redact_text(word)
+    return redact_text(option + sign + shown) if "://" in option else redact_text(option) + sign + shown
 
 
 def redact_settings(settings: Any) -> Any:  # noqa: ANN401  (any JSON value)

@@ -82,10 +82,21 @@ def find_changes(old: RunPlan, new: RunPlan) -> str:
     planned = {cell.cell for cell in new.cells}
     stages = {cell.stage for cell in new.cells}
     common = [cell for cell in old.cells if cell.cell in planned]
-    again = compute_fingerprint(old.inputs, old.seed, [one for one in old.stages if one.stage in stages], common)
+    inputs = _drop_estimates(old.inputs)
+    again = compute_fingerprint(inputs, old.seed, [one for one in old.stages if one.stage in stages], common)
     if again == new.fingerprint:
         return ""
-    return "; ".join(diff_inputs(old.inputs, new.inputs)) or "stages or cells are laid out differently"
+    return "; ".join(diff_inputs(inputs, new.inputs)) or "stages or cells are laid out differently"
+
+
+def _drop_estimates(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inputs without the profile's `cold_start_s`: older versions stored it, and it shapes estimates alone."""
+    profile = inputs.get("profile")
+    launch = profile.get("launch") if isinstance(profile, Mapping) else None
+    if not isinstance(profile, Mapping) or not isinstance(launch, Mapping):
+        return inputs
+    kept = {name: value for name, value in launch.items() if name != "cold_start_s"}
+    return {**inputs, "profile": {**profile, "launch": kept}}
 
 
 def _as_json(value: object) -> object:

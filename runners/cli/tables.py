@@ -309,7 +309,7 @@ def doctor_tables(report: DoctorReport) -> RenderableType:
             ", ".join(config.requires) or "nothing",
             config.remedy,
         )
-    return Group(rows, configs)
+    return Group(rows, configs) if report.configs else rows
 
 
 def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:

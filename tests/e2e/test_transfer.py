@@ -134,6 +134,7 @@ def open_beyond_loopback(pid: int) -> set[int]:
         for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
         and connection.pid in processes
+        and connection.laddr
         and not ip_address(connection.laddr.ip).is_loopback
     }
 

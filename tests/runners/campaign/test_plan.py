@@ -272,3 +272,14 @@ def test_how_long_a_first_start_takes_changes_the_estimate_and_nothing_else(tmp_
     assert stated.estimated_s < slower.estimated_s
     assert unstated.estimated_s < stated.estimated_s
     assert len({plan.fingerprint for plan in plans}) == 1
+
+
+def test_a_run_whose_plan_holds_the_cold_start_of_its_profile_resumes() -> None:
+    """Older versions stored it with the inputs."""
+    plan = plan_of("h200-qwen3-coder-30b-dummy")
+    profile = plan.inputs["profile"]
+    older_launch = {**profile["launch"], "cold_start_s": 240.0}
+    inputs = {**plan.inputs, "profile": {**profile, "launch": older_launch}}
+    assert find_changes(replace(plan, inputs=inputs), plan) == ""
+    moved = {**inputs, "profile": {**profile, "launch": {**older_launch, "port_base": 1}}}
+    assert find_changes(replace(plan, inputs=moved), plan).startswith("profile.launch.port_base: 1 -> ")

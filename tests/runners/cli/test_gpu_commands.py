@@ -73,6 +73,9 @@ def test_an_old_driver_stops_the_doctor_before_an_environment_is_installed(host:
     assert {"GPU", "GPU memory", "driver and CUDA", "disk for engines"} <= whats
     assert not {"engine", "RDMA"} & whats
     assert report["configs"] == []
+    table = tracon(*asked[:-1], workspace=tmp_path).stdout
+    assert "550.54.15" in table
+    assert "can run" not in table, "that is for the environment to say"
 
 
 @pytest.mark.parametrize(
