@@ -90,7 +90,7 @@ class Pages:
         self._traffic = traffic
         self._transfers = transfers
         self._server = server
-        self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, ""))
+        self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, "").strip())
         """Empty = the operator's pages ask for none."""
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
