@@ -209,8 +209,7 @@ def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
 def _list_disturbed(root: Path, cells: Sequence[CellSummary]) -> tuple[str, ...]:
     """Cells in whose load the host was disturbed, worst first; the engine's start before a load does not count."""
     loads = {
-        cell.cell: (cell.t_start_unix_s, math.inf if cell.t_end_unix_s is None else cell.t_end_unix_s)
-        for cell in cells
+        cell.cell: (cell.t_start_unix_s, math.inf if cell.t_end_unix_s is None else cell.t_end_unix_s) for cell in cells
     }
     inside = [
         sample

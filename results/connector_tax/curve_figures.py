@@ -103,9 +103,7 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
         f"Share of the non-empty steps in the measured window that took at most this long (us), at {safe:g} req/s, "
         f"{_shape_text(cells)}; {_pooled_text(timed)}. Left: {whole}. Right: Scheduler.schedule() alone, the "
         "specification's step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie "
-        "beyond the axis."
-        + (f" No step timing: {', '.join(without)}." if without else "")
-        + name_absent(analysis)
+        "beyond the axis." + (f" No step timing: {', '.join(without)}." if without else "") + name_absent(analysis)
     )
     return Figure(6, title, caption, table)
 

@@ -227,8 +227,7 @@ def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
         )
     if judgement.name != "H1":
         return (
-            f"more launches per config; {count} (`--trials {count}`) detect a single tax of "
-            f"{format_percent(NAMED_TAX)}"
+            f"more launches per config; {count} (`--trials {count}`) detect a single tax of {format_percent(NAMED_TAX)}"
         )
     return f"{count} launches per config (`--trials {count}`), which detect a tax of {format_percent(NAMED_TAX)}"
 

@@ -161,9 +161,7 @@ def draw_overhead(figure: Figure) -> Drawing:
     return drawing
 
 
-def _draw_overheads(
-    axes: Axes, rows: pd.DataFrame, contexts: Sequence[int], sizes: Sequence[int], reach: float
-) -> AxesImage:
+def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: list[int], reach: float) -> AxesImage:
     """Over one combined engine: a field per (C, N), and the contour of no overhead."""
     cells = rows.pivot_table(index="prior_context", columns="new_tokens", values="overhead_ms", dropna=False)
     grid = cells.reindex(index=contexts, columns=sizes).to_numpy(dtype=np.float64)

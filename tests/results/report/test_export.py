@@ -70,9 +70,7 @@ def test_a_run_folder_is_never_written_into(run: Path) -> None:
     ("content", "says"),
     [(b"{", "truncated"), (b'{"format": 1}', "comparable"), (None, "format 99")],
 )
-def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
-    tmp_path: Path, content: bytes | None, says: str
-) -> None:
+def test_a_damaged_or_newer_file_is_refused_with_the_remedy(tmp_path: Path, content: bytes | None, says: str) -> None:
     run, folder = tmp_path / "monday", tmp_path / "out"
     write_tax_run(run)
     export_run(run, folder)
