@@ -44,7 +44,7 @@ from results.measures.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
-from results.records.host import find_disturbed, read_host
+from results.records.host import HostSample, find_disturbed, mean_work_us, read_host
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.phase_names import CONFIRM
@@ -125,6 +125,7 @@ def analyse(root: Path) -> Analysis:
     changes = list_engine_changes(collected.summaries)
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
     unmeasured = _find_unmeasured(facts, decisions, collected, rates)
+    host = _read_load_samples(root, collected.summaries)
     return Analysis(
         facts=facts,
         cells=collected.summaries,
@@ -132,7 +133,7 @@ def analyse(root: Path) -> Analysis:
         rates=rates,
         taxes=taxes,
         noise_floor=noise_floor(measurements, rates),
-        launch_noise=measure_launch_noise(measurements, rates),
+        launch_noise=measure_launch_noise(measurements, rates, mean_work_us(host)),
         manifest=manifest,
         decisions=decisions,
         gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
@@ -146,7 +147,7 @@ def analyse(root: Path) -> Analysis:
         attribution=attribute_taxes(taxes, cells, changes),
         capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
-        disturbed=_list_disturbed(root, collected.summaries),
+        disturbed=tuple(one.cell for one in find_disturbed(host)),
     )
 
 
@@ -206,17 +207,16 @@ def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
     return rates.rate(cell.reference) is None
 
 
-def _list_disturbed(root: Path, cells: Sequence[CellSummary]) -> tuple[str, ...]:
-    """Cells in whose load the host was disturbed, worst first; the engine's start before a load does not count."""
+def _read_load_samples(root: Path, cells: Sequence[CellSummary]) -> tuple[HostSample, ...]:
+    """What the host did while these cells had their load; the engine's start before it does not count."""
     loads = {
         cell.cell: (cell.t_start_unix_s, math.inf if cell.t_end_unix_s is None else cell.t_end_unix_s) for cell in cells
     }
-    inside = [
+    return tuple(
         sample
         for sample in read_host(RunLayout(root).host_csv)
         if sample.cell in loads and loads[sample.cell][0] <= sample.t_unix_s <= loads[sample.cell][1]
-    ]
-    return tuple(one.cell for one in find_disturbed(inside))
+    )
 
 
 def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:

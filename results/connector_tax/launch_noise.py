@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import Shape
-from results.statistics.blocks import BlockFit, detectable_effect, launches_for
+from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
 from results.statistics.estimates import LEVEL, Estimate, bound_sigma
 from results.statistics.trials import MIN_PAIRED
 
@@ -42,12 +43,21 @@ class LaunchNoise:
     """The smallest tax that this many launches detect with a probability of 80 %; None = too few to judge."""
     launches_for_named: int | None
     """Launches per config that detect NAMED_TAX; None = more than can be planned."""
+    sigma_at_one_speed: float | None = None
+    """Sigma without what follows the host's speed: the logarithm of `work_us` of host.csv as a covariate. Descriptive:
+    no verdict uses it. None = the work was not timed beside every launch."""
 
 
-def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
-    """One row for each latency at each load with several launches; empty where each config has one."""
+def measure_launch_noise(
+    measurements: Measurements, rates: ReferenceRates, work_us: Mapping[str, float]
+) -> tuple[LaunchNoise, ...]:
+    """One row for each latency at each load with several launches; empty where each config has one.
+
+    `work_us`: by `CellSummary.cell`, what the fixed piece of work took beside it.
+    """
+    speeds = {cell: math.log(work) for cell, work in work_us.items() if work > 0}
     return tuple(
-        _describe_noise(reference, load, metric, fit)
+        _describe_noise(reference, load, metric, fit, sigma_without(fit, measurements.by_launch(load, speeds)))
         for load in measurements.loads
         for reference in list_references(load, rates)
         for metric, series in RATIOS.items()
@@ -55,7 +65,9 @@ def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> t
     )
 
 
-def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
+def _describe_noise(
+    reference: str, load: Load, metric: Metric, fit: BlockFit, at_one_speed: float | None
+) -> LaunchNoise:
     """Of the configs that share sigma: one apart has its own noise, and takes its part of the error (`fit_blocks`)."""
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
     level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
@@ -78,4 +90,5 @@ def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=None if smallest is None else math.expm1(smallest),
         launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names, level=level),
+        sigma_at_one_speed=None if at_one_speed is None else math.expm1(at_one_speed),
     )

@@ -130,6 +130,13 @@ class Measurements:
                 why[_why_not(cell, series)] = None
         return Measured(trials, "; ".join(why))
 
+    def by_launch(self, load: Load, values: Mapping[str, float]) -> dict[str, dict[int, float]]:
+        """By config and trial, the value of the cell at this load; `values`: by `CellSummary.cell`."""
+        return {
+            config: {cell.trial: values[cell.cell] for cell in cells if cell.cell in values}
+            for config, cells in self._cells.get(load, {}).items()
+        }
+
     def name_degraded(self, load: Load, configs: Sequence[str]) -> str:
         """Which launches of these configs at this load take no part because they are degraded; empty = none."""
         parts: list[str] = []

@@ -23,6 +23,8 @@ NO_VERDICT = "no verdict"
 UNDECIDED = "undecided"
 TAXES, RATES = 4, 1
 """The figures beside the answers."""
+WORTH_NAMING = 0.9
+"""Of sigma: what is left of it without the host's speed is named below that."""
 WHOLE = "full"
 """The preset with all rates and shapes, which a run takes by default."""
 QUESTION = (
@@ -117,8 +119,18 @@ def _describe_noise(analysis: Analysis) -> str:
     degrees = shown[0][1].degrees
     return (
         f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, "
-        f"chi-square).{shows} {_describe_planned(row for _, row in shown)}{floor}"
+        f"chi-square).{_describe_speed(shown)}{shows} {_describe_planned(row for _, row in shown)}{floor}"
     )
+
+
+def _describe_speed(shown: Sequence[tuple[str, LaunchNoise]]) -> str:
+    """How much of sigma is the host's speed, where that is a part worth naming."""
+    parts = [
+        f"{name} {_format_percent(row.sigma_at_one_speed)}"
+        for name, row in shown
+        if row.sigma_at_one_speed is not None and row.sigma_at_one_speed < WORTH_NAMING * row.sigma
+    ]
+    return f" On a host of one speed it would be {', '.join(parts)} (descriptive)." if parts else ""
 
 
 def _format_sigma(row: LaunchNoise) -> str:

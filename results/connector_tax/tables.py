@@ -193,7 +193,9 @@ def _noise_floor(analysis: Analysis) -> Table:
 def _launch_noise_table(analysis: Analysis) -> Table:
     note = (
         "sigma: the standard deviation of one launch around its config and block, with its chi-square interval. A tax "
-        "below the smallest detectable one (with a probability of 80 %) may exist and stay undecided."
+        "below the smallest detectable one (with a probability of 80 %) may exist and stay undecided. At one speed: "
+        "sigma without what follows the host's speed, which is timed beside every cell by a fixed piece of work "
+        "(`work_us` of host.csv); no verdict uses it."
     )
     return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
 
@@ -210,6 +212,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("tax", lambda row: str(row.metric)),
     Column("launches", lambda row: row.launches),
     Column("sigma", lambda row: Estimate(row.sigma, row.sigma_low, row.sigma_high), "%", digits=3, scale=100.0),
+    Column("at one speed", lambda row: row.sigma_at_one_speed, form=".1%"),
     Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
     Column("smallest detectable tax", lambda row: row.detectable, form=".1%"),
     Column(f"launches for {format_percent(NAMED_TAX)}", _count_for_named),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean
 
 from results.records.percent import format_percent
 
@@ -80,6 +81,15 @@ def find_disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
                 Disturbed(cell, len(bad), len(taken), max(one.late_s for one in bad), max(stolen, default=None))
             )
     return tuple(sorted(rows, key=lambda one: (-one.worst_late_s, -(one.worst_stolen or 0.0), one.cell)))
+
+
+def mean_work_us(samples: Iterable[HostSample]) -> dict[str, float]:
+    """By cell, the mean time of the fixed piece of work; a cell in which it was not timed is left out."""
+    cells: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.work_us is not None:
+            cells.setdefault(sample.cell, []).append(sample.work_us)
+    return {cell: fmean(taken) for cell, taken in cells.items()}
 
 
 def host_notes(path: Path) -> tuple[str, ...]:

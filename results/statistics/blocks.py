@@ -337,6 +337,26 @@ def dunnett_p(correlation: Samples, degrees: int, t: float) -> float:
     return (beyond + 1) / (largest.size + 1)
 
 
+def sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
+    """Sigma of the fit once a covariate of the launches is taken out: that of y = block + config + slope x covariate.
+
+    By the residuals of both (Frisch and Waugh, Econometrica 1, 1933). None where a launch of the fit has no covariate,
+    where it does not vary beyond block and config, or no degree of freedom is left.
+    """
+    wanted: dict[str, dict[int, float]] = {}
+    for config, block in fit.cells:
+        value = covariate.get(config, {}).get(block)
+        if value is None:
+            return None
+        wanted.setdefault(config, {})[block] = value
+    model = _fit(list(wanted), wanted)
+    if isinstance(model, str) or fit.degrees < 2:
+        return None
+    slope = float(fit.residuals @ model.residuals) / float(model.residuals @ model.residuals)
+    left = fit.residuals - slope * model.residuals
+    return math.sqrt(float(left @ left) / (fit.degrees - 1))
+
+
 def detectable_effect(
     sigma: float, launches: int, configs: int, *, references: int = 2, level: float = LEVEL, power: float = POWER
 ) -> float:

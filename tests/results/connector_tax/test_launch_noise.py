@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.figures import decomposition_figure
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
@@ -23,7 +23,7 @@ from results.measures.saturation import REF_SAFE
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.judgement import Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, run_cells, write_run
 
 SIGMA = 0.10
 RUN = Run(
@@ -81,6 +81,27 @@ def test_sigma_is_what_the_launches_were_made_with(analysis: Analysis) -> None:
     assert 1.2 < math.log1p(row.detectable) / math.log1p(row.sigma) < 1.8
     assert row.launches_for_named is not None
     assert row.launches_for_named > 8
+
+
+def test_what_of_the_noise_is_the_host_s_speed_is_told_where_it_was_timed(tmp_path: Path, analysis: Analysis) -> None:
+    """Every launch is as slow as the fixed piece of work beside it."""
+    assert noise(analysis).sigma_at_one_speed is None
+    assert "one speed" not in build_page(analysis).noise
+    layout = write_run(tmp_path, RUN)
+    lines = ["cell,t_unix_s,late_s,busy,stolen,waiting,work_us"]
+    for cell in run_cells(RUN):
+        times = (cell.t_start_unix_s - 5, cell.t_start_unix_s + 5)  # before its load the host was something else
+        lines += [
+            f"{cell.load.cell(cell.config)},{at},0,0,0,0,{work}"
+            for at, work in zip(times, (9e9, 140 * cell.slow), strict=True)
+        ]
+    layout.host_csv.write_text("\n".join(lines) + "\n")
+    found = analyse(tmp_path)
+    row = noise(found)
+    assert row.sigma == noise(analysis).sigma, "descriptive: the noise that verdicts rest on stays"
+    assert row.sigma_at_one_speed is not None
+    assert row.sigma_at_one_speed < 0.75 * row.sigma  # what is left is that of 200 requests
+    assert "On a host of one speed it would be TTFT p90" in build_page(found).noise
 
 
 def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_others(analysis: Analysis) -> None:

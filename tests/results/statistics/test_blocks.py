@@ -19,6 +19,7 @@ from results.statistics.blocks import (
     dunnett_p,
     fit_blocks,
     launches_for,
+    sigma_without,
 )
 
 CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
@@ -44,6 +45,36 @@ def fitted(launches: Launches) -> BlockFit:
     fit = fit_blocks(launches, REFERENCES)
     assert isinstance(fit, BlockFit)
     return fit
+
+
+def slowed(launches: Launches, speeds: Launches) -> Launches:
+    """As if the host's speed came on top of everything else, proportionally."""
+    return {
+        config: {block: value + speeds[config][block] for block, value in own.items()}
+        for config, own in launches.items()
+    }
+
+
+def test_what_follows_a_covariate_is_no_part_of_sigma_without_it() -> None:
+    rng = np.random.default_rng(5)
+    launches = draw(rng, 8)
+    speeds = {name: {block: float(rng.normal(0, 3 * SIGMA)) for block in range(8)} for name in CONFIGS}
+    quiet, noisy = fitted(launches), fitted(slowed(launches, speeds))
+    without = sigma_without(noisy, speeds)
+    assert without is not None
+    assert noisy.sigma > 2.5 * quiet.sigma
+    assert without == pytest.approx(quiet.sigma, rel=0.1)
+
+
+def test_a_covariate_that_tells_nothing_leaves_sigma_and_one_that_is_not_there_is_not_used() -> None:
+    rng = np.random.default_rng(6)
+    fit = fitted(draw(rng, 8))
+    chance = {name: {block: float(rng.normal()) for block in range(8)} for name in CONFIGS}
+    assert sigma_without(fit, chance) == pytest.approx(fit.sigma, rel=0.05)
+    by_block = {name: {block: float(block) for block in range(8)} for name in CONFIGS}
+    assert sigma_without(fit, by_block) is None, "blocks have it already"
+    del chance["nixl"][3]
+    assert sigma_without(fit, chance) is None
 
 
 def equicorrelated(size: int, rho: float) -> np.ndarray:
