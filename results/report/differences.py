@@ -21,10 +21,12 @@ _TEXTS = frozenset({"title", "why", "description", "port_base"})
 """Keys of the plan that shape no number."""
 _HOST_NOW = re.compile(r"^(load|captured)\b")
 _LAUNCH_OWN = frozenset({"AGENTIC_STEP_LOG_PATH", "TRACON_TRANSFER_LOG"})
-_SHELL = re.compile(
-    r"^(environment/(PWD|OLDPWD|_|SHLVL|TERM|COLUMNS|LINES|M\w*FLAGS|MAKELEVEL|SSH_\w+|TRACON_WORKSPACE))$"
+_OF_ENGINE = re.compile(
+    r"(VLLM|LMCACHE|MOONCAKE|MC|NIXL|UCX|TORCH|PYTORCH|TRITON|CUDA|NVIDIA|NCCL|OMP|KMP|GOMP|MKL|OPENBLAS|MALLOC"
+    r"|TOKENIZERS|TRACON)_|LD_PRELOAD$|PYTHONHASHSEED$"
 )
-"""Where a run was started from, not what it was."""
+"""Environment variables that shape an engine. The others tell where a run was started from, and may name a host, a user
+or a network that is nobody's business where a folder is handed on."""
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -126,8 +128,9 @@ def _read_environment(layout: ConfigLayout) -> dict[str, str]:
             section = line[1:-1]
         elif line.strip() and not _HOST_NOW.match(line):
             name, _, value = line.partition({"packages": "==", "environment": "="}.get(section, ":"))
-            captured[f"{section}/{name.strip()}"] = value.strip()
-    return {name: value for name, value in captured.items() if not _SHELL.match(name)}
+            if section != "environment" or (_OF_ENGINE.match(name) and name != "TRACON_WORKSPACE"):
+                captured[f"{section}/{name.strip()}"] = value.strip()
+    return captured
 
 
 def _read_launch(layout: ConfigLayout) -> dict[str, str]:

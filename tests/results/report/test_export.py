@@ -58,6 +58,19 @@ def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert text == f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y"}}'
 
 
+def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Path) -> None:
+    run = tmp_path / "monday"
+    write_tax_run(run)
+    for layout in RunLayout(run).configs():
+        captured = layout.env_txt.read_text()
+        own = "HOSTNAME=ada-7\nPIP_INDEX_URL=https://mirror.corp/x\nUSER=ada\nTRACON_WORKSPACE=/data/ada\n"
+        layout.env_txt.write_text(f"{captured}\n[environment]\n{own}OMP_NUM_THREADS=2\n")
+    export_run(run, tmp_path / "out")
+    text = RunLayout(tmp_path / "out").comparable.read_text()
+    assert "OMP_NUM_THREADS" in text
+    assert not [secret for secret in ("ada", "mirror.corp") if secret in text]
+
+
 def test_a_run_folder_is_never_written_into(run: Path) -> None:
     for target in (run, run / "below"):
         with pytest.raises(ResultsError, match="is the folder of a run") as caught:
