@@ -105,7 +105,7 @@ def test_every_success_criterion_of_a_whole_run_is_met(analysis: Analysis) -> No
 
 
 def test_the_figure_of_additivity_says_that_bars_and_marks_hold_for_different_things(analysis: Analysis) -> None:
-    """A tax may be told from none by itself and not beside the other configs."""
+    """A tax can be distinguishable from zero by itself and not once all configs are judged together."""
     figure = additivity_figure(analysis)
     assert "interval of each number by itself" in figure.caption
     row = _tax(analysis, "lmcache_only")

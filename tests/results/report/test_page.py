@@ -125,7 +125,7 @@ def test_the_longest_page_has_room_for_its_sentences_and_counts_the_rest(answers
     page = Page(
         question="What does it cost?" * 10,
         setting=("A sentence about the host." * 10, "One about the load." * 10),
-        noise="Noise floor: " + "a launch differs by so much. " * 15,
+        noise="Noise floor: " + "a launch differs from its config by 16 % (no interval). " * 8,
         answers=tuple(PageAnswer(f"config {n}", "higher", sentence, 1) for n in range(answers)),
         undecided=tuple(OpenQuestion(f"H{n}", sentence, f"{n} more launches", 2) for n in range(questions)),
     )
