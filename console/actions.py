@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +47,6 @@ class Action:
 
 
 KEY_NAMES = {
-    "space": "space",
-    "enter": "enter",
     "escape": "esc",
     "slash": "/",
     "question_mark": "?",
@@ -246,8 +243,3 @@ def fill_command(
 def command_line(action: str, run: Path, workspace: Path | None = None, **values: str) -> tuple[str, ...]:
     """The argument vector that does the same as this action."""
     return fill_command(BY_ID[action].command, run, workspace, values)
-
-
-def shell_text(command: tuple[str, ...]) -> str:
-    """A command line as it can be pasted into a shell."""
-    return shlex.join(command)

@@ -8,7 +8,8 @@ import signal
 import termios
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -74,8 +75,7 @@ class TraconApp(Host):
             _, name, parameters = parse(method)
             if action.id in ("open", "command_palette") or not screen.check_action(name, parameters):
                 continue
-            run = _make_runner(screen, method)
-            yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
+            yield SystemCommand(f"{action.label} ({action.key})", action.help, partial(screen.run_action, method))
 
     async def action_quit(self) -> None:
         self.exit()
@@ -111,13 +111,6 @@ class TraconApp(Host):
             if isinstance(screen, RunsScreen) and screen.entries is not None:
                 return
             await asyncio.sleep(0.05)
-
-
-def _make_runner(screen: ConsoleScreen, action: str) -> Callable[[], Awaitable[None]]:
-    async def run() -> None:
-        await screen.run_action(action)
-
-    return run
 
 
 def _choose_marker(options: Options) -> str:

@@ -1,10 +1,11 @@
-"""Saves the numbers behind a section of the results. Runs in a thread."""
+"""Saves the numbers behind a section of the results, and other files of the console."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,24 +17,21 @@ if TYPE_CHECKING:
     from results.report.table import Table, Value
 
 
-def export_folders(folder: Path, read_only: bool) -> tuple[Path, ...]:
-    """Where files may go, best first: the run's folder, else the folder the console was started in."""
-    return (Path.cwd(),) if read_only else (folder / "exports", Path.cwd())
+def save_file(data: bytes, name: str, folder: Path | None) -> Path:
+    """Write the file into `folder`, else (also where that is None) into the folder the console was started in.
 
-
-def save_export(data: bytes, name: str, folders: tuple[Path, ...]) -> Path:
-    """Write the file into the first folder that takes it; raises OSError where none does."""
-    for number, folder in enumerate(folders, 1):
-        path = folder / name
-        try:
+    Raises OSError where neither takes it.
+    """
+    if folder is not None:
+        with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            path.write_bytes(data)
-        except OSError:
-            if number == len(folders):
-                raise
-        else:
-            return path
-    raise OSError("no folder to write to")
+            return _write_bytes(folder / name, data)
+    return _write_bytes(Path.cwd() / name, data)
+
+
+def _write_bytes(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
 def export_content(report: Report, section: str) -> tuple[str, bytes]:

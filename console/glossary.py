@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from results.report.terms import Term
@@ -18,9 +17,3 @@ class Entry:
     source: str
     watch: str = ""
     """What is worth a second look."""
-
-
-def number_lines(entries: Iterable[Entry]) -> list[str]:
-    """The entries as Markdown table rows, for the documentation."""
-    head = ["| number | unit | meaning | source | worth a second look |", "|---|---|---|---|---|"]
-    return head + [f"| {e.label} | {e.term.unit} | {e.term.meaning} | {e.source} | {e.watch} |" for e in entries]

@@ -11,7 +11,6 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
-from results.records.events import CellState, InstanceState, RunState, StageState
 from results.records.visible import visible, visible_line
 
 TONES: Mapping[str, str] = {
@@ -54,12 +53,12 @@ class Glyphs:
         """The character of a column of this height on the line `level` above its foot."""
         return self.rise[max(0, min(8, eighths - 8 * level))]
 
-    def sign(self, state: RunState | StageState | CellState | InstanceState | str) -> str:
-        return self.signs.get(str(state), " ")
+    def sign(self, state: str) -> str:
+        return self.signs.get(state, " ")
 
-    def state(self, state: RunState | StageState | CellState | InstanceState | str) -> tuple[str, str]:
+    def state(self, state: str) -> tuple[str, str]:
         """Glyph, word and the tone for both."""
-        return f"{self.sign(state)} {state}", TONES.get(str(state), "")
+        return f"{self.sign(state)} {state}", TONES.get(state, "")
 
 
 UNICODE = Glyphs(

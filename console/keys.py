@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from textual.binding import Binding
 
-from console.actions import ACTIONS, BY_ID, EVERYWHERE, GROUPS, KEY_NAMES, LOOK, Action
+from console.actions import ACTIONS, BY_ID, KEY_NAMES, LOOK, Action
 from console.panels.panel import PanelKind
 from console.panels.registry import panel_kinds
 
@@ -68,22 +68,3 @@ def panel_bindings() -> list[Binding]:
 def fixed_bindings(screen: str) -> list[Binding]:
     """The keys of a screen that do not depend on which panels there are."""
     return make_bindings(action for action in screen_actions(screen) if action.id in BY_ID)
-
-
-def table_lines() -> list[str]:
-    """The key table as Markdown, for the documentation."""
-    lines: list[str] = []
-    for group in GROUPS:
-        lines += [
-            f"### {group}",
-            "",
-            "| key | action | what it does | where | same from a shell |",
-            "|---|---|---|---|---|",
-        ]
-        for action in (a for a in all_actions() if a.group == group):
-            where = "everywhere" if action.screens == EVERYWHERE else ", ".join(action.screens)
-            command = f"`{' '.join(action.command)}`" if action.command else ""
-            keys = " ".join(f"`{KEY_NAMES.get(key, key)}`" for key in action.keys)
-            lines.append(f"| {keys} | {action.label} | {action.help} | {where} | {command} |")
-        lines.append("")
-    return lines

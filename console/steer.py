@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from state import operator_requests
 from state.errors import StateError
 from state.store import RunStore
 
+_Printed = TypeVar("_Printed")
 COMMAND_S = 60.0
 """A detached start or resume returns within seconds; this bounds one that hangs."""
 
@@ -71,24 +73,24 @@ class PlanPreview(msgspec.Struct, frozen=True):
 
 def list_profiles() -> tuple[ProfileOffer, ...] | str:
     """The installed profiles, or why they cannot be listed."""
-    code, out, err = _run_command(("profiles", "--json"))
-    if code != 0:
-        return _make_refusal(("profiles",), code, err)
-    try:
-        return tuple(msgspec.json.decode(out, type=_Profiles).profiles)
-    except msgspec.DecodeError as error:
-        return f"tracon profiles printed something unexpected: {error}"
+    listed = _read_json(("profiles",), _Profiles)
+    return listed if isinstance(listed, str) else tuple(listed.profiles)
 
 
 def preview_plan(experiment: str, profile: str, preset: str) -> PlanPreview | str:
     """The plan of a run that was not started, or why there is none."""
-    code, out, err = _run_command(("plan", experiment, "--profile", profile, "--preset", preset, "--json"))
+    return _read_json(("plan", experiment, "--profile", profile, "--preset", preset), PlanPreview)
+
+
+def _read_json(words: Sequence[str], kind: type[_Printed]) -> _Printed | str:
+    """What a command prints with `--json`, or why it cannot be read."""
+    code, out, err = _run_command((*words, "--json"))
     if code != 0:
-        return _make_refusal(("plan",), code, err)
+        return _make_refusal(words, code, err)
     try:
-        return msgspec.json.decode(out, type=PlanPreview)
+        return msgspec.json.decode(out, type=kind)
     except msgspec.DecodeError as error:
-        return f"tracon plan printed something unexpected: {error}"
+        return f"tracon {words[0]} printed something unexpected: {error}"
 
 
 def _make_refusal(words: Sequence[str], code: int, err: str) -> str:

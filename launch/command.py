@@ -13,7 +13,7 @@ from pathlib import Path
 from launch.builtin_models import builtin_folder
 from launch.environment import Engine, inherited_env, redact, redact_arguments
 from launch.errors import LaunchError
-from launch.gpu_devices import engine_devices
+from launch.gpu_devices import VISIBLE, engine_devices
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, EngineSettings, Profile
 from results.records.launches import LaunchConfig, LaunchRecord
@@ -28,6 +28,12 @@ OWN_PYTHON = frozenset(
     {"PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
 )
 """Settings of the launching process's interpreter that are none of the engine's."""
+PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
+"""In lower or upper case: what HTTP clients of an engine take their proxy from."""
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Which of the two counts depends on the client."""
+OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
+"""Where an engine asks its own servers, as Mooncake does its bootstrap server: never through a proxy."""
 PLACEMENT = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
 """A user's pinning of threads. With a thread count of the profile's every engine would be pinned to the same cores."""
 
@@ -63,7 +69,6 @@ class LaunchSpec:
     stderr: Path
     rings: Path
     """Folder of the probes' records of this launch."""
-    host: str
     port: int
     ports: Mapping[str, int]
     """Every port it listens on, by purpose: `http`, or the environment variable that sets it."""
@@ -79,7 +84,7 @@ class LaunchSpec:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def started_by(self) -> str:
@@ -112,6 +117,7 @@ def build_launch(
     base_env = _build_base_env(profile, engine)
     rings = layout.rings(launch)
     env = {
+        **_build_gpu_env(kind),
         **base_env,
         **config.env_on(kind),
         **(config.preflight.env if preflight else {}),
@@ -137,7 +143,6 @@ def build_launch(
         stdout=layout.stdout,
         stderr=layout.stderr,
         rings=rings,
-        host=LOOPBACK,
         port=port,
         ports=ports,
         model=profile.model.served_name,
@@ -165,6 +170,11 @@ def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
 def _build_cpu_env(kind: str) -> dict[str, str]:
     """What no profile and no config may take from a CPU engine."""
     return {"TRACON_CPU_CONNECTORS": "1", "TRACON_RUN_FIRST": "1", **NO_COMPILATION} if kind == "cpu" else {}
+
+
+def _build_gpu_env(kind: str) -> dict[str, str]:
+    """Which GPUs this process leaves its engines: it may have chosen them, and `launch.sh` has to name the same."""
+    return {VISIBLE: os.environ[VISIBLE]} if kind == "cuda" and VISIBLE in os.environ else {}
 
 
 def ports_needed(config: ConnectorConfig) -> int:
@@ -239,11 +249,29 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 
 def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """An engine's whole environment: the launching process's without its own Python's settings and without secrets that
-    are none of the engine's (`inherited_env`), plus what is added.
+    are none of the engine's (`inherited_env`), plus what is added. Where it names a proxy, OWN_HOSTS are asked without.
     """
     base = inherited_env(os.environ if inherited is None else inherited)
     left_out = OWN_PYTHON | (PLACEMENT if "OMP_NUM_THREADS" in added else set())
-    return {**{name: value for name, value in base.items() if name not in left_out}, **added}
+    env = {**{name: value for name, value in base.items() if name not in left_out}, **added}
+    return {**env, **_bypass_proxy(env)}
+
+
+def _bypass_proxy(env: Mapping[str, str]) -> dict[str, str]:
+    """Both variables of NO_PROXY with OWN_HOSTS beside what they hold; empty where `env` names no proxy.
+
+    A variable that is not set takes over what the other holds: one that is set hides the other from some clients.
+    """
+    if not any(value and name.lower() in PROXIES for name, value in env.items()):
+        return {}
+    return {name: _add_own_hosts(env.get(name) or env.get(other, "")) for name, other in (NO_PROXY, NO_PROXY[::-1])}
+
+
+def _add_own_hosts(listed: str) -> str:
+    hosts = [host.strip() for host in listed.split(",") if host.strip()]
+    if "*" in hosts:  # no host is asked through a proxy; some clients know it only as the sole entry
+        return listed
+    return ",".join((*hosts, *(host for host in OWN_HOSTS if host not in hosts)))
 
 
 def _launch_config(spec: LaunchSpec) -> LaunchConfig:
@@ -282,4 +310,15 @@ def _build_script(spec: LaunchSpec) -> str:
     note = f"# {spec.instance}: started by {spec.started_by}"
     if spec.method == "fork_server":
         note += "; this is the same engine started from scratch"
-    return "\n".join(["#!/bin/sh", note, f"cd {shlex.quote(str(spec.cwd))} || exit 1", " \\\n  ".join(lines), ""])
+    cd = f"cd {shlex.quote(str(spec.cwd))} || exit 1"
+    return "\n".join(["#!/bin/sh", note, cd, *_script_no_proxy(), " \\\n  ".join(lines), ""])
+
+
+def _script_no_proxy() -> list[str]:
+    """What `_bypass_proxy` does with the caller's environment, as lines of a shell script."""
+    hosts = ",".join(OWN_HOSTS)
+    both = " ".join(f'{name}="${{{name}:-${{{other}-}}}}"' for name, other in (NO_PROXY, NO_PROXY[::-1]))
+    return [
+        f"export {both}",
+        *(f'case ",${name}," in *,\\*,*) ;; *) {name}="${{{name}:+${name},}}{hosts}" ;; esac' for name in NO_PROXY),
+    ]

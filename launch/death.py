@@ -95,12 +95,8 @@ def explain_death(death: EngineDeath) -> str:
     return f"{describe_death(death)}\n{lines}" if lines else describe_death(death)
 
 
-def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
-    return describe_exit_name(name_code(code))
-
-
 def describe_exit_name(ended_by: str) -> str:
+    """`EngineDeath.ended_by` in words."""
     if ended_by == UNKNOWN:
         return "ended"
     return f"ended with {ended_by}" if ended_by.startswith("exit code") else f"was ended by {ended_by}"

@@ -17,14 +17,16 @@ from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
-from launch.gpu_checks import NO_DRIVER, RDMA, check_cuda_host
+from launch.gpu_checks import NO_DRIVER, check_cuda_host
 from launch.gpu_devices import VISIBLE, is_among, list_gpus, visible_devices
+from launch.gpu_modes import SHARING, check_sharing
 from launch.host import read_host
 from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
 from launch.profile import Profile
+from launch.rdma_checks import RDMA
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
@@ -35,11 +37,13 @@ RUN_BYTES = 2_000_000_000
 ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_000_000}
 """Memory that should be available on the host for one engine."""
 INFINIBAND = Path("/sys/class/infiniband")
+LEAST_GLIBC = (2, 31)
+"""Of the wheels in the CUDA lock, llguidance's asks for the latest."""
 DRIVER_LIBRARY = "libcuda.so.1"
 """It comes with NVIDIA's driver, not with any package."""
 ROWS_OF: Mapping[str, tuple[str, ...]] = {
     "mooncake": ("mooncake", "mooncake ports", RDMA),
-    "nixl": ("nixl",),
+    "nixl": ("nixl", SHARING),
     "lmcache": ("lmcache",),
 }
 """By connector, the rows that matter to it alone."""
@@ -103,6 +107,8 @@ def examine(
         _check_library(kind, engine),
         _check_gpus(kind),
         *_check_accelerator(kind, engine, gpu_memory_share, profile),
+        *_check_sharing(kind, requires, profile),
+        *((check_libc(),) if kind == "cuda" and existing is None else ()),
         _check_ports(port_base),
         *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
@@ -113,9 +119,9 @@ def examine(
         *(_describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
     ]
-    adapters = {row.what: row for row in rows if row.what == RDMA}
+    shared = {row.what: row for row in rows if row.what in (RDMA, SHARING)}
     configs = (
-        _check_config(name, tuple(needs), engine_row, components and components | adapters)
+        _check_config(name, tuple(needs), engine_row, components and components | shared)
         for name, needs in requires.items()
     )
     sets = {name: name in flags for name in NAMED}
@@ -297,6 +303,27 @@ def _check_accelerator(
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 
 
+def _check_sharing(kind: str, requires: Mapping[str, Sequence[str]], profile: Profile | None) -> tuple[Row, ...]:
+    """Of the configs with NIXL, whose proof may take two engines on one GPU."""
+    if kind != "cuda" or not any("nixl" in needs for needs in requires.values()):
+        return ()
+    row = check_sharing(1 if profile is None else profile.engine.tensor_parallel_size)
+    return () if row is None else (row,)
+
+
+def check_libc() -> Row:
+    """Whether the wheels of the CUDA lock can be installed: by the version of glibc."""
+    name, version = platform.libc_ver()
+    least = ".".join(map(str, LEAST_GLIBC))
+    shown = f"{name} {version}".strip() or "no glibc"
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if name == "glibc" and numbers >= LEAST_GLIBC:
+        return Row("glibc", OK, version)
+    detail = f"{shown}: some wheels of `tracon engine install cuda` need glibc {least} or later"
+    remedy = f"use a system with glibc {least} (Ubuntu 20.04, Debian 11, RHEL 9) or a container image of one"
+    return Row("glibc", MISSING, detail, remedy)
+
+
 def _check_ports(port_base: int) -> Row:
     ports = range(port_base, min(port_base + PORTS_LOOKED_AT, 65536))
     taken = [port for port in ports if not is_free(port)]
@@ -374,6 +401,8 @@ def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Ma
     needed = {name: parts.get(name) for name in ("vllm", "torch", *requires)}
     if "mooncake" in requires:
         needed[RDMA] = parts.get(RDMA)
+    if "nixl" in requires and SHARING in parts:
+        needed[SHARING] = parts[SHARING]
     bad = {name: row for name, row in needed.items() if row is None or row.state == MISSING}
     detail = "; ".join(f"{name}: {row.detail if row else 'unknown to this Tracon'}" for name, row in bad.items())
     remedy = "; ".join(_drop_repeats(row.remedy for row in bad.values() if row))

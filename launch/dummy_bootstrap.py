@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from types import TracebackType
 from typing import Self
 
 from launch.ports import LOOPBACK
@@ -29,9 +28,7 @@ class DummyBootstrap:
         self._server = await asyncio.start_server(self._answer_request, LOOPBACK, self._asked_port)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

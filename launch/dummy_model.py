@@ -7,14 +7,12 @@ vocabulary are those of the model of that name; answers mean nothing, and depend
 from __future__ import annotations
 
 import itertools
-import json
 import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS, TEXT_TOKENS, build_tokenizer
-from results.records.layout import write_atomic
+from launch.tiny_model import TEXT_TOKENS, build_tokenizer, describe_tokenizer, write_model_files
 
 TEXT_VOCABULARY = 151_643
 """Ids below it stand for text; the special tokens begin here, as in Qwen's own vocabulary."""
@@ -45,28 +43,20 @@ QWEN3_0_6B: Mapping[str, Any] = {
 
 def write_dummy_model(config: Mapping[str, Any], folder: Path) -> Path:
     """Write configuration and tokenizer into `folder` and return it; files that are already right stay untouched."""
-    for name, content in _build_files(config).items():
-        path, data = folder / name, (json.dumps(content, indent=1) + "\n").encode()
-        if not path.is_file() or path.read_bytes() != data:
-            write_atomic(path, data)
-    return folder
+    return write_model_files(folder, _build_files(config), {})
 
 
 def _build_files(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config["max_position_embeddings"],
-        "pad_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "chat_template": CHAT_TEMPLATE,
-    }  # fmt: skip
     return {
         "config.json": config,
         "generation_config.json": {"eos_token_id": [config["eos_token_id"], config["bos_token_id"]]},
-        "tokenizer.json": build_tokenizer(_make_words(TEXT_VOCABULARY - TEXT_TOKENS)),
-        "tokenizer_config.json": tokenizer_config,
+        "tokenizer.json": build_tokenizer(_make_words()),
+        "tokenizer_config.json": describe_tokenizer(config["max_position_embeddings"]),
     }
 
 
-def _make_words(count: int) -> tuple[str, ...]:
+def _make_words() -> tuple[str, ...]:
     """Words that stand for the ids above the bytes, so that every id has a text. No text is encoded to them: the
     tokenizer has no merges."""
     letters = itertools.product(string.ascii_lowercase, repeat=WORD_LETTERS)
-    return tuple("".join(word) for word in itertools.islice(letters, count))
+    return tuple("".join(word) for word in itertools.islice(letters, TEXT_VOCABULARY - TEXT_TOKENS))

@@ -4,7 +4,7 @@ Runs as a file under the engine's Python, standard library and vLLM only. An uns
 CPU engines: a CUDA context does not survive a fork. It forks only while it has a single thread.
 
 Called as `fork_server.py FD PRELOAD...`: FD is one end of a stream socket whose other end only the owner holds, PRELOAD
-the modules to import. It answers `{"ready": {...}}` or `{"failed": reason}`; afterwards each byte received carries one
+the modules to import. It answers `{"ready": true}` or `{"failed": reason}`; afterwards each byte received carries one
 socket, and on each socket the guard beside this file holds one engine. At end of file it ends.
 """
 
@@ -18,6 +18,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib
 import importlib.util
@@ -27,7 +28,6 @@ import runpy
 import signal
 import socket
 import tempfile
-import time
 from types import ModuleType
 from typing import Any
 
@@ -43,27 +43,19 @@ def load_guard() -> ModuleType:
     return module
 
 
-def fork_instead_of_spawn() -> int:
+def fork_instead_of_spawn() -> None:
     """Make vLLM's processes forks of this one: spawned ones would import everything again.
 
     vLLM's CPU platform insists on spawn through an environment variable it sets itself, so the function that reads it
-    is replaced in every module that holds it. Returns how many did.
+    is replaced in every module that holds it.
     """
-    replaced = 0
     for module in list(sys.modules.values()):
         if "get_mp_context" in getattr(module, "__dict__", {}):
-            module.__dict__["get_mp_context"] = _fork_context
-            replaced += 1
-    return replaced
-
-
-def _fork_context() -> multiprocessing.context.BaseContext:
-    return multiprocessing.get_context("fork")
+            module.__dict__["get_mp_context"] = functools.partial(multiprocessing.get_context, "fork")
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`; returns the message to the owner: `ready` with what was done, or `failed` with the reason."""
-    began = time.monotonic()
+    """Import `modules`; returns the message to the owner: `ready`, or `failed` with the reason."""
     for name in modules:
         importlib.import_module(name)
     threads = len(list(os.scandir("/proc/self/task")))
@@ -72,11 +64,10 @@ def preload(modules: list[str]) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return {"failed": "CUDA is initialised, and a CUDA context does not survive a fork"}
-    replaced = fork_instead_of_spawn()
+    fork_instead_of_spawn()
     gc.collect()
     gc.freeze()  # the collector then leaves the shared pages alone
-    version = getattr(sys.modules.get("vllm"), "__version__", None)
-    return {"ready": {"import_s": time.monotonic() - began, "vllm": version, "fork_contexts": replaced}}
+    return {"ready": True}
 
 
 def leave_ports_to_the_server() -> None:

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_devices import DRIVER, VISIBLE, list_gpus, query_gpus, visible_devices
+from launch.gpu_devices import DRIVER, PART, VISIBLE, ask_nvidia_smi, has_free, list_gpus, query_gpus, visible_devices
 from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
-from launch.install_plan import locked_versions
+from launch.gpu_modes import check_modes
+from launch.install_plan import PYTHON, locked_versions
 from launch.profile import Profile, profile_names
+from launch.rdma_checks import check_rdma
 from results.records.percent import format_percent
 
-PEER_MEMORY = Path("/sys/module/nvidia_peermem")
-"""Exists where RDMA adapters may reach a GPU's memory directly."""
-RDMA = "RDMA"
 LEAST_DRIVER: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
 """Major CUDA version to the oldest driver branch that runs it (NVIDIA, "CUDA Compatibility")."""
 COMPAT_ROOT = Path("/usr/local")
@@ -36,6 +35,8 @@ COMPILERS = ("gcc", "clang", "cc")
 _INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
 SMALL_PROFILE = "h200-qwen3-0.6b-dummy"
 """Of the profiles for GPUs, the one with the smallest model."""
+STOP_HOLDER = "stop the process that holds it (`nvidia-smi` lists it), or wait for its end"
+NO_VERSION = "no NVIDIA driver in this kernel, and nvidia-smi states no version"
 NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"
 
 
@@ -58,9 +59,10 @@ def check_cuda_host(
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
-        *(() if engine is None else (check_compiler(engine),)),
+        check_compiler(engine),
+        check_modes(),
         _check_memory(gpus, memory_share, profile),
-        check_rdma(infiniband),
+        check_rdma(infiniband, {**os.environ, **({} if profile is None else profile.engine.env)}),
         _check_samples(),
     )
 
@@ -77,12 +79,15 @@ def read_gpus() -> tuple[GpuFacts, ...]:
 
 
 def read_driver() -> str | None:
-    """The driver's version, as the kernel has it."""
+    """The driver's version, as the kernel has it; where it does not state one (WSL, some containers), nvidia-smi's."""
     try:
         match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", DRIVER.read_text())
     except OSError:
-        return None
-    return match.group(1) if match else None
+        match = None
+    if match:
+        return match.group(1)
+    rows = ask_nvidia_smi("gpu", ("driver_version",)) or ()
+    return next((version for version, *_ in rows if re.fullmatch(r"\d+\.\d+(?:\.\d+)?", version)), None)
 
 
 def read_torch_cuda(site_packages: Path) -> str | None:
@@ -125,7 +130,7 @@ def check_driver(engine: Engine | None) -> Row:
     built = "the torch of `tracon engine install cuda` is" if engine is None else "torch was"
     wants = "" if cuda is None else f"{built} built for CUDA {cuda}"
     if driver is None:
-        return Row(what, MISSING, "; ".join(filter(None, ("no NVIDIA driver in this kernel", wants))), NO_DRIVER)
+        return Row(what, MISSING, "; ".join(filter(None, (NO_VERSION, wants))), NO_DRIVER)
     least = None if cuda is None else LEAST_DRIVER.get(int(cuda.partition(".")[0]))
     if least is not None and int(driver.partition(".")[0]) < least:
         needs = f"{wants}, which needs {least} or later"
@@ -182,16 +187,21 @@ def _list_builds(built: set[int]) -> str:
     return f"this vLLM has FlashAttention {' and '.join(map(str, sorted(built)))}"
 
 
-def check_compiler(engine: Engine) -> Row:
-    """What Triton compiles its launchers with when an engine starts: a C compiler, and the headers of its Python."""
+def check_compiler(engine: Engine | None) -> Row:
+    """What Triton compiles its launchers with when an engine starts: a C compiler, and the headers of its Python.
+
+    Without an engine the compiler alone: the Python of an environment comes with it.
+    """
     what = "C compiler"
-    remedy = "`apt-get install gcc python3.11-dev`, or name a compiler in CC"
+    version = PYTHON if engine is None else engine.versions.get("python", PYTHON)
+    headers = f"python{'.'.join(version.split('.')[:2])}-dev"
     named = os.environ.get("CC")
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+    remedy = f"`apt-get install gcc {headers}`, or name a compiler in CC"
     if found is None:
         looked = f"CC names {named}, which is not on PATH" if named else f"none of {', '.join(COMPILERS)} is on PATH"
         return Row(what, MISSING, f"{looked}: Triton compiles with one when an engine starts", remedy)
-    header = _find_header(engine)
+    header = None if engine is None else _find_header(engine)
     if header is not None and not header.is_file():
         return Row(what, MISSING, f"{found}, but {header} is not there: the engine's Python has no headers", remedy)
     return Row(what, OK, found)
@@ -224,15 +234,22 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profil
         others = _leave_others(gpus, small)
         remedy = f"leave engines the others: {others}" if others else _suggest_settings(profile, gpus)
         return Row(what, MISSING, f"{taken}, and GPU {', '.join(small)} has too little: {why}", remedy)
-    full = [gpu.index for gpu in gpus if gpu.total_mib - gpu.used_mib < share * gpu.total_mib]
-    if full:
-        others = _leave_others(gpus, full)
-        choices = ["stop the process that holds it (`nvidia-smi` lists it)"]
-        choices += [f"leave engines the others: {others}"] if others else []
-        remedy = f"{'; '.join(choices)}; or lower engine.gpu_memory_utilization of the profile"
-        named = ", ".join(full)
-        return Row(what, WARN, f"{taken}, more than GPU {named} has free", remedy)
-    return Row(what, OK, taken)
+    full = [gpu.index for gpu in gpus if not has_free(gpu.total_mib, gpu.used_mib, share)]
+    if not full:
+        return Row(what, OK, taken)
+    needed = 1 if profile is None else profile.engine.tensor_parallel_size
+    return _judge_full(f"{taken}, more than GPU {', '.join(full)} has free", len(gpus) - len(full) >= needed)
+
+
+def _judge_full(detail: str, others_have_room: bool) -> Row:
+    """The row where other processes hold too much of some GPUs: missing where vLLM would refuse to start."""
+    what = "GPU memory"
+    if any(device.startswith(PART) for device in visible_devices() or ()):
+        return Row(what, WARN, f"{detail}; what a part of it (MIG) has free is not known", STOP_HOLDER)
+    if others_have_room:
+        return Row(what, WARN, f"{detail}: engines take the others", STOP_HOLDER)
+    remedy = f"{STOP_HOLDER}; or lower engine.gpu_memory_utilization of the profile"
+    return Row(what, MISSING, f"{detail}: vLLM refuses to start there", remedy)
 
 
 def _leave_others(gpus: Sequence[GpuFacts], hidden: Collection[str]) -> str:
@@ -260,24 +277,48 @@ def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -
     return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
 
 
+@dataclass(frozen=True, slots=True)
+class GpuRoom:
+    """Into which GPUs of this host an engine fits, by the doctor's estimate."""
+
+    fitting: int
+    """GPUs that it fits into, of those that it may take."""
+    small: tuple[str, ...]
+    """Indices of the others."""
+    sizes: str
+    """What it needs and what it would have there; empty where it fits everywhere."""
+
+
+def judge_room(profile: Profile) -> GpuRoom | None:
+    """None where nothing is known: no CUDA engine, no `gpu_memory_utilization`, or no GPU that nvidia-smi states."""
+    share = profile.engine.gpu_memory_utilization
+    if profile.engine.kind != "cuda" or share is None:
+        return None
+    gpus = read_gpus()
+    if not gpus:
+        return None
+    small = _find_small_gpus(gpus, share, profile)
+    if not small:
+        return GpuRoom(len(gpus), (), "")
+    has = min(share * gpu.total_mib / 1024 for gpu in gpus if gpu.index in small)
+    sizes = (
+        f"it needs about {max(small.values()) / 2**30:.1f} GiB, and {format_percent(share)} of the GPU's memory are "
+        f"{has:.1f} GiB"
+    )
+    return GpuRoom(len(gpus) - len(small), tuple(small), sizes)
+
+
 def explain_small_gpus(profile: Profile) -> str:
     """Which GPUs an engine of the profile does not fit into, by the doctor's estimate, and what to change.
 
     Empty where it fits, or where no GPU or no estimate is known.
     """
-    share = profile.engine.gpu_memory_utilization
-    if profile.engine.kind != "cuda" or share is None:
+    room = judge_room(profile)
+    if room is None or not room.small:
         return ""
-    gpus = read_gpus()
-    small = _find_small_gpus(gpus, share, profile)
-    if not small:
-        return ""
-    has = min(share * gpu.total_mib / 1024 for gpu in gpus if gpu.index in small)
-    needs = max(small.values()) / 2**30
     return (
-        f"An engine of this run does not fit into GPU {', '.join(small)}, by an estimate: it needs about {needs:.1f} "
-        f"GiB, and {format_percent(share)} of the GPU's memory are {has:.1f} GiB. An engine that does not fit fails at "
-        "its start: use another preset, a shorter engine.max_model_len or a smaller model."
+        f"An engine of this run does not fit into GPU {', '.join(room.small)}, by an estimate: {room.sizes}. An engine "
+        "that does not fit fails at its start: use another preset, a shorter engine.max_model_len or a smaller model."
     )
 
 
@@ -300,39 +341,6 @@ def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
     edits = " ".join(f"-e 's/^{name} = {old}/{name} = {new}/'" for name, old, new in changed)
     copy = f"sed {edits} launch/profiles/{profile.name}.toml >smaller.toml && make gpu GPU_PROFILE=./smaller.toml"
     return f"measure with {settings}: `{copy}`; or {small}"
-
-
-def check_rdma(infiniband: Path) -> Row:
-    """Adapters with their ports, and whether they reach a GPU's memory.
-
-    Missing where they do not: Mooncake takes an active adapter whenever there is one.
-    """
-    what = RDMA
-    devices = sorted(path for path in infiniband.iterdir()) if infiniband.is_dir() else []
-    if not devices:
-        remedy = "load the adapter's driver; in a container, pass /dev/infiniband through"
-        return Row(what, WARN, f"no device in {infiniband}: transfers fall back to TCP", remedy)
-    detail = ", ".join(f"{path.name} ({_read_ports(path)})" for path in devices)
-    if not any("ACTIVE" in _read_ports(path) for path in devices):
-        return Row(what, WARN, f"{detail}: no port is active", "connect and configure the adapter: `rdma link`")
-    if not PEER_MEMORY.is_dir():
-        remedy = (
-            "`modprobe nvidia_peermem` as root, or measure configs without Mooncake: "
-            '`make gpu GPU_CONFIGS="plain noop_connector nixl_both lmcache_only"` (`--config`, `doctor --only`)'
-        )
-        why = "nvidia_peermem is not loaded: Mooncake registers GPU memory with the adapter and cannot; NIXL copies "
-        return Row(what, MISSING, f"{detail}; {why}through the host", remedy)
-    return Row(what, OK, f"{detail}; nvidia_peermem is loaded")
-
-
-def _read_ports(device: Path) -> str:
-    states = []
-    for file in sorted(device.glob("ports/*/state")):
-        try:
-            states.append(file.read_text().partition(":")[2].strip() or "state unknown")
-        except OSError:
-            states.append("state unknown")
-    return ", ".join(states) or "no port"
 
 
 def _check_samples() -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from launch.errors import LaunchError
@@ -42,16 +42,24 @@ def query_gpus(fields: Sequence[str], devices: Sequence[str] | None, path: str |
 
     nvidia-smi itself ignores CUDA_VISIBLE_DEVICES. `path`: where to look for it, in place of this process's PATH.
     """
+    rows = ask_nvidia_smi("gpu", ("index", "uuid", *fields), path)
+    try:
+        return rows and [[index, *values] for index, uuid, *values in rows if is_among(devices, index, uuid)]
+    except ValueError:
+        return None
+
+
+def ask_nvidia_smi(subject: str, fields: Sequence[str], path: str | None = None) -> list[list[str]] | None:
+    """A row of these fields for each `gpu` or `compute-apps` of the host; None where nvidia-smi does not answer."""
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return None
-    argv = [program, f"--query-gpu={','.join(('index', 'uuid', *fields))}", "--format=csv,noheader,nounits"]
+    argv = [program, f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(argv, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True).stdout
-        rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
-        return [[index, *values] for index, uuid, *values in rows if is_among(devices, index, uuid)]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+    return [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
 
 
 def is_among(devices: Sequence[str] | None, index: str, uuid: str) -> bool:
@@ -62,6 +70,11 @@ def is_among(devices: Sequence[str] | None, index: str, uuid: str) -> bool:
 def names_gpu(device: str, index: str, uuid: str) -> bool:
     """Whether an entry of CUDA_VISIBLE_DEVICES is this GPU: its index, or the beginning of its UUID."""
     return device == index or (device.startswith("GPU-") and uuid.startswith(device))
+
+
+def has_free(total_mib: int, used_mib: int, share: float) -> bool:
+    """Whether a GPU has this share of its memory free, without which vLLM refuses to start."""
+    return total_mib - used_mib >= share * total_mib
 
 
 def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -99,10 +112,13 @@ def require_gpu(profile: Profile) -> None:
         )
 
 
-def second_devices(size: int, environ: Mapping[str, str] = os.environ) -> str:
-    """`CUDA_VISIBLE_DEVICES` of a second engine of `size` GPUs beside one on the first; empty = there are too few."""
-    devices = _list_devices(environ)
-    return ",".join(devices[size : 2 * size]) if len(devices) >= 2 * size else ""
+def second_devices(size: int, environ: Mapping[str, str] = os.environ, full: Collection[str] = ()) -> str:
+    """`CUDA_VISIBLE_DEVICES` of a second engine of `size` GPUs beside one on the first; empty = there are too few.
+
+    `full`: GPUs without room for it, which it skips.
+    """
+    beside = [device for device in _list_devices(environ)[size:] if device not in full]
+    return ",".join(beside[:size]) if len(beside) >= size else ""
 
 
 def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ) -> str:

@@ -1,22 +1,37 @@
-"""Whether the memory of an engine's GPUs is free again after it is gone."""
+"""Whether the memory that an ended engine held on its GPUs is free again."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from launch.gpu_devices import query_gpus
+import psutil
+
+from launch.gpu_devices import PART, ask_nvidia_smi, is_among
 
 IDLE_MIB = 1024
 """An idle GPU shows less than this."""
 POLL_S = 1.0
 
 
-async def wait_for_release(devices: Sequence[str], wait_s: float, shared_mib: Sequence[int] = ()) -> str:
-    """Wait until the memory of these GPUs is free, `wait_s` at most; returns what is known.
+class Holder(Protocol):
+    """An engine of the run, as far as the memory of its GPUs is concerned."""
 
-    `shared_mib`: memory of each GPU that engines beside the ended one held when it started; empty = none.
+    @property
+    def held_mib(self) -> Mapping[str, int]:
+        """By UUID of GPU, as `measure_held` has it; empty = not known."""
+
+    def alive(self) -> bool: ...
+
+
+async def wait_for_release(devices: Sequence[str], wait_s: float, engines: Iterable[Holder] = ()) -> str:
+    """Wait until what an ended engine held of these GPUs is free, `wait_s` at most; returns what is known.
+
+    `engines`: those of the run, also ended ones. What a living one holds is not waited for.
     Where no GPU is named, and where nvidia-smi states none of them, that is `wait_s`.
     """
     if not devices:
@@ -26,23 +41,64 @@ async def wait_for_release(devices: Sequence[str], wait_s: float, shared_mib: Se
     while True:
         used = await asyncio.to_thread(read_used_mib, devices)
         waited_s = time.monotonic() - began
-        if (used and _is_free(used, shared_mib)) or waited_s >= wait_s:
+        is_free = bool(used) and await asyncio.to_thread(_is_free, used, _sum_held(engines))
+        if is_free or waited_s >= wait_s:
             break
         await asyncio.sleep(min(POLL_S, wait_s - waited_s))
-    known = f"GPU memory in use {'/'.join(map(str, used))} MiB" if used else "nvidia-smi did not answer"
+    known = f"GPU memory in use {'/'.join(map(str, used.values()))} MiB" if used else "nvidia-smi did not answer"
     return f"waited {waited_s:.0f} s; {known}"
 
 
-def _is_free(used_mib: Sequence[int], shared_mib: Sequence[int]) -> bool:
-    """Whether no GPU shows more than an idle one does beside what others hold; figures that are not of the same GPUs
-    count as none."""
-    others = shared_mib if len(shared_mib) == len(used_mib) else (0,) * len(used_mib)
-    return all(used - held <= IDLE_MIB for used, held in zip(used_mib, others, strict=True))
+async def measure_held(devices: Sequence[str], others: Iterable[Holder]) -> dict[str, int]:
+    """MiB by UUID of GPU that an engine holds once it is ready: what is in use less what the run's other engines hold.
+
+    Engines that share a GPU start in turn, so no other one takes memory meanwhile. Empty for a part of a GPU: which GPU
+    it is a part of is not known.
+    """
+    if any(device.startswith(PART) for device in devices):
+        return {}
+    used = await asyncio.to_thread(read_used_mib, devices) if devices else {}
+    held = _sum_held(others)
+    return {gpu: max(0, mib - held[gpu]) for gpu, mib in used.items()}
 
 
-def read_used_mib(devices: Sequence[str]) -> tuple[int, ...]:
-    """Memory in use per GPU, MiB; empty where nvidia-smi does not state it."""
+def read_used_mib(devices: Sequence[str]) -> dict[str, int]:
+    """Memory in use of these GPUs, MiB by UUID; empty where nvidia-smi does not state it."""
+    rows = ask_nvidia_smi("gpu", ("index", "uuid", "memory.used")) or ()
     try:
-        return tuple(int(used) for _, used in query_gpus(("memory.used",), devices) or ())
+        return {uuid: int(used) for index, uuid, used in rows if is_among(devices, index, uuid)}
     except ValueError:
-        return ()
+        return {}
+
+
+def read_listed_mib() -> Counter[str]:
+    """What nvidia-smi states that living processes hold, MiB by UUID of GPU, whosever they are.
+
+    Empty where it lists none of this pid namespace: in a container without the host's, it lists no process, or pids
+    that mean nothing there. A process whose memory it does not state counts as none.
+    """
+    listed: Counter[str] = Counter()
+    for row in ask_nvidia_smi("compute-apps", ("gpu_uuid", "pid", "used_memory")) or ():
+        with contextlib.suppress(ValueError):  # [N/A], or a sentence in place of a row
+            gpu, pid, mib = row
+            if psutil.pid_exists(int(pid)):
+                listed[gpu] += int(mib)
+    return listed
+
+
+def _is_free(used_mib: Mapping[str, int], held_mib: Mapping[str, int]) -> bool:
+    """Whether no GPU shows more than an idle one does beside what others hold: by the list of processes, and on a GPU
+    where it has none by `held_mib`, what the run's living engines held when they were ready."""
+    if max(used_mib.values()) <= IDLE_MIB:
+        return True
+    listed = read_listed_mib()
+    return all(mib - (listed[gpu] or held_mib.get(gpu, 0)) <= IDLE_MIB for gpu, mib in used_mib.items())
+
+
+def _sum_held(engines: Iterable[Holder]) -> Counter[str]:
+    """What the living ones held when they were ready, MiB by UUID of GPU."""
+    held: Counter[str] = Counter()
+    for engine in engines:
+        if engine.alive():
+            held.update(engine.held_mib)
+    return held

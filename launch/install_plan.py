@@ -73,7 +73,6 @@ class InstallPlan:
     """How one environment comes to be: built in `partial`, then renamed to `root`."""
 
     kind: str
-    lock: Path
     lock_hash: str
     """First 12 hex digits of the SHA-256 of the lock's pins."""
     root: Path
@@ -176,7 +175,7 @@ def install_plan(
             uses_engine_libraries=True,
         ),
     ]
-    return InstallPlan(kind, lock, digest, root, partial, tuple(steps))
+    return InstallPlan(kind, digest, root, partial, tuple(steps))
 
 
 def install_environ(environ: Mapping[str, str]) -> dict[str, str]:

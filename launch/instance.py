@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +26,7 @@ from launch.death import (
 )
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
-from launch.gpu_memory import wait_for_release
+from launch.gpu_memory import Holder, measure_held, wait_for_release
 from launch.guard_link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import end_members, members
@@ -99,7 +99,7 @@ class Served(Protocol):
 
 
 class Instance:
-    """An engine of ours; made by `LocalBackend.start`. `shared_mib`: as `wait_for_release` takes it."""
+    """An engine of ours; made by `LocalBackend.start`. `engines`: all of its backend, those that start later too."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Instance:
         identity: ProcessIdentity,
         link: GuardLink,
         started_ns: int,
-        shared_mib: tuple[int, ...] = (),
+        engines: Sequence[Holder] = (),
     ) -> None:
         self.spec = spec
         self.identity = identity
@@ -115,7 +115,9 @@ class Instance:
         self.ports = spec.ports
         self._link = link
         self._started_ns = started_ns
-        self._shared_mib = shared_mib
+        self.held_mib: Mapping[str, int] = {}
+        """Memory of its GPUs when it was ready, by UUID; empty = not known, or none."""
+        self._engines = engines
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}
         self._stalls_from = self._log_from[spec.stderr]
         self._ends_from = self._stalls_from
@@ -149,7 +151,10 @@ class Instance:
                     raise self._make_timeout(timeout_s, missing)
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
-        return (time.perf_counter_ns() - self._started_ns) / 1e9
+        ready_s = (time.perf_counter_ns() - self._started_ns) / 1e9
+        others = [engine for engine in self._engines if engine is not self]
+        self.held_mib = await measure_held(self.spec.devices, others)
+        return ready_s
 
     async def stop(self, grace_s: float, release_wait_s: float) -> StopReport:
         """TERM, KILL after `grace_s`, verify that all of it is gone, then the release wait.
@@ -187,7 +192,7 @@ class Instance:
         A process that is held up still is left to the next calls: its stacks and its length follow. After HOLD_CALLS
         calls, and for the `last` one, it is returned without its length.
         """
-        data = _read_at(self.spec.stderr, self._stalls_from, DEATH_BYTES)
+        data = _read_at(self.spec.stderr, self._stalls_from)
         whole = data if len(data) == DEATH_BYTES else data[: data.rfind(b"\n") + 1]
         stalls, holds = stalls_in(whole.decode("utf-8", "replace"), self._holds_returned)
         if holds > self._holds_returned and self._hold_calls < HOLD_CALLS and not last:
@@ -221,7 +226,7 @@ class Instance:
             )
         duration_s = time.monotonic() - began
         gone = self._link.gone.result() if guarded else None
-        release = await wait_for_release(self.spec.devices, release_wait_s, self._shared_mib)
+        release = await wait_for_release(self.spec.devices, release_wait_s, self._engines)
         return StopReport(self.exit_code, 0 if gone is None else gone.killed, duration_s, release)
 
     async def _end_when_unguarded(self) -> None:
@@ -247,7 +252,7 @@ class Instance:
 
     def _has_lost_engine(self) -> bool:
         """Whether the log names the end of a process that serves; each call reads what was written since the last."""
-        data = _read_at(self.spec.stderr, self._ends_from, DEATH_BYTES)
+        data = _read_at(self.spec.stderr, self._ends_from)
         whole_lines = data.rfind(b"\n") + 1
         self._ends_from += len(data) if len(data) == DEATH_BYTES and not whole_lines else whole_lines
         ends = child_ends(data.decode("utf-8", "replace"))
@@ -324,11 +329,11 @@ def _read_from(path: Path, start: int, at_most: int | None = None) -> str:
         return ""
 
 
-def _read_at(path: Path, start: int, at_most: int) -> bytes:
+def _read_at(path: Path, start: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(at_most)
+            return file.read(DEATH_BYTES)
     except OSError:
         return b""
 

@@ -36,10 +36,8 @@ _DONORS = ("nixl_cu13.libs", "nixl_cu12.libs")
 class LibraryState:
     """How an engine comes by the libraries it needs from the system."""
 
-    borrowed: tuple[Library, ...]
-    """Missing on this system, found inside the engine environment."""
     lacking: tuple[Library, ...]
-    """Missing altogether."""
+    """Missing on this system, and not inside the engine environment either."""
     path: tuple[Path, ...]
     """What to put on the engine's library path, in order; empty when nothing is borrowed."""
 
@@ -66,15 +64,15 @@ def provide(
     Links are relative: an environment may be moved with its folder. A folder that cannot be written counts as no copy.
     """
     missing = [library for library in SYSTEM_LIBRARIES[kind] if not (is_loadable or loadable)(library.soname)]
-    borrowed: list[Library] = []
+    lacking: list[Library] = []
     donors: dict[Path, None] = {}
     for library in missing:
         copy = _find_copy(library, site_packages)
         if copy is not None and _link_copy(folder / library.soname, copy):
-            borrowed.append(library)
             donors[copy.parent] = None
-    lacking = tuple(library for library in missing if library not in borrowed)
-    return LibraryState(tuple(borrowed), lacking, (folder, *donors) if borrowed else ())
+        else:
+            lacking.append(library)
+    return LibraryState(tuple(lacking), (folder, *donors) if donors else ())
 
 
 def _find_copy(library: Library, site_packages: Path) -> Path | None:

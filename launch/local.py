@@ -8,19 +8,16 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from launch.builtin_models import write_builtin
 from launch.command import LaunchSpec, unwritable, whole_env
-from launch.death import describe_exit
+from launch.death import describe_exit_name, name_code
 from launch.environment import Engine
 from launch.errors import LaunchError
-from launch.gpu_memory import read_used_mib
 from launch.guard_link import GuardLink, first_of, spawn_guard
 from launch.instance import Instance
 from launch.ports import require_free
-from launch.profile import Profile
 from state.process_identity import ProcessIdentity, identify
 
 OnStarted = Callable[[ProcessIdentity, str], None]
@@ -52,10 +49,9 @@ class ForkServerFailed(LaunchError):
 class ForkServer:
     """A process that has imported vLLM once and forks an engine per launch; CPU engines only."""
 
-    def __init__(self, link: GuardLink, control: socket.socket, import_s: float, pid: int) -> None:
+    def __init__(self, link: GuardLink, control: socket.socket, pid: int) -> None:
         self._link = link
         self._control = control
-        self.import_s = import_s
         self.pid = pid
 
     @classmethod
@@ -72,7 +68,7 @@ class ForkServer:
             argv = (str(python), str(FORK_SERVER), str(theirs.fileno()), *preload)
             pid = await link.start(argv, env, cwd=folder, stdout=log, stderr=log, own_folder=False)
             link.go()
-            import_s = await cls._wait_ready(link, ours, log)
+            await cls._wait_ready(link, ours, log)
         except BaseException:
             ours.close()
             if link is not None:
@@ -80,16 +76,16 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        return cls(link, ours, import_s, pid)
+        return cls(link, ours, pid)
 
     @staticmethod
-    async def _wait_ready(link: GuardLink, control: socket.socket, log: Path) -> float:
+    async def _wait_ready(link: GuardLink, control: socket.socket, log: Path) -> None:
         answer = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(control, 65536))
         await first_of(IMPORT_TIMEOUT_S, answer, link.exited, link.gone)
         if not answer.done():
             answer.cancel()
             how = (
-                describe_exit(link.exited.result())
+                describe_exit_name(name_code(link.exited.result()))
                 if link.exited.done()
                 else f"was not ready after {IMPORT_TIMEOUT_S:.0f} s"
             )
@@ -102,7 +98,6 @@ class ForkServer:
                 f"the fork server cannot fork engines: {message['failed']}",
                 remedy=f'set launch.method = "spawn" in the profile; its log is {log}',
             )
-        return float(message["ready"]["import_s"])
 
     def alive(self) -> bool:
         return not self._link.exited.done() and not self._link.gone.done()
@@ -128,12 +123,10 @@ class ForkServer:
 
 
 class LocalBackend:
-    """Engines of one profile on this host. On leaving, every one of them is ended."""
+    """Engines of one environment on this host. On leaving, every one of them is ended."""
 
-    def __init__(self, profile: Profile, engine: Engine, preload: tuple[str, ...] = PRELOAD) -> None:
-        self._profile = profile
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._preload = preload
         self._fork_server: ForkServer | None = None
         self._fork_server_lock = asyncio.Lock()
         self._instances: list[Instance] = []
@@ -141,9 +134,7 @@ class LocalBackend:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -162,9 +153,8 @@ class LocalBackend:
 
         PortTaken where something listens on one of its ports already.
         """
-        shared_mib = await self._read_shared_memory(spec)
         started_ns = time.perf_counter_ns()
-        await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
+        await asyncio.to_thread(require_free, dict(spec.ports))
         await asyncio.to_thread(_prepare_launch, spec)
         link = (
             await (await self._ensure_fork_server(spec)).fork()
@@ -174,7 +164,7 @@ class LocalBackend:
         try:
             pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
             identity = identify(pid)
-            instance = Instance(spec, identity, link, started_ns, shared_mib)
+            instance = Instance(spec, identity, link, started_ns, self._instances)
             self._instances.append(instance)
             on_started(identity, spec.started_by)
         except BaseException:
@@ -182,13 +172,6 @@ class LocalBackend:
             raise
         link.go()
         return instance
-
-    async def _read_shared_memory(self, spec: LaunchSpec) -> tuple[int, ...]:
-        """Memory in use on each GPU of a new engine, MiB; empty where no other engine of this backend runs on one."""
-        devices = set(spec.devices)
-        if not any(devices & set(other.spec.devices) and other.alive() for other in self._instances):
-            return ()
-        return await asyncio.to_thread(read_used_mib, spec.devices)
 
     async def _ensure_fork_server(self, spec: LaunchSpec) -> ForkServer:
         """The warm fork server, started at the first launch that wants it."""
@@ -200,7 +183,7 @@ class LocalBackend:
             if self._fork_server is None or not self._fork_server.alive():
                 # Hashes are seeded when Python starts, so the configs that need a fixed seed get it here.
                 env = whole_env({**spec.base_env, "PYTHONHASHSEED": "0"})
-                self._fork_server = await ForkServer.start(self._engine.python, env, spec.cwd, self._preload)
+                self._fork_server = await ForkServer.start(self._engine.python, env, spec.cwd)
             return self._fork_server
 
 

@@ -32,23 +32,23 @@ class Holder:
         return f"pid {self.pid} ({self.command})" if self.pid is not None else "a process this user may not look into"
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
+def is_free(port: int) -> bool:
     """Whether a server could listen there now (connections of an ended one do not count)."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((LOOPBACK, port))
             probe.listen(1)
         except OSError:
             return False
     return True
 
 
-def free_port(base: int, count: int = 1, host: str = LOOPBACK) -> int:
+def free_port(base: int, count: int = 1) -> int:
     """The first port from `base` on that begins `count` free ones in a row."""
     port = base
     while port < min(base + SEARCHED, 65536 - count):
-        taken = next((port + i for i in reversed(range(count)) if not is_free(port + i, host)), None)
+        taken = next((port + i for i in reversed(range(count)) if not is_free(port + i)), None)
         if taken is None:
             return port
         port = taken + 1
@@ -76,10 +76,10 @@ def _read_command(pid: int | None) -> str:
     return ""
 
 
-def require_free(ports: dict[str, int], host: str = LOOPBACK) -> None:
+def require_free(ports: dict[str, int]) -> None:
     """Raise PortTaken naming port, purpose and holder unless all of `ports` (purpose -> port) are free."""
     for purpose, port in ports.items():
-        if is_free(port, host):
+        if is_free(port):
             continue
         who = holders(port)
         named = str(who[0]) if who else "a server that gives no name"

@@ -9,6 +9,7 @@ import time
 
 import psutil
 
+from launch.guard import send_signal
 from state.process_identity import ProcessIdentity, boot_id, is_alive
 
 KILL_TIMEOUT_S = 5.0
@@ -42,7 +43,7 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     """
     known = set(members(identity))
     if identity.pid in known:
-        _send_signal(identity.pid, signal.SIGTERM)
+        send_signal(identity.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while known and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -50,15 +51,10 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while known and time.monotonic() < deadline:
         for pid in known:
-            _send_signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         time.sleep(0.02)
         known = {pid for pid in known if not _is_zombie(pid)} | set(members(identity))
     return tuple(sorted(known))
-
-
-def _send_signal(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)
 
 
 def _is_zombie(pid: int) -> bool:

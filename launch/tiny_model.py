@@ -42,12 +42,25 @@ CHAT_TEMPLATE = (
 
 def write_tiny_model(folder: Path) -> Path:
     """Write the model into `folder` and return it; files that are already right are left untouched."""
-    texts = {name: (json.dumps(content, indent=1) + "\n").encode() for name, content in _build_files().items()}
-    for name, data in {**texts, "model.safetensors": _encode_safetensors(_draw_weights())}.items():
+    return write_model_files(folder, _build_files(), {"model.safetensors": _encode_safetensors(_draw_weights())})
+
+
+def write_model_files(folder: Path, texts: Mapping[str, Mapping[str, Any]], rest: Mapping[str, bytes]) -> Path:
+    """Write a model's JSON files and the rest into `folder`; files that are already right stay untouched."""
+    encoded = {name: (json.dumps(content, indent=1) + "\n").encode() for name, content in texts.items()}
+    for name, data in {**encoded, **rest}.items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != data:
             write_atomic(path, data)
     return folder
+
+
+def describe_tokenizer(longest: int) -> dict[str, Any]:
+    """`tokenizer_config.json` of a model whose longest sequence has this many tokens."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest,
+        "pad_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "chat_template": CHAT_TEMPLATE,
+    }  # fmt: skip
 
 
 def byte_alphabet() -> tuple[str, ...]:
@@ -72,15 +85,11 @@ def _build_files() -> dict[str, dict[str, Any]]:
         "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
         "bos_token_id": end, "eos_token_id": stop,
     }  # fmt: skip
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_POSITION,
-        "pad_token": SPECIAL_TOKENS[0], "eos_token": SPECIAL_TOKENS[2], "chat_template": CHAT_TEMPLATE,
-    }  # fmt: skip
     return {
         "config.json": config,
         "generation_config.json": {"eos_token_id": stop},
         "tokenizer.json": build_tokenizer(),
-        "tokenizer_config.json": tokenizer_config,
+        "tokenizer_config.json": describe_tokenizer(MAX_POSITION),
     }
 
 

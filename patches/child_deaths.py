@@ -14,6 +14,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
+from .engine_log import write_line
+
 _MARK = "_tracon_names_deaths"
 REAPED_WAIT_S = 1.0
 """How long the thread that reaped the child may take to store its exit code."""
@@ -53,7 +55,7 @@ def name_child_deaths() -> None:
             watcher.start()
             watchers.append((watcher, child))
         except Exception as error:  # noqa: BLE001 - the child runs, and the engine must come up
-            _write_line(f"the end of process {process.name} will not be named: {type(error).__name__}: {error}")
+            write_line(f"the end of process {process.name} will not be named: {type(error).__name__}: {error}")
 
     setattr(start_and_watch, _MARK, True)
     BaseProcess.start = start_and_watch  # type: ignore[method-assign,assignment]
@@ -95,9 +97,9 @@ def _report_end(name: str, child: Child) -> None:
     try:
         code = _wait_for_end(child)
         if code and not getattr(child, _ASKED, False):
-            _write_line(f"process {name} pid {child.pid} {describe_end(code)}")
+            write_line(f"process {name} pid {child.pid} {describe_end(code)}")
     except Exception as error:  # noqa: BLE001 - a thread of the engine: it must end without a traceback
-        _write_line(f"the end of process {name} pid {child.pid} is not known: {type(error).__name__}: {error}")
+        write_line(f"the end of process {name} pid {child.pid} is not known: {type(error).__name__}: {error}")
 
 
 def _wait_for_end(child: Child) -> int | None:
@@ -122,9 +124,3 @@ def describe_end(code: int) -> str:
         return f"died of {signal.Signals(-code).name}"
     except ValueError:
         return f"died of signal {-code}"
-
-
-def _write_line(text: str) -> None:
-    """One write to the descriptor: no prefix of vLLM's, and no other process's text in the middle."""
-    with contextlib.suppress(OSError):  # no one reads the log
-        os.write(2, f"[tracon] {text}\n".encode())

@@ -11,11 +11,11 @@ eager CPU engine with a fixed KV cache pays in its first request.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
 from .cpu_connectors import is_cpu_build
+from .engine_log import write_line
 from .hooks import replace_on_instance, surround
 from .workers import change_each_worker
 
@@ -75,6 +75,4 @@ def run_model_once(runner: Any) -> None:  # noqa: ANN401 - a class of vLLM's
 
 
 def _write_line(text: str) -> None:
-    with contextlib.suppress(OSError):  # the log cannot be written
-        # Not through sys.stderr: another thread of the forking process may hold its lock.
-        os.write(2, f"[tracon] {text} (pid {os.getpid()})\n".encode())
+    write_line(f"{text} (pid {os.getpid()})")

@@ -16,6 +16,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "prefix_caching": ("cache_config", "enable_prefix_caching"),
     "block_size": ("cache_config", "block_size"),
     "kv_cache_dtype": ("cache_config", "cache_dtype"),
+    "kv_cache_layout": ("cache_config", "kv_cache_layout"),
     "kv_blocks": ("cache_config", "num_gpu_blocks"),
     "kv_capacity_tokens": ("cache_config", "kv_cache_size_tokens"),
 }

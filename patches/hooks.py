@@ -43,6 +43,7 @@ class Method:
 
     module: str
     owner: str
+    """Its class; empty = it is a function of the module."""
     method: str
     signatures: tuple[tuple[str, ...], ...]
     feeds: tuple[str, ...]
@@ -52,7 +53,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        return f"{self.owner}.{self.method}"
+        return f"{self.owner}.{self.method}" if self.owner else self.method
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ def check_hooks(hooks: tuple[Method | Shape, ...] = HOOKS) -> HookCheck:
 def misfit(hook: Method | Shape) -> str | None:
     """Why `hook` does not fit the installed vLLM, None when it does."""
     try:
-        owner = getattr(load(hook.module), hook.owner)
+        module = load(hook.module)
+        owner = getattr(module, hook.owner) if hook.owner else module
     except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason, none is ours
         return f"{type(error).__name__}: {error}"
     return _find_shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
@@ -239,7 +241,7 @@ def surround(before: Note | None = None, after: Note | None = None) -> Wrap:
 
 
 def method_misfit(owner: object, hook: Method) -> str | None:
-    """Why `hook` does not fit this class, or this instance (`self` is then no parameter); None if it does."""
+    """Why `hook` does not fit this class, module, or instance (`self` is then no parameter); None if it does."""
     function = getattr(owner, hook.method, None)
     if not callable(function):
         return "missing"

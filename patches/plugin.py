@@ -43,6 +43,12 @@ def register() -> None:
             from . import repairs
 
             repairs.skip_unregistered_metrics()
+    with _guard("compiled kernels for engines on other ports"):
+        from . import compile_key
+
+        why_not = compile_key.leave_out_ports()
+        if why_not is not None:
+            _say(f"engines on other ports compile again: compile_factors: {why_not} (pid {os.getpid()})")
     if step_log:
         with _guard("step probe"):
             from . import stalls, step_probe
@@ -65,9 +71,8 @@ def _make_fit_for_a_cpu() -> None:
     with _guard("AMX tiles"):
         cpu_engine.request_amx_here_and_in_forks()
     with _guard("CPU connector shims"):
-        for name, outcome in cpu_connectors.apply().items():
-            if outcome.failed:
-                _say(f"CPU shim for {name} not applied: {outcome.detail}")
+        for name, why in cpu_connectors.apply().items():
+            _say(f"CPU shim for {name} not applied: {why}")
 
 
 @contextlib.contextmanager

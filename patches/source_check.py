@@ -9,12 +9,12 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from . import engine_transfers, hooks, mooncake_transfers, nixl_transfers
+from . import compile_key, engine_transfers, hooks, mooncake_transfers, nixl_transfers
 from .hooks import Method, Shape
 
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -30,6 +30,7 @@ def list_probes() -> Mapping[str, tuple[Method | Shape, ...]]:
         "transfer probe": engine_transfers.HOOKS,
         "Mooncake's transfers": tuple(_on_class(hook, MOONCAKE) for hook in mooncake_transfers.HOOKS),
         "NIXL's transfers": tuple(_on_class(hook, NIXL) for hook in nixl_transfers.HOOKS),
+        "compiled kernels": (compile_key.COMPILE_FACTORS,),
     }
 
 
@@ -59,22 +60,17 @@ class Sources:
         tree = self._parse(hook.module)
         if tree is None:
             return f"no module {hook.module}"
-        owner = _find_class(tree, hook.owner)
-        if owner is None:
-            return f"no class {hook.owner}"
+        owners: list[ast.ClassDef | ast.Module] = [tree]
+        if hook.owner:
+            owner = _find_class(tree, hook.owner)
+            if owner is None:
+                return f"no class {hook.owner}"
+            owners = [*self._lineage(tree, owner)]
         if isinstance(hook, Shape):
-            there = {name for each in self._lineage(tree, owner) for name in _list_attributes(each)}
+            there = {name for each in owners for name in _list_attributes(each)}
             missing = [name for name in hook.attributes if name not in there]
             return f"no attribute {', '.join(missing)}" if missing else None
-        methods = [_find_method(each, hook.method) for each in self._lineage(tree, owner)]
-        method = next((each for each in methods if each is not None), None)
-        if method is None:
-            return "missing"
-        names = _list_parameters(method)
-        if _is_classmethod(method):
-            names = names[1:]
-        fits = any((names[: len(known)] if hook.prefix else names) == known for known in hook.signatures)
-        return None if fits else f"unknown signature ({', '.join(names)})"
+        return _find_method_misfit(owners, hook)
 
     def _lineage(self, tree: ast.Module, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
         """The class and its bases, as far as they are classes of vLLM."""
@@ -100,6 +96,19 @@ def _parse_file(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+def _find_method_misfit(owners: Sequence[ast.ClassDef | ast.Module], hook: Method) -> str | None:
+    """`owners`: where to look for it, in this order."""
+    methods = [_find_method(each, hook.method) for each in owners]
+    method = next((each for each in methods if each is not None), None)
+    if method is None:
+        return "missing"
+    names = _list_parameters(method)
+    if _is_classmethod(method):
+        names = names[1:]
+    fits = any((names[: len(known)] if hook.prefix else names) == known for known in hook.signatures)
+    return None if fits else f"unknown signature ({', '.join(names)})"
+
+
 def _find_class(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
@@ -112,7 +121,7 @@ def _find_import(tree: ast.Module, name: str) -> str:
     return ""
 
 
-def _find_method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _find_method(owner: ast.ClassDef | ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     for node in owner.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return node
@@ -130,7 +139,7 @@ def _list_parameters(method: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[st
     return tuple(each.arg for each in (*named, *rest))
 
 
-def _list_attributes(owner: ast.ClassDef) -> Iterator[str]:
+def _list_attributes(owner: ast.ClassDef | ast.Module) -> Iterator[str]:
     for node in owner.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id

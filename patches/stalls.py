@@ -8,7 +8,6 @@ faulthandler, which it re-arms each second, then writes "Timeout" and every stac
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import functools
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from .engine_log import write_line
 from .hooks import replace_on_instance
 from .workers import change_each_worker
 
@@ -55,7 +55,7 @@ def begin_watch(open_step: Callable[[], int | None]) -> None:
         if limit_s > 0:
             StallWatch(open_step, limit_s).begin()
     except Exception as error:  # noqa: BLE001 - the engine must come up
-        _write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
+        write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
 
 
 def watch_each_worker() -> None:
@@ -71,7 +71,7 @@ def _watch_own_process(worker: Any) -> None:  # noqa: ANN401 - a class of vLLM's
     for method in ("execute_model", "sample_tokens"):
         why = replace_on_instance(worker, method, 1, calls.wrap)
         if why is not None:
-            _write_line(f"a stall in {method} is not reported: {why} (pid {os.getpid()})")
+            write_line(f"a stall in {method} is not reported: {why} (pid {os.getpid()})")
 
 
 class WorkerCalls:
@@ -128,9 +128,9 @@ class StallWatch:
                     time.sleep(STACKS_S)
                 faulthandler.cancel_dump_traceback_later()  # waits for what it writes: its stacks come before our line
                 self.look(now, gap_s if gap_s > self._limit_s else 0.0)
-            _write_line(f"{MAX_STALLS} steps stalled: further ones are not reported (pid {os.getpid()})")
+            write_line(f"{MAX_STALLS} steps stalled: further ones are not reported (pid {os.getpid()})")
         except Exception as error:  # noqa: BLE001 - a thread of the engine: it must end without a traceback
-            _write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
+            write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -140,18 +140,18 @@ class StallWatch:
         step = self._open_step()
         if step != self._step:
             if self._reported:
-                _write_line(f"step {self._step} ended after {now_s - self._since_s:.1f} s (pid {os.getpid()})")
+                write_line(f"step {self._step} ended after {now_s - self._since_s:.1f} s (pid {os.getpid()})")
             self._step, self._since_s, self._reported = step, self._looked_s if starved else now_s, False
         self._looked_s = now_s
         if starved:
             self.stalls += 1
-            _write_line(f"no Python thread ran for {starved_s:.1f} s (pid {os.getpid()})")
+            write_line(f"no Python thread ran for {starved_s:.1f} s (pid {os.getpid()})")
             self._reported = step is not None
         elif step is not None and not self._reported and now_s - self._since_s >= self._limit_s:
             self.stalls += 1
             self._reported = True
             frame = self._find_frame()
-            _write_line(f"a step has run for {self._limit_s:g} s, {frame} (step {step}, pid {os.getpid()})")
+            write_line(f"a step has run for {self._limit_s:g} s, {frame} (step {step}, pid {os.getpid()})")
             faulthandler.dump_traceback(file=2, all_threads=True)
 
     def _find_frame(self) -> str:
@@ -168,9 +168,3 @@ class StallWatch:
 
 def _format_place(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _write_line(text: str) -> None:
-    """One write to the descriptor: no prefix of vLLM's, and no other process's text in the middle."""
-    with contextlib.suppress(OSError):  # no one reads the log
-        os.write(2, f"[tracon] {text}\n".encode())

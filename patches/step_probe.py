@@ -6,8 +6,6 @@ a module path and MultiConnector alike. The step's id travels to the workers on 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Protocol
 
 from . import hooks
@@ -34,35 +32,20 @@ def install(log_path: str) -> HookCheck:
         engine.constructed(scheduler)
         begin_watch(lambda: engine.open_step(scheduler))
 
-    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=constructed), _MARK)
-    replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
-    replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
-    replace_on_class(
-        hooks.CREATE_CONNECTOR,
-        check,
-        lambda original: classmethod(
-            wrap_create_connector(original.__func__, engine, lambda: WorkerSteps(log_path, check))
-        ),
-        _MARK,
-    )
-    return check
-
-
-def wrap_create_connector(
-    original: Callable[..., object], engine: EngineSteps, worker: Callable[[], WorkerSteps]
-) -> Callable[..., object]:
-    """Instrument each connector as it is made; one that cannot be is handed out as it is."""
-
-    @functools.wraps(original)
-    def create_connector(cls: type, config: object, role: Role, kv_cache_config: object) -> object:
-        connector = original(cls, config, role, kv_cache_config)
+    def created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
+        """A connector that cannot be timed is handed out as it is."""
         try:
             if role.name == "SCHEDULER":
                 time_scheduler_connector(connector, engine)
             else:
-                time_worker_connector(connector, worker())
+                time_worker_connector(connector, WorkerSteps(log_path, check))
         except Exception as error:  # noqa: BLE001 - the connector works without being timed
             engine.note_misfit(type(connector).__name__, f"{type(error).__name__}: {error}")
-        return connector
 
-    return create_connector
+    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=constructed), _MARK)
+    replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
+    replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
+    replace_on_class(
+        hooks.CREATE_CONNECTOR, check, lambda original: classmethod(surround(after=created)(original.__func__)), _MARK
+    )
+    return check

@@ -8,7 +8,6 @@ the events.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,31 +33,10 @@ def install(folder: str) -> HookCheck:
     log = TransferLog(folder)
     engine = EngineTransfers(log, check)
 
-    def wrap(hook: Method, make: Callable[[Any], Any]) -> None:
-        hooks.replace_on_class(hook, check, make, _MARK)
-
-    wrap(engine_transfers.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
-    wrap(engine_transfers.SCHEDULE, lambda original: wrap_schedule(original, engine))
-    wrap(engine_transfers.PROMOTE, lambda original: wrap_promote(original, engine))
-    wrap(
-        engine_transfers.CREATE_CONNECTOR,
-        lambda original: classmethod(
-            wrap_create_connector(original.__func__, engine, lambda: Report(log, "worker", WORKER_EVENTS, check))
-        ),
-    )
-    return check
-
-
-def wrap_create_connector(
-    original: Callable[..., object], engine: EngineTransfers, worker: Callable[[], Report]
-) -> Callable[..., object]:
-    """Watch each connector as it is made; one that cannot be watched is handed out as it is."""
-
-    @functools.wraps(original)
-    def create_connector(cls: type, config: object, role: Role, kv_cache_config: object) -> object:
-        connector = original(cls, config, role, kv_cache_config)
+    def created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
+        """A connector that cannot be watched is handed out as it is."""
         in_engine = getattr(role, "name", None) == "SCHEDULER"
-        report = engine.report if in_engine else worker()
+        report = engine.report if in_engine else Report(log, "worker", WORKER_EVENTS, check)
         events = (engine_transfers.PREFILL_DONE, engine_transfers.ALLOCATED) if in_engine else WORKER_EVENTS
         try:
             if in_engine:
@@ -67,9 +45,15 @@ def wrap_create_connector(
                 watch_worker_connector(connector, report)
         except Exception as error:  # noqa: BLE001 - the connector works without being watched
             report.stop(events, error)
-        return connector
 
-    return create_connector
+    def wrap(hook: Method, make: Callable[[Any], Any]) -> None:
+        hooks.replace_on_class(hook, check, make, _MARK)
+
+    wrap(engine_transfers.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
+    wrap(engine_transfers.SCHEDULE, lambda original: wrap_schedule(original, engine))
+    wrap(engine_transfers.PROMOTE, lambda original: wrap_promote(original, engine))
+    wrap(engine_transfers.CREATE_CONNECTOR, lambda original: classmethod(surround(after=created)(original.__func__)))
+    return check
 
 
 def watch_worker_connector(connector: object, report: Report) -> None:

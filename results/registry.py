@@ -14,7 +14,6 @@ from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 
 if TYPE_CHECKING:
-    from results.records.run_folder import RunFacts
     from results.report.comparison import Comparable, Comparison
 
 FOLDERS = (
@@ -75,29 +74,12 @@ def compare_runs(first: Path, second: Path) -> Comparison:
     Raises ResultsError where a folder is none, or where the runs are not of one experiment, share no number, or differ
     in what they must agree in.
     """
+    from results.records.run_folder import run_facts
     from results.report.comparison import compare, require_same_experiment
 
-    require_same_experiment(_read_facts(first), _read_facts(second))
-    return compare(find_comparable(first), find_comparable(second))
-
-
-def find_comparable(folder: Path) -> Comparable:
-    """What the run in `folder` can be compared by: computed now, or as `tracon export` wrote it.
-
-    Raises ResultsError where the experiment has no such numbers, or `folder` is neither.
-    """
-    from results.report.differences import read_origin
-    from results.report.export import read_comparable
-
-    if RunLayout(folder).comparable.is_file():
-        return read_comparable(folder)
-    results = results_of(folder)
-    if results.comparable is None:
-        raise ResultsError(
-            f"{folder.name} is a {results.name} run: {results.why_no_compare}",
-            remedy=f"see `tracon report {folder.name}`",
-        )
-    return replace(results.comparable(results.analyse(folder), folder), origin=read_origin(folder))
+    sides = [(folder, _read_exported(folder)) for folder in (first, second)]
+    require_same_experiment(*(run_facts(folder)[0] if side is None else side.facts for folder, side in sides))
+    return compare(*(side or _analyse_comparable(folder) for folder, side in sides))
 
 
 def export_run(source: Path, target: Path) -> tuple[Path, ...]:
@@ -105,21 +87,37 @@ def export_run(source: Path, target: Path) -> tuple[Path, ...]:
 
     Raises ResultsError where `source` is no run or `target` is one, OSError where a file cannot be written.
     """
-    from results.report.differences import read_origin
     from results.report.export import export_results
 
     results = results_of(source)
     analysis = results.write(source)
-    comparable = None
-    if results.comparable is not None:
-        comparable = replace(results.comparable(analysis, source), origin=read_origin(source))
-    return export_results(source, target, comparable)
+    return export_results(source, target, _build_comparable(results, analysis, source))
 
 
-def _read_facts(folder: Path) -> RunFacts:
-    from results.records.run_folder import run_facts
+def _read_exported(folder: Path) -> Comparable | None:
+    """None where `folder` is no exported run."""
     from results.report.export import read_comparable
 
-    if RunLayout(folder).comparable.is_file():
-        return read_comparable(folder).facts
-    return run_facts(folder)[0]
+    return read_comparable(folder) if RunLayout(folder).comparable.is_file() else None
+
+
+def _analyse_comparable(folder: Path) -> Comparable:
+    """Raises ResultsError where the experiment has no such numbers, or `folder` is no run."""
+    results = results_of(folder)
+    if results.comparable is None:
+        raise ResultsError(
+            f"{folder.name} is a {results.name} run: {results.why_no_compare}",
+            remedy=f"see `tracon report {folder.name}`",
+        )
+    comparable = _build_comparable(results, results.analyse(folder), folder)
+    assert comparable is not None
+    return comparable
+
+
+def _build_comparable(results: ExperimentResults[Any], analysis: Any, folder: Path) -> Comparable | None:  # noqa: ANN401
+    """With how the run was made; None where the experiment's runs are not compared."""
+    from results.report.differences import read_origin
+
+    if results.comparable is None:
+        return None
+    return replace(results.comparable(analysis, folder), origin=read_origin(folder))

@@ -18,6 +18,7 @@ from launch import patching
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
 from launch.errors import LaunchError
+from launch.gpu_choice import choose_gpus
 from launch.gpu_devices import require_gpu
 from launch.instance import Instance
 from launch.local import LocalBackend
@@ -182,9 +183,13 @@ async def _hold(row: StandaloneEngine, profile: Profile, folder: Path, port: int
         loop.add_signal_handler(signum, stop.set)
     engine = find_engine(profile.engine.kind, python)
     layout = ConfigLayout(folder)
-    spec = build_launch(profile, load_config(row.config), engine, instance=row.name, port=port, layout=layout, launch=1)
+    choice = choose_gpus(profile)
+    spec = build_launch(
+        profile, load_config(row.config), engine, instance=row.name, port=port, layout=layout, launch=1,
+        extra_env={} if choice is None else choice.name_free(profile.engine.tensor_parallel_size),
+    )  # fmt: skip
     write_launch(spec, layout)
-    async with LocalBackend(profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         instance = await backend.start(spec, lambda *_started: None)
         try:
             await instance.wait_ready(profile.launch.ready_timeout_s)

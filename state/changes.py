@@ -77,8 +77,11 @@ def stage_after(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _
 def cell_after(cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float) -> CellView:
     """The cell after the event; `now_active_s` is the run's active time at the event."""
     ended = event.state in CELL_ENDED
-    runs = event.state is CellState.RUNNING
     done = event.state is CellState.DONE
+    if event.state is CellState.RUNNING:
+        attempts = (*cell.attempts, AttemptView(event.attempt, AttemptState.RUNNING, t_unix_s, now_active_s))
+    else:
+        attempts = _finish_attempt(cell, event, t_unix_s, now_active_s)
     return replace(
         cell,
         state=event.state,
@@ -90,9 +93,7 @@ def cell_after(cell: CellView, event: events.CellChanged, t_unix_s: float, now_a
         note="",
         started_unix_s=_start_time(cell, event, t_unix_s),
         ended_unix_s=t_unix_s if ended else None,
-        attempts=_begin_attempt(cell, event, t_unix_s, now_active_s)
-        if runs
-        else _finish_attempt(cell, event, t_unix_s, now_active_s),
+        attempts=attempts,
     )
 
 
@@ -104,12 +105,6 @@ def _start_time(cell: CellView, event: events.CellChanged, t_unix_s: float) -> f
     if event.state is CellState.DONE and cell.attempts:
         return cell.attempts[-1].started_unix_s
     return cell.started_unix_s
-
-
-def _begin_attempt(
-    cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float
-) -> tuple[AttemptView, ...]:
-    return (*cell.attempts, AttemptView(event.attempt, AttemptState.RUNNING, t_unix_s, now_active_s))
 
 
 _OUTCOMES: Mapping[CellState, AttemptState] = {

@@ -49,8 +49,6 @@ class Lease:
 
     store: RunStore
     holder: ProcessIdentity
-    taken_from: LeaseState
-    """What was there before: `dead` where this is a takeover."""
     clock: Callable[[], float]
 
     def heartbeat(self) -> None:
@@ -102,7 +100,7 @@ def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease
         values = (1, *astuple(me), clock(), clock())
         sql = f"INSERT OR REPLACE INTO lease (id, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(values))})"
         transaction.connection.execute(sql, values)
-    lease = Lease(store, me, before, clock)
+    lease = Lease(store, me, clock)
     store.fence = lease.require_holder
     return lease
 

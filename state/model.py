@@ -194,18 +194,6 @@ class RunView:
         return self.row.reason
 
     @property
-    def created_unix_s(self) -> float:
-        return self.row.created_unix_s
-
-    @property
-    def started_unix_s(self) -> float | None:
-        return self.row.started_unix_s
-
-    @property
-    def ended_unix_s(self) -> float | None:
-        return self.row.ended_unix_s
-
-    @property
     def open_requests(self) -> tuple[RequestView, ...]:
         return tuple(request for request in self.requests.values() if request.open)
 

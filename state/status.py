@@ -30,9 +30,9 @@ def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
         "reason": view.reason,
         "pause": view.pause,
         "pid": view.row.pid,
-        "created_unix_s": view.created_unix_s,
-        "started_unix_s": view.started_unix_s,
-        "ended_unix_s": view.ended_unix_s,
+        "created_unix_s": view.row.created_unix_s,
+        "started_unix_s": view.row.started_unix_s,
+        "ended_unix_s": view.row.ended_unix_s,
         "elapsed_s": elapsed_s(view, now_unix_s),
         "eta_s": eta_s(view, now_unix_s),
         "estimated_s": view.plan.estimated_s,
@@ -84,11 +84,10 @@ def _cell_json(cell: CellView) -> dict[str, Any]:
 
 
 def _instance_json(instance: InstanceView) -> dict[str, Any]:
-    histogram = _histogram_json(instance.step_counts_total)
     return {
         **_pick_fields(instance, INSTANCE_FIELDS),
         "latest": _latest_json(instance),
-        "step_histogram": histogram,
+        "step_histogram": _histogram_json(instance.step_counts_total),
     }
 
 

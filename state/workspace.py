@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,8 +44,6 @@ class RunEntry:
     state: RunState = RunState.PLANNED
     reason: str = ""
     created_unix_s: float = 0.0
-    started_unix_s: float | None = None
-    ended_unix_s: float | None = None
     progress: Progress = _NO_PROGRESS
     lease: LeaseState = _NO_LEASE
     problem: str = ""
@@ -149,22 +147,17 @@ def _read_entry(store: RunStore) -> RunEntry:
     cells = store.read("SELECT state, estimated_s, fraction FROM cells")
     ended = sum(state in CELL_ENDED for state, _, _ in cells)
     fraction = progress_fraction([(float(str(estimated)), float(str(done))) for _, estimated, done in cells])
-    known = RunEntry(
+    return RunEntry(
         run=str(name),
         folder=store.folder,
         experiment=str(experiment),
         profile=str(profile),
         preset=str(preset),
-        progress=Progress(ended, len(cells), fraction),
-        lease=lease_state(store),
-    )
-    return replace(
-        known,
         state=run.state,
         reason=run.reason,
         created_unix_s=run.created_unix_s,
-        started_unix_s=run.started_unix_s,
-        ended_unix_s=run.ended_unix_s,
+        progress=Progress(ended, len(cells), fraction),
+        lease=lease_state(store),
     )
 
 

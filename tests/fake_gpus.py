@@ -14,6 +14,7 @@ import pytest
 import launch.doctor
 import launch.gpu_checks
 import launch.gpu_devices
+import launch.rdma_checks
 
 DRIVER_TEXT = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
 SMI = """#!/bin/sh
@@ -28,6 +29,9 @@ state() {{
       compute_cap) value=$3 ;;
       memory.total) value=$4 ;;
       memory.used) value=$5 ;;
+      compute_mode) value=$6 ;;
+      mig.mode.current) value=$7 ;;
+      driver_version) value={driver} ;;
       *) echo "unknown field: $field" >&2; exit 1 ;;
     esac
     line="$line, $value"
@@ -38,6 +42,9 @@ if [ "$1" = -L ]; then
 {listed}
 elif [ "$*" = "topo -m" ]; then
 printf '\t\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n'
+elif [ "$1" = --query-compute-apps=gpu_uuid,pid,used_memory ]; then
+:
+{processes}
 else
 {states}
 fi
@@ -62,12 +69,18 @@ class FakeGpu:
     celsius: int = 65
     reasons: int = 0
     capability: str = "9.0"
+    compute_mode: str = "Default"
+    mig: str = "Disabled"
+    processes: tuple[tuple[int, int | str], ...] = ()
+    """Pid and MiB of those that hold its memory, as nvidia-smi lists them; in most containers it lists none."""
 
 
 @dataclass
 class FakeHost:
     folder: Path
     gpus: list[FakeGpu] = field(default_factory=lambda: [FakeGpu()])
+    driver: str = "[N/A]"
+    """What nvidia-smi states as the driver's version."""
 
     @staticmethod
     def uuid(index: int) -> str:
@@ -79,12 +92,30 @@ class FakeHost:
             f"echo 'GPU {index}: {gpu.name} (UUID: {self.uuid(index)})'" for index, gpu in enumerate(self.gpus)
         )
         states = "\n".join(
-            f"state {index} {self.uuid(index)} {gpu.capability} {gpu.total >> 20} {gpu.used >> 20}"
+            f"state {index} {self.uuid(index)} {gpu.capability} {gpu.total >> 20} {gpu.used >> 20} "
+            f"{gpu.compute_mode} {gpu.mig}"
             for index, gpu in enumerate(self.gpus)
         )
+        processes = "\n".join(
+            f"echo '{self.uuid(index)}, {pid}, {mib}'"
+            for index, gpu in enumerate(self.gpus)
+            for pid, mib in gpu.processes
+        )
         tool = self.folder / "nvidia-smi"
-        tool.write_text(SMI.format(listed=listed, states=states))
+        tool.write_text(SMI.format(listed=listed, states=states, processes=processes, driver=self.driver))
         tool.chmod(0o755)
+
+    def add_adapter(self, name: str, state: str = "") -> None:
+        """An RDMA adapter with its node, and a port in this state; empty = without a port."""
+        number = len(list(self.folder.glob("infiniband_verbs/*")))
+        verbs, nodes = self.folder / "infiniband_verbs" / f"uverbs{number}", self.folder / "nodes"
+        port = self.folder / "infiniband" / name / "ports" / "1"
+        for folder in (verbs, nodes, port if state else port.parents[1]):
+            folder.mkdir(parents=True, exist_ok=True)
+        (verbs / "ibdev").write_text(f"{name}\n")
+        (nodes / verbs.name).touch()
+        if state:
+            (port / "state").write_text(f"{state}\n")
 
     def nvml(self) -> Any:  # noqa: ANN401 - a module made here
         """A `pynvml` that answers for these GPUs."""
@@ -102,6 +133,10 @@ class FakeHost:
         module.nvmlDeviceGetClockInfo = lambda gpu, which: gpu.clocks[which - 1]
         module.nvmlDeviceGetTemperature = lambda gpu, _sensor: gpu.celsius
         module.nvmlDeviceGetCurrentClocksEventReasons = lambda gpu: gpu.reasons
+        module.nvmlDeviceGetComputeRunningProcesses = lambda gpu: [
+            SimpleNamespace(pid=pid, usedGpuMemory=mib << 20 if isinstance(mib, int) else None)
+            for pid, mib in gpu.processes
+        ]
         return module
 
 
@@ -121,7 +156,11 @@ def make_host(
     driver = host.folder / "version"
     driver.write_text(DRIVER_TEXT)
     for name in rdma:
-        (host.folder / "infiniband" / name).mkdir(parents=True)
+        host.add_adapter(name)
+    monkeypatch.setattr(launch.rdma_checks, "DEVICE_NODES", host.folder / "nodes")
+    monkeypatch.setattr(launch.rdma_checks, "PEER_MEMORY", host.folder / "nvidia_peermem")
+    for name in (launch.rdma_checks.DMA_BUF, launch.rdma_checks.FORCE_TCP):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{host.folder}:/usr/bin:/bin")
     for module in (launch.gpu_devices, launch.gpu_checks):
         monkeypatch.setattr(module, "DRIVER", driver)

@@ -60,6 +60,7 @@ TURN_DECLARATIONS = (
     ("runners/load/stream.py", "Exchange"),
     ("runners/load/turn_records.py", "unsent_record"),
     ("runners/load/turn_records.py", "sent_record"),
+    ("runners/load/replay.py", "make_turn_record"),
     ("results/records/turns.py", "TurnRecord"),
     ("results/measures/turns.py", "Turns"),
     ("runners/cli/session.py", "SessionPick"),

@@ -43,7 +43,7 @@ class LatencyPanel(Panel):
         view = picture.view
         shown = [i for i in view.instances.values() if self.only in (None, i.instance)]
         end = float(int(now_of(picture)) + 1)
-        earliest = view.started_unix_s or view.created_unix_s
+        earliest = view.row.started_unix_s or view.row.created_unix_s
         if self.only and shown:
             earliest, end = shown[0].started_unix_s, min(end, (shown[0].ended_unix_s or end) + 1)
         start = earliest if self.look.window_s is None else max(end - self.look.window_s, earliest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import ClassVar, cast
@@ -11,7 +12,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from console import actions
+from console import actions, export
 from console.app_protocol import Host
 from console.screens.help import Help
 
@@ -39,6 +40,10 @@ class ConsoleScreen(Screen[None]):
     def folder(self) -> Path | None:
         """The run this screen is about."""
         return None
+
+    def folder_below(self, name: str) -> Path | None:
+        """Where files about the run go; None where there is no run, or nothing may be written into its folder."""
+        return None if self.folder is None or self.tracon.options.read_only else self.folder / name
 
     # -- actions every screen has -------------------------------------------------------------------------------
 
@@ -79,8 +84,8 @@ class ConsoleScreen(Screen[None]):
     def action_copy(self) -> None:
         command = self.tracon.last_command or self.default_command()
         if command:
-            self.app.copy_to_clipboard(actions.shell_text(command))
-            self.notify(actions.shell_text(command), title="copied")
+            self.app.copy_to_clipboard(shlex.join(command))
+            self.notify(shlex.join(command), title="copied")
 
     def default_command(self) -> tuple[str, ...]:
         """What `y` copies before anything was done here."""
@@ -90,21 +95,12 @@ class ConsoleScreen(Screen[None]):
 
     def action_screenshot(self) -> None:
         name = f"console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
-        places = (
-            [self.folder / "screenshots", Path.cwd()]
-            if self.folder and not self.tracon.options.read_only
-            else [Path.cwd()]
-        )
-        svg = self.app.export_screenshot()
-        for place in places:
-            try:
-                place.mkdir(exist_ok=True)
-                (place / name).write_text(svg, encoding="utf-8")
-            except OSError as error:
-                self.notify(f"{place / name}: {error.strerror}", severity="warning")
-            else:
-                self.notify(str(place / name), title="screenshot saved")
-                return
+        try:
+            path = export.save_file(self.app.export_screenshot().encode(), name, self.folder_below("screenshots"))
+        except OSError as error:
+            self.notify(f"{error.filename}: {error.strerror}", severity="error")
+        else:
+            self.notify(str(path), title="screenshot saved")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if self.tracon.options.read_only and actions.is_steering(action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -15,7 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from console.actions import Action, shell_text
+from console.actions import Action
 
 Answer = TypeVar("Answer")
 
@@ -46,7 +47,7 @@ class Confirm(Dialog[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(Text(self._question), classes="question")
-            yield Static(Text(shell_text(self._command)), classes="command")
+            yield Static(Text(shlex.join(self._command)), classes="command")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button(self._verb, id="confirm", variant="error")
@@ -104,14 +105,14 @@ class Menu(Dialog[str]):
     @on(OptionList.OptionHighlighted)
     def describe(self) -> None:
         self.query_one("#help", Static).update(Text(self.highlighted.action.help))
-        self.query_one("#command", Static).update(Text(shell_text(self.highlighted.command)))
+        self.query_one("#command", Static).update(Text(shlex.join(self.highlighted.command)))
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
     def action_copy(self) -> None:
-        command = shell_text(self.highlighted.command)
+        command = shlex.join(self.highlighted.command)
         self.app.copy_to_clipboard(command)
         self.notify(command, title="copied")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,8 @@ class RunScreen(DashboardScreen):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._filtered = ""
+        self._filtered = "events"
+        """The panel that the filter is about."""
         self._drawn_at: dict[str, float] = {}
         """When each panel was last drawn (monotonic seconds)."""
         self._feed: RunFeed | None = None
@@ -97,7 +99,7 @@ class RunScreen(DashboardScreen):
             self._draw_picture()
 
     def _draw_picture(self) -> None:
-        self._draw_header()
+        self._header.show(self.picture, self._list_badges(), self.folder.name)
         child = self.app.screen
         if isinstance(child, InstanceScreen):
             child.show(self.picture)
@@ -108,9 +110,6 @@ class RunScreen(DashboardScreen):
         for name, panel in self._panels.items():
             if self.is_seen(name) and self._is_due(name):
                 panel.show(self.shown_picture)
-
-    def _draw_header(self) -> None:
-        self._header.show(self.picture, self._list_badges(), self.folder.name)
 
     def _is_due(self, name: str) -> bool:
         """Some panels cost too much to be drawn at every tick."""
@@ -170,15 +169,15 @@ class RunScreen(DashboardScreen):
         if numbers is None:
             self.notify("there is nothing to save yet", severity="warning")
             return
-        folders = export.export_folders(self.folder, self.tracon.options.read_only)
-        self.run_worker(lambda: self._export_numbers(numbers, folders), thread=True, group="export")
+        folder = self.folder_below("exports")
+        self.run_worker(lambda: self._export_numbers(numbers, folder), thread=True, group="export")
 
-    def _export_numbers(self, numbers: Export, folders: tuple[Path, ...]) -> None:
+    def _export_numbers(self, numbers: Export, folder: Path | None) -> None:
         """In a thread: what writes tables takes a moment to import."""
         ending, data = numbers.write()
         name = f"{numbers.name}-{time.strftime('%Y%m%d-%H%M%S')}.{ending}"
         try:
-            path = export.save_export(data, name, folders)
+            path = export.save_file(data, name, folder)
         except OSError as error:
             self.app.call_from_thread(self.notify, f"{error.filename}: {error.strerror}", severity="error")
         else:
@@ -194,18 +193,15 @@ class RunScreen(DashboardScreen):
             self.change_look(follow=follow)
 
     def apply_filter(self, text: str) -> None:
-        self.panel(self._filter_panel()).filter(text)
+        self.panel(self._filtered).filter(text)
 
     def action_filter(self) -> None:
         focused = self.focused_panel()
         self._filtered = focused if self.panel(focused).table is not None else "events"
         super().action_filter()
 
-    def _filter_panel(self) -> str:
-        return self._filtered or "events"
-
     def filter_target_focus(self) -> None:
-        self.panel(self._filter_panel()).focus_content()
+        self.panel(self._filtered).focus_content()
 
     @on(Table.Chosen)
     def open_row(self, event: Table.Chosen) -> None:
@@ -225,7 +221,7 @@ class RunScreen(DashboardScreen):
         workspace = self.tracon.workspace_of(self.folder)
         command = actions.fill_command(self._kinds[name].command, self.folder, workspace, opening.command_values)
         self.tracon.last_command = command
-        return [(opening.command_label, actions.shell_text(command))]
+        return [(opening.command_label, shlex.join(command))]
 
     def action_back(self) -> None:
         if self.clear_filter():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -106,7 +107,7 @@ class RunsScreen(ConsoleScreen):
         if command is None:
             return
         self.tracon.last_command = command
-        self.notify(actions.shell_text(command), title="starting")
+        self.notify(shlex.join(command), title="starting")
         self.run_worker(partial(self._start_run, command), thread=True, exit_on_error=False)
 
     def _start_run(self, command: tuple[str, ...]) -> None:

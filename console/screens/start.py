@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 
 from rich.text import Text
@@ -81,7 +82,7 @@ class Start(Dialog[tuple[str, ...]]):
         self._previewed = chosen
         self.query_one("#confirm", Button).disabled = True
         self.query_one("#plan", Static).update(Text("making the plan ...", style="dim"))
-        self.query_one("#command", Static).update(Text(actions.shell_text(self._build_command(chosen))))
+        self.query_one("#command", Static).update(Text(shlex.join(self._build_command(chosen))))
         self.run_worker(
             partial(self._preview_plan, chosen), thread=True, exclusive=True, group="plan", exit_on_error=False
         )

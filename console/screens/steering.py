@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -106,7 +107,7 @@ class SteeringScreen(LookingScreen):
 
     def _report_result(self, result: steer.Result, command: tuple[str, ...]) -> None:
         if result.done:
-            self.notify(f"{actions.shell_text(command)}\ny copies the command line", title=result.text)
+            self.notify(f"{shlex.join(command)}\ny copies the command line", title=result.text)
         else:
             self.notify(result.text, title="refused", severity="error", timeout=15)
 

@@ -22,7 +22,7 @@ TITLE = "Fewest instances that hold the objective"
 
 
 def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
-    table = build_table(analysis)
+    table = pd.DataFrame(_list_rows(analysis))
     if table.empty or table["value"].isna().all():
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
     caption = (
@@ -34,12 +34,8 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     return (Figure(FIGURE, TITLE, caption, table, {limit.title: limit.limit_s for limit in analysis.limits}),)
 
 
-def build_table(analysis: CapacityAnalysis) -> pd.DataFrame:
-    """A row per policy, number of instances and limit."""
-    return pd.DataFrame(_list_rows(analysis))
-
-
 def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
+    """A row per policy, number of instances and limit."""
     for policy in analysis.policies:
         for count in sorted({size.instances for size in policy.points}):
             own = [size for size in policy.points if size.instances == count]

@@ -129,7 +129,7 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
             _build_points(analysis),
             *([gap_table(analysis.gaps)] if analysis.gaps else []),
         ),
-        _list_limits(analysis),
+        tuple(_list_limits(analysis)),
     )
 
 
@@ -155,11 +155,7 @@ def _share_completed(policy: PolicyCapacity, size: Size) -> float:
     return sum(one.completed for one in rows) / sum(one.turns for one in rows)
 
 
-def _list_limits(analysis: CapacityAnalysis) -> tuple[str, ...]:
-    return tuple(_say_limits(analysis))
-
-
-def _say_limits(analysis: CapacityAnalysis) -> Iterator[str]:
+def _list_limits(analysis: CapacityAnalysis) -> Iterator[str]:
     model = analysis.facts.simulated
     yield f"Nothing was measured: engines are the model {model}; docs/simulator.md says what it lacks."
     yield (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from results.capacity.slo import Limit
@@ -111,9 +111,8 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
     if len(known) < len(values):
         return unknown(f"in {len(values) - len(known)} of {len(values)} traces the turns at it were not completed")
     logs = mean_over_launches([math.log(value) for value in known])
-    value, low, high = (None if part is None else math.exp(part) for part in (logs.value, logs.low, logs.high))
-    basis = f"over {len(known)} traces" if low is not None else None
-    return Estimate(value, low, high, len(known), logs.reason, basis, len(known))
+    basis = None if logs.low is None else f"over {len(known)} traces"
+    return replace(logs.transform(math.exp), basis=basis)
 
 
 def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Standing:

@@ -24,6 +24,7 @@ from results.connector_tax.combined_taxes import (
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
+from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
@@ -44,7 +45,7 @@ from results.measures.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
-from results.records.host import HostSample, find_disturbed, mean_work_us, read_host
+from results.records.host import HostSample, find_disturbed, mean_work_us, read_host, share_slow
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.phase_names import CONFIRM
@@ -90,6 +91,8 @@ class Analysis:
     """The success criteria 1 to 7."""
     disturbed: tuple[str, ...] = ()
     """The cells that were measured while the host did something else; they take part."""
+    slow: float | None = None
+    """0..1: the share of the seconds under load in which a core was slow; None = not timed."""
 
     @property
     def degraded(self) -> tuple[CellSummary, ...]:
@@ -111,11 +114,13 @@ def analyse(root: Path) -> Analysis:
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
     cells = choose_cells(collected.summaries, rates, facts.shapes)
+    planned = count_planned(facts.cells)
     measurements = Measurements(
         cells,
         _sample_reader(collected.paths, {cell.path for cell in cells if cell.phase == "A"}),
         {path: judgement.saturated for path, judgement in saturation.items()},
         rates.ref_safe_per_s,
+        planned,
     )
     decomposition, additivity = decompose_taxes(measurements, rates), add_up_taxes(measurements, rates)
     lines = follow_trends(measurements)
@@ -145,9 +150,10 @@ def analyse(root: Path) -> Analysis:
         verdicts=verdicts,
         engine_changes=changes,
         attribution=attribute_taxes(taxes, cells, changes),
-        capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
+        capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths), planned),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
         disturbed=tuple(one.cell for one in find_disturbed(host)),
+        slow=share_slow(host),
     )
 
 

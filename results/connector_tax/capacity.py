@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from results.measures.goodput import Slo
-from results.measures.saturation_criteria import QUEUE, THROUGHPUT, CellSaturation
+from results.measures.saturation_criteria import LIMITS, CellSaturation
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.records.phase_names import CONFIRM
@@ -24,8 +24,6 @@ from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
-LIMITS = frozenset({THROUGHPUT, QUEUE})
-"""The criteria that show an engine at its limit; a growing TTFT alone does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,16 @@ def measure_capacity(
     cells: Sequence[CellSummary],
     saturation: Mapping[str, CellSaturation],
     goodput_of: Callable[[CellSummary], Estimate] | None,
+    planned: int = 0,
 ) -> tuple[CapacityCost, ...]:
-    """One row for each config of Phase A, plain first. `saturation`: by `CellSummary.path`."""
+    """One row for each config of Phase A, plain first. `saturation`: by `CellSummary.path`; `planned`: launches."""
     swept = [cell for cell in cells if cell.phase == "A" and not cell.degraded]
     configs = sorted({cell.config for cell in swept}, key=lambda config: (config not in (BASELINE, REPEAT), config))
     peaks = {config: _measure_peaks(_group_launches(swept, config), saturation) for config in configs}
     goodputs = {
         config: _measure_goodputs(_group_launches(swept, config), goodput_of) for config in configs if goodput_of
     }
-    launched = len({cell.trial for cell in cells if cell.phase == "A"})
+    launched = max(planned, len({cell.trial for cell in cells if cell.phase == "A"}))
     remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
     return tuple(
         _describe(config, _group_launches(swept, config), saturation, peaks, goodputs, remedy) for config in configs

@@ -1,7 +1,7 @@
 """What vLLM settled on for each config's engine, and what of it differs from plain's.
 
 vLLM changes settings by itself for a connector: it may switch asynchronous scheduling off, choose another graph mode,
-or have fewer KV blocks left. Such a change costs what no callback shows.
+take another layout of the KV cache, or have fewer KV blocks left. Such a change costs what no callback shows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from results.records.percent import format_percent
 from results.report.table import Column, Table, make_table
 
 KV_ROOM = ("kv_blocks", "kv_capacity_tokens")
+KV_LAYOUT = "kv_cache_layout"
+"""Order of layers, blocks, heads and tokens in GPU memory: vLLM takes the one that a connector asks for."""
 SAME_ROOM = 0.01
 """What two launches of one config may differ by in KV blocks: free memory is measured anew at each."""
 
@@ -85,13 +87,18 @@ def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
         "use and the lowest mean clock among the config's cells."
     )
     recorded = [change for change in changes if change.settings]
-    return make_table("What vLLM changed for each config", CHANGE_COLUMNS, recorded, note)
+    has_layout = any(change.settings.get(KV_LAYOUT) is not None for change in recorded)
+    columns = [column for column in CHANGE_COLUMNS if has_layout or column is not LAYOUT_COLUMN]
+    return make_table("What vLLM changed for each config", columns, recorded, note)
 
 
+LAYOUT_COLUMN: Column[EngineChange] = Column("KV layout", lambda row: _text(row.settings.get(KV_LAYOUT)))
+"""Only in tables of runs that recorded it: neither older ones nor engines before vLLM 0.32 did."""
 CHANGE_COLUMNS: tuple[Column[EngineChange], ...] = (
     Column("config", lambda row: row.config),
     Column("async scheduling", lambda row: _text(row.settings.get("async_scheduling"))),
     Column("graph mode", lambda row: _text(row.settings.get("cudagraph_mode"))),
+    LAYOUT_COLUMN,
     Column("KV blocks", lambda row: _text(row.settings.get("kv_blocks"))),
     Column("KV capacity tokens", lambda row: _text(row.settings.get("kv_capacity_tokens"))),
     Column("most GPU memory MiB", lambda row: row.gpu_memory_mib, form=".0f"),

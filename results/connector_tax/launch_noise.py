@@ -43,6 +43,8 @@ class LaunchNoise:
     """The smallest tax that this many launches detect with a probability of 80 %; None = too few to judge."""
     launches_for_named: int | None
     """Launches per config that detect NAMED_TAX; None = more than can be planned."""
+    sigma_for_named: float | None = None
+    """The sigma at which this many launches, three at least, detect NAMED_TAX."""
     sigma_at_one_speed: float | None = None
     """Sigma without what follows the host's speed: the logarithm of `work_us` of host.csv as a covariate. Descriptive:
     no verdict uses it. None = the work was not timed beside every launch."""
@@ -73,6 +75,7 @@ def _describe_noise(
     level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))
     low, high = bound_sigma(fit.sigma**2, fit.degrees)
+    unit = detectable_effect(1.0, max(launches, MIN_PAIRED), configs, references=names, level=level)
     smallest: float | None = None
     if launches >= MIN_PAIRED:
         smallest = detectable_effect(fit.sigma, launches, configs, references=names, level=level)
@@ -90,5 +93,6 @@ def _describe_noise(
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=None if smallest is None else math.expm1(smallest),
         launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names, level=level),
+        sigma_for_named=math.expm1(math.log1p(NAMED_TAX) / unit),
         sigma_at_one_speed=None if at_one_speed is None else math.expm1(at_one_speed),
     )

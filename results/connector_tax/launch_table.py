@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from results.connector_tax.launches import PlannedLaunches
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
 from results.records.phase_names import CONFIRM
+from results.records.run_folder import PlannedCell
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import figure
 
@@ -17,8 +19,11 @@ LOST = ("failed", "dropped", "cut")
 """How requests due in a window end that do not complete."""
 
 
-def build_launch_table(cells: Sequence[CellSummary], saturation: Mapping[str, CellSaturation]) -> Table:
+def build_launch_table(
+    cells: Sequence[CellSummary], saturation: Mapping[str, CellSaturation], planned: Sequence[PlannedCell] = ()
+) -> Table:
     """Median and range over the launches; a table without rows where there is no confirm stage."""
+    wanted = PlannedLaunches(planned)
     groups: dict[tuple[float, int, int, str], list[CellSummary]] = {}
     for cell in cells:
         if cell.phase == CONFIRM:
@@ -32,14 +37,18 @@ def build_launch_table(cells: Sequence[CellSummary], saturation: Mapping[str, Ce
         Column("req/s", lambda launches: launches[0].rate_per_s, form="g"),
         Column("shape", lambda launches: str(launches[0].shape)),
         Column("config", lambda launches: launches[0].config),
-        Column("launches", len),
+        Column("launches", wanted.describe),
         Column("TTFT p90 ms", lambda launches: _describe_range(launches, "ttft_p90_s")),
+        Column("late p90 ms", _describe_lateness),
         Column("TPOT p90 ms", lambda launches: _describe_range(launches, "tpot_p90_s")),
         Column("saturated", count_saturated),
         Column("degraded", lambda launches: sum(bool(cell.degraded) for cell in launches)),
         Column("requests lost", _count_lost),
     )
-    note = "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest."
+    note = (
+        "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest. Late p90: "
+        "how late the client sent, of the worst launch; TTFT begins at the actual send and does not hold it."
+    )
     return make_table("Confirm stage", columns, (groups[place] for place in sorted(groups)), note)
 
 
@@ -49,6 +58,11 @@ def _describe_range(launches: Launches, name: str) -> str:
         return NOT_MEASURED
     middle, low, high = (figure(value) for value in (median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
+
+
+def _describe_lateness(launches: Launches) -> str:
+    known = [late_s * 1e3 for cell in launches if (late_s := cell.fidelity.get("lateness_p90_s")) is not None]
+    return figure(max(known), 2) if known else NOT_MEASURED
 
 
 def _count_lost(launches: Launches) -> str:

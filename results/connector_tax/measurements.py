@@ -16,7 +16,7 @@ from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.measures.summary import CellSummary, Shape, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
-from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
+from results.statistics.estimates import DRAWS, Estimate, Samples, bootstrap_quantiles, samples_needed, too_small
 from results.statistics.judgement import name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
@@ -71,22 +71,23 @@ class Measurements:
         samples_of: SamplesOf,
         saturated: Mapping[str, bool | None] | None = None,
         ref_safe_per_s: float | None = None,
+        planned: int = 0,
     ) -> None:
-        """saturated: by `CellSummary.path`; None = not known."""
+        """saturated: by `CellSummary.path`; None = not known. planned: launches per config, by the run's plan."""
         self._cells: dict[Load, dict[str, list[CellSummary]]] = defaultdict(lambda: defaultdict(list))
         for summary in summaries:
             load = Load(summary.phase, summary.rate_per_s, summary.shape)
             self._cells[load][summary.config].append(summary)
         self.whole_step = whole_step(summary.step_timing for summary in summaries)
         """The series that stands for a whole step in this run."""
-        self.remedy = name_remedy(len({summary.trial for summary in summaries}))
+        self.remedy = name_remedy(max(planned, len({summary.trial for summary in summaries})))
         """What gives a verdict where a config has too few launches: more of them, or those that the run lost."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
         self._ref_safe_per_s = ref_safe_per_s
         self._points: dict[str, Mapping[str, Trial]] = {}
         self._cut: dict[str, frozenset[str]] = {}
-        """Series whose percentile lies among requests that were cut, by `CellSummary.path`."""
+        """Series whose percentile is not known for requests that were cut, by `CellSummary.path`."""
         self._fits: dict[tuple[Load, str], BlockFit | str] = {}
         self._draws: dict[str, Mapping[Load, Mapping[str, Samples]]] = {}
 
@@ -101,7 +102,7 @@ class Measurements:
     def get(self, load: Load, config: str, series: str) -> Measured:
         """The series' percentile in every trial of the config at this load that is not degraded.
 
-        Nothing where too many trials are degraded, or where it lies among requests that were cut in one of several
+        Nothing where too many trials are degraded, or where requests that were cut leave it unknown in one of several
         trials: the others alone, perhaps the faster ones, would say too little.
         """
         cells = self._cells[load][config] if load in self._cells and config in self._cells[load] else []
@@ -116,9 +117,8 @@ class Measurements:
         cut = sum(self._is_cut(cell, series) for cell in judged)
         if cut and len(judged) > 1:
             return unmeasured(
-                f"{config}: in {cut} of {len(judged)} launches the percentile lies among requests that were cut or "
-                "timed out, and "
-                "the other launches are the faster ones"
+                f"{config}: in {cut} of {len(judged)} launches requests that were cut or timed out leave the "
+                "percentile unknown, and the other launches are the faster ones"
             )
         trials: dict[int, Trial] = {}
         why: dict[str, None] = {}
@@ -215,9 +215,12 @@ class Measurements:
                 for name, p in POINTS.items()
                 if name in samples and samples[name].size
             }
-            # a percentile among requests that were cut is infinite: it was not measured
-            self._points[cell.path] = {name: trial for name, trial in trials.items() if 0 < trial.value < math.inf}
-            self._cut[cell.path] = frozenset(name for name, trial in trials.items() if math.isinf(trial.value))
+            # a percentile among requests that were cut is infinite, or the cell has bounds of it: it was not measured
+            cut = {name for name, trial in trials.items() if math.isinf(trial.value) or _is_bounded(cell, name)}
+            self._points[cell.path] = {
+                name: trial for name, trial in trials.items() if trial.value > 0 and name not in cut
+            }
+            self._cut[cell.path] = frozenset(cut)
         return self._points[cell.path]
 
 
@@ -253,7 +256,16 @@ def _why_not(cell: CellSummary, series: str) -> str:
         return f"{cell.config} is degraded at this load: {cell.degraded}"
     if series == "connector_total_us":
         return cell.estimate("connector_total_p50_us").reason or "no step has it"
-    censored = cell.estimate(percentile_name(series, f"p{POINTS[series] * 100:g}"))
-    if censored.value is None and censored.low is not None:
-        return f"{cell.config}: {censored.reason}"
+    if _is_bounded(cell, series):
+        return f"{cell.config}: {_find_percentile(cell, series).reason}"
     return f"{cell.config} has no {series}"
+
+
+def _is_bounded(cell: CellSummary, series: str) -> bool:
+    """Whether requests that were cut or timed out leave of the cell's percentile only what it is at least."""
+    percentile = _find_percentile(cell, series)
+    return percentile.value is None and percentile.low is not None
+
+
+def _find_percentile(cell: CellSummary, series: str) -> Estimate:
+    return cell.estimate(percentile_name(series, f"p{POINTS[series] * 100:g}"))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
+from results.connector_tax.launches import count_planned, describe_launches, describe_time
+from results.connector_tax.remedies import count_for_named, find_remedy
 from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.records.percent import format_percent
-from results.records.phase_names import CONFIRM
 from results.report.figure import CONFIGS, in_order
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
-from results.statistics.blocks import POWER
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.estimates import Estimate, figure
-from results.statistics.judgement import Judgement, Outcome, Verdict, few_launches, judged
+from results.statistics.judgement import Outcome, Verdict, few_launches, judged, name_remedy
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {Metric.TTFT_P90: "TTFT p90", Metric.TPOT_P90: "TPOT p90"}
@@ -25,6 +27,10 @@ TAXES, RATES = 4, 1
 """The figures beside the answers."""
 WORTH_NAMING = 0.9
 """Of sigma: what is left of it without the host's speed is named below that."""
+MOST_SLOW = 0.05
+"""Of the seconds under load, those with a slow core: above it the page names them."""
+MOST_LATE = 0.1
+"""Of a cell's TTFT p90, the client's lateness at p90: above it the page counts the cell."""
 WHOLE = "full"
 """The preset with all rates and shapes, which a run takes by default."""
 QUESTION = (
@@ -67,19 +73,6 @@ def _count_launches(analysis: Analysis) -> int:
     return len({cell.trial for cell in analysis.cells})
 
 
-def _describe_launches(analysis: Analysis) -> str:
-    """`8 launches per config`, or `5 to 8`: of the confirm stage, where there is one."""
-    confirmed = [cell for cell in analysis.cells if cell.phase == CONFIRM]
-    trials: dict[str, set[int]] = {}
-    for cell in confirmed or analysis.cells:
-        trials.setdefault(cell.config, set()).add(cell.trial)
-    counts = {len(own) for own in trials.values()}
-    if counts == {1}:
-        return "one launch per config"
-    fewest, most = min(counts, default=0), max(counts, default=0)
-    return f"{fewest if fewest == most else f'{fewest} to {most}'} launches per config"
-
-
 def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, ...]:
     facts = analysis.facts
     where = {"cpu": "CPU build of vLLM", "cuda": "GPU"}.get(facts.engine_kind, "engine not known")
@@ -96,10 +89,11 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
         "the noise floor: each by itself)"
     )
     brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
+    launches = describe_launches(analysis.cells, facts.cells)
     scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
     return (
         f"{facts.label}: {where}{version}{host}.{scope}",
-        f"{len(analysis.cells)} cells, {_describe_launches(analysis)}; {load}. Brackets hold {brackets}.",
+        f"{len(analysis.cells)} cells, {launches}; {load}. Brackets hold {brackets}.",
     )
 
 
@@ -119,7 +113,7 @@ def _describe_noise(analysis: Analysis) -> str:
     degrees = shown[0][1].degrees
     return (
         f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, "
-        f"chi-square).{_describe_speed(shown)}{shows} {_describe_planned(row for _, row in shown)}{floor}"
+        f"chi-square).{_describe_speed(shown)}{shows} {_describe_planned([row for _, row in shown], analysis)}{floor}"
     )
 
 
@@ -138,10 +132,11 @@ def _format_sigma(row: LaunchNoise) -> str:
     return f"{sigma} % [{low}, {high}]"
 
 
-def _describe_planned(rows: Iterable[LaunchNoise]) -> str:
-    needed = [row.launches_for_named for row in rows]
-    launches = "too many" if None in needed else str(max(count or 0 for count in needed))
-    return f"{format_percent(NAMED_TAX)} takes {launches} launches."
+def _describe_planned(rows: Sequence[LaunchNoise], analysis: Analysis) -> str:
+    needed = count_for_named(rows)
+    if needed is None:
+        return f"{format_percent(NAMED_TAX)} takes more than {MAX_PLANNED_LAUNCHES} launches."
+    return f"{format_percent(NAMED_TAX)} takes {needed} launches per config{describe_time(needed, analysis.cells)}."
 
 
 def _describe_repeat(analysis: Analysis) -> str:
@@ -213,35 +208,14 @@ def _word(verdict: Verdict) -> str:
 def _judge_hypotheses(analysis: Analysis) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """With too few launches all of them are one question."""
     few = few_launches(_count_launches(analysis))
+    planned = count_planned(analysis.facts.cells)
     measured = [one for one in analysis.verdicts if one.outcome == Outcome.UNDECIDED]
     if few and measured:
         names = f"{analysis.verdicts[0].name} to {analysis.verdicts[-1].name}"
         text = f"no hypothesis is judged: {few.partition(';')[0]}."
-        return [], [OpenQuestion(names, text, f"`{_again(analysis)}`", TAXES)]
-    return split_judgements(analysis.verdicts, lambda one: _find_remedy(analysis, one), TAXES)
-
-
-def _find_remedy(analysis: Analysis, judgement: Judgement) -> str:
-    if judgement.outcome == Outcome.OPEN:
-        return "a run that measures what each sentence names as missing"
-    needed = [row.launches_for_named for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
-    if not needed or None in needed:
-        return (
-            f"more launches per config (`--trials N`), on a host with less noise: {format_percent(NAMED_TAX)} "
-            "cannot be planned"
-        )
-    count = max(one or 0 for one in needed)
-    launches = _count_launches(analysis)
-    if count <= launches:
-        return (
-            f"{4 * launches} launches per config (`--trials {4 * launches}`), or a host with half the noise: either "
-            "about halves its interval"
-        )
-    if judgement.name != "H1":
-        return (
-            f"more launches per config; {count} (`--trials {count}`) detect a single tax of {format_percent(NAMED_TAX)}"
-        )
-    return f"{count} launches per config (`--trials {count}`), which detect a tax of {format_percent(NAMED_TAX)}"
+        remedy = f"`{_again(analysis)}`" if planned < MIN_PAIRED else name_remedy(planned)
+        return [], [OpenQuestion(names, text, remedy, TAXES)]
+    return split_judgements(analysis.verdicts, lambda one: find_remedy(analysis, one), TAXES)
 
 
 def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
@@ -263,6 +237,15 @@ def _list_trouble(analysis: Analysis) -> str:
     if analysis.disturbed:
         share = f"{len(analysis.disturbed)} of {len(analysis.cells)} cells"
         parts.append(f"the host was disturbed in {share}, which take part")
+    if analysis.slow is not None and analysis.slow > MOST_SLOW:
+        share = format_percent(analysis.slow)
+        parts.append(f"a core was slow in {share} of the seconds under load, which adds to the noise")
+    late = count_late(analysis.cells)
+    if late:
+        parts.append(
+            f"in {late} of {len(analysis.cells)} cells the client sent late, at p90 by more than "
+            f"{format_percent(MOST_LATE)} of TTFT p90"
+        )
     if analysis.gaps:
         parts.append(f"{len(analysis.gaps)} gaps: {analysis.gaps[0].artifact} {analysis.gaps[0].reason}")
     skipped = [row.config for row in analysis.manifest if row.status != "ran"]
@@ -271,3 +254,9 @@ def _list_trouble(analysis: Analysis) -> str:
     if not analysis.cells:
         parts.append("no cell was measured")
     return "; ".join(parts)
+
+
+def count_late(cells: Sequence[CellSummary]) -> int:
+    """Cells that take part whose lateness is more than MOST_LATE: the engine had other arrivals than the plan's."""
+    pairs = ((cell.fidelity.get("lateness_p90_s"), cell.value("ttft_p90_s")) for cell in cells if not cell.degraded)
+    return sum(late_s > MOST_LATE * ttft_s for late_s, ttft_s in pairs if late_s is not None and ttft_s is not None)

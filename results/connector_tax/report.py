@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.launches import count_planned
 from results.connector_tax.tables import build_tables
 from results.measures.drift import DriftVerdict
 from results.measures.step_durations import LATENCY, whole_step
@@ -14,6 +15,7 @@ from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
+from results.statistics.judgement import name_remedy
 from results.statistics.trials import MIN_PAIRED, SPREAD
 
 
@@ -48,6 +50,7 @@ def describe_whole_step(cells: Sequence[CellSummary]) -> str:
 
 def list_limits(analysis: Analysis) -> tuple[str, ...]:
     limits = [*analysis.facts.host_notes]
+    remedy = name_remedy(count_planned(analysis.facts.cells))
     if analysis.facts.engine_kind == "cpu":
         limits.append(
             "This is a CPU build of the engine with the profile's model: the sizes say nothing about a GPU. "
@@ -58,7 +61,7 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             f"Every cell was measured fewer than {MIN_PAIRED} times, each config on launches of its own. The brackets "
             "hold the spread within the launch, not what two launches of one config differ by or what drifts over the "
             "run: nothing is called higher or lower, and no hypothesis is judged. "
-            f"`--trials {MIN_PAIRED}` gives verdicts."
+            f"{remedy[:1].upper()}{remedy[1:]}."
         )
     if any(drift.verdict == DriftVerdict.DETECTED for drift in analysis.drift):
         in_blocks = len({cell.trial for cell in analysis.cells}) >= MIN_PAIRED

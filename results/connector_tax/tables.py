@@ -18,7 +18,7 @@ from results.measures.cells import headline
 from results.measures.drift import Drift
 from results.measures.goodput import Slo
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
-from results.measures.saturation_criteria import CellSaturation, Criterion
+from results.measures.saturation_criteria import FEWEST, CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
@@ -27,7 +27,7 @@ from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import Estimate, samples_needed
 from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED
 
@@ -52,7 +52,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
         _step_taxes(analysis),
         _shape_taxes(analysis),
         *trend_tables(analysis),
-        build_launch_table(analysis.cells, analysis.saturation),
+        build_launch_table(analysis.cells, analysis.saturation, analysis.facts.cells),
         _phase_table(analysis, "A", "Phase A: rate sweep"),
         _saturation_table(analysis),
         _phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
@@ -156,7 +156,8 @@ def _saturation_table(analysis: Analysis) -> Table:
         f"A star marks the criterion that fired. Cohort ratio: {term('cohort ratio').meaning}. The specification "
         f"judges the throughput ratio instead: {term('throughput ratio').meaning}. 3: growth against half the rate. 1 "
         "and 3 fire where their whole spread (in brackets) is beyond the limit; by the point: where the number alone "
-        "is, as the specification goes."
+        f"is, as the specification goes. 2: n samples of the queue; of fewer than {samples_needed(0.5)} the brackets "
+        f"hold the range, it is open where they hold the limit, and fewer than {FEWEST} never fire."
     )
     return make_table("Saturation", columns, judged, note)
 
@@ -169,6 +170,8 @@ def _criterion_text(criterion: Criterion) -> str:
     if criterion.measured is None:
         return NOT_MEASURED
     shown = Estimate(criterion.measured, criterion.low, criterion.high).text(digits=3)
+    if criterion.n is not None:
+        shown += f" (n = {criterion.n})"
     return f"{shown}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.summary import CellSummary
-from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.statistics.estimates import Estimate, Samples, student_quantile, unknown
 from results.statistics.judgement import Verdict, judged, withheld
 
 SERIES = ("ttft_p50_s", "tpot_p50_s")
@@ -143,7 +142,7 @@ def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estim
     mean = float(part @ slopes)
     left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves when this config is left out
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
-    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
+    half = student_quantile(count - 1) * error
     low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
     if half <= 0:
         return Estimate(

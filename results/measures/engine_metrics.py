@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from results.records.schemas import CellRecord
-from results.statistics.estimates import Estimate, clean, unknown
+from results.statistics.estimates import Estimate, clean, samples_needed, too_small, unknown
 
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"
@@ -48,10 +48,15 @@ def _select_around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
 
 
 def _estimate_gauge(series: pd.Series[Any], quantile: float) -> Estimate:
+    """With the range of the samples where they are too few for an interval of the quantile."""
     samples = clean(series.to_numpy())
     if samples.size == 0:
         return unknown("no sample of it inside the measured window")
-    return Estimate(float(np.quantile(samples, quantile)), n=int(samples.size))
+    n = int(samples.size)
+    value = float(np.quantile(samples, quantile))
+    if quantile in (0.0, 1.0) or n >= samples_needed(quantile):
+        return Estimate(value, n=n)
+    return Estimate(value, float(samples.min()), float(samples.max()), n, too_small(n, quantile))
 
 
 def _estimate_increase(frame: pd.DataFrame, sample: str, *, per_second: bool) -> Estimate:

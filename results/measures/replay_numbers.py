@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from results.measures.latency import METRICS
+from results.measures.latency import METRICS, Mask
 from results.measures.summary import mean_and_percentiles
-from results.measures.turns import Mask, Turns, read_turns
+from results.measures.turns import Turns, read_turns
 from results.statistics.estimates import Estimate, unknown
 
 UNREADABLE = "the turn records cannot be read"

@@ -3,7 +3,7 @@
 Only requests due in the measured window count for latencies; warm-up is cut. Completions inside the window count for
 throughput whenever they were sent, so that what a window's end cuts off is made up by what its beginning lets in.
 Requests that the end of the drain cut, or that timed out, are censored: they took at least as long as they were waited
-for.
+for. Of one without a first token, TPOT is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import metric_samples
-from results.measures.latency import E2E, METRICS, TTFT, Samples
+from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
 from results.measures.summary import percentile_estimates
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.statistics.estimates import LEVEL, Estimate, unknown
@@ -56,8 +56,8 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
 def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
-    Those that were cut or timed out before they had a TTFT or an E2E follow as infinity: all that is known is that they
-    were slow.
+    Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity: all that is known is
+    that they were slow. One without a first token has no TPOT, not even a bound: `count_lost_tpot`.
     """
     samples = metric_samples(pa.Table.from_pandas(_select_slow(frame, record), preserve_index=False))
     cut = censored_samples(frame, record)
@@ -65,26 +65,51 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
 
 
 def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
-    """How long requests due in the window were waited for that were cut or timed out before their TTFT or E2E."""
-    cut = _select_slow(frame, record)
-    cut = cut[cut["status"] == RequestStatus.CUT.value]
-    unanswered = cut[cut["t_first_token_ns"].isna()]
-    return {TTFT.name: _waited_s(unanswered), E2E.name: _waited_s(cut)}
+    """What requests due in the window took at least that were cut or timed out before their TTFT, TPOT or E2E."""
+    cut = _select_cut(frame, record)
+    answered = cut["t_first_token_ns"].notna()
+    decoding = cut[answered & (cut["output_tokens"] > 1)]
+    intervals = decoding["output_tokens"].to_numpy(dtype=np.float64) - 1
+    return {
+        TTFT.name: _waited_s(cut[~answered], "t_send_ns"),
+        TPOT.name: _known(_waited_ns(decoding, "t_first_token_ns") / 1e9 / intervals),
+        E2E.name: _waited_s(cut, "t_send_ns"),
+    }
 
 
-def _waited_s(frame: pd.DataFrame) -> Samples:
-    waited: Samples = ((frame["t_end_ns"] - frame["t_send_ns"]).to_numpy(dtype=np.float64)) / 1e9
-    return waited[np.isfinite(waited)]
+def count_lost_tpot(frame: pd.DataFrame, record: CellRecord) -> int:
+    """How many requests due in the window were cut or timed out before their first token: nothing of TPOT is known."""
+    cut = _select_cut(frame, record)
+    return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
+
+
+def _select_cut(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+    slow = _select_slow(frame, record)
+    return slow[slow["status"] == RequestStatus.CUT.value]
+
+
+def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
+    return _known(_waited_ns(frame, since) / 1e9)
+
+
+def _waited_ns(frame: pd.DataFrame, since: str) -> Samples:
+    waited: Samples = (frame["t_end_ns"] - frame[since]).to_numpy(dtype=np.float64)
+    return waited
+
+
+def _known(values: Samples) -> Samples:
+    return values[np.isfinite(values)]
 
 
 def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """p50, p90 and p99 of every declared metric with their order-statistic intervals."""
     samples = None if frame is None else latency_samples(frame, record)
     waited = {} if frame is None else censored_samples(frame, record)
+    lost = {} if frame is None else {TPOT.name: count_lost_tpot(frame, record)}
     estimates: dict[str, Estimate] = {}
     for name in METRICS:
         values = None if samples is None else samples[name]
-        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name))
+        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, 0))
     return estimates
 
 

@@ -4,6 +4,7 @@ Two of them deviate from the specification, and its own result stands beside our
 in the window until the last of them has completed: completions inside the window alone miss those that long requests
 still owe at its end, so that the specification's ratio falls below 0.95 where E2E is longer than the warm-up and a
 twentieth of the window. Criteria 1 and 3 fire where the whole spread of their number is beyond the threshold.
+Criterion 2 is open where the queue has fewer samples than the interval of a median needs, and not all of them agree.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from results.measures.summary import CellSummary
 from results.statistics.estimates import Estimate
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
+FEWEST = 3
+"""Samples of the queue on which criterion 2 fires."""
+LIMITS = frozenset({THROUGHPUT, QUEUE})
+"""The criteria that show an engine at its limit; a growing TTFT alone does not."""
 CRITERIA: Mapping[int, str] = {
     THROUGHPUT: "cohort ratio",
     QUEUE: "p50 of requests waiting",
@@ -46,7 +51,7 @@ class Criterion:
     fired: bool | None
     reason: str | None = None
     low: float | None = None
-    """Of the spread inside the cells, of criteria 1 and 3."""
+    """Of the spread inside the cells, of criteria 1 and 3; of 2 the least of few samples."""
     high: float | None = None
     specified: float | None = None
     """The number that the specification judges: of criterion 1, completions inside the window / rate."""
@@ -54,6 +59,8 @@ class Criterion:
     """What the specification's rule gives for it."""
     fired_by_point: bool | None = None
     """What `measured` alone gives, without its spread."""
+    n: int | None = None
+    """Samples of the queue behind criterion 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +172,29 @@ def _fires(ratio: float | None, threshold: float) -> bool | None:
 
 
 def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
+    """By the median, as specified; of samples too few for an interval of it, only where all are on one side.
+
+    A queue in fewer than FEWEST samples is never enough.
+    """
     waiting = summary.estimate("waiting_p50")
-    fired = waiting.value > threshold if waiting.value is not None else None
+    by_point = waiting.value > threshold if waiting.value is not None else None
+    few = waiting.low is not None and (waiting.low <= threshold or waiting.n < FEWEST)
+    fired, reason = by_point, waiting.reason
+    if few and waiting.high is not None and waiting.high > threshold:
+        fired, reason = None, f"not all samples are at most {threshold:g}, and {waiting.reason}"
     return Criterion(
         QUEUE,
         CRITERIA[QUEUE],
         waiting.value,
         threshold,
         fired,
-        waiting.reason if fired is None else None,
+        reason if fired is None else None,
+        waiting.low,
+        waiting.high,
         specified=waiting.value,
-        specified_fired=fired,
-        fired_by_point=fired,
+        specified_fired=by_point,
+        fired_by_point=by_point,
+        n=waiting.n or None,
     )
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from results.measures.columns import Words, floats, metric_values, seconds_between, words
+from results.measures.latency import Mask
 from results.records.declaration import fields_of
 from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_table
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from results.statistics.estimates import Ranks, Samples
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def session_times(turns: Turns) -> SessionTimes:
     for session, send, end in zip(turns.session[known], turns.send_s[known], turns.end_s[known], strict=True):
         spans.setdefault(str(session), []).append((float(send), float(end)))
     rows = sorted((min(own)[0], session, own) for session, own in spans.items())
-    busy = np.array([_union_s(own) for _, _, own in rows], dtype=np.float64)
+    busy = np.array([covered_time(own) for _, _, own in rows], dtype=np.float64)
     stay = np.array([max(end for _, end in own) - begin for begin, _, own in rows], dtype=np.float64)
     begins = np.array([begin for begin, _, _ in rows], dtype=np.float64)
     due = _first_arrivals(turns)
@@ -146,9 +144,10 @@ def _first_arrivals(turns: Turns) -> dict[str, float]:
     return first
 
 
-def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+def covered_time(spans: Iterable[tuple[float, float]]) -> float:
+    """Time that lies in at least one of these spans, from begin to end."""
     total, until = 0.0, -np.inf
     for begin, end in sorted(spans):
         total += max(end - max(begin, until), 0.0)
         until = max(until, end)
-    return float(total)
+    return total

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analysis_settings import Settings
-from results.pd_lifecycle.by_launch import count_launches
+from results.pd_lifecycle.by_launch import split_launches
 from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
@@ -27,12 +27,10 @@ from results.pd_lifecycle.overheads import (
 from results.pd_lifecycle.paired_requests import OrderEffect, measure_order_effects
 from results.pd_lifecycle.phases import break_down
 from results.pd_lifecycle.read import (
-    CellKey,
     Collected,
     Discard,
     FailedCell,
     Link,
-    MeasuredCell,
     PlannedConfig,
     find_unmeasured,
     read_links,
@@ -84,8 +82,6 @@ class LifecycleAnalysis:
     criteria: tuple[Judgement, ...]
     checks: tuple[Check, ...]
     drifts: tuple[RunDrift, ...]
-    cells: Mapping[CellKey, MeasuredCell]
-    """Commit marks of the finished cells."""
     failures: tuple[FailedCell, ...]
     discards: tuple[Discard, ...]
     planned: tuple[PlannedConfig, ...]
@@ -119,12 +115,8 @@ def analyse(root: Path) -> LifecycleAnalysis:
     links, no_link, link_gaps = read_links(LifecycleLayout(root), settings.link_gbps)
     link_gbps = links[0].gbps if links else None
     fitted = fit_costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
-    overheads, moved, launches = measure_overheads(records), measure_volumes(records), count_launches(records)
-    crossings, order_effects = find_break_evens(overheads), measure_order_effects(group_by_size(records))
-    plain = _measure_plain(records)
-    plain_crossings = find_break_evens(plain)
-    criteria = _judge_criteria(records, settings, fitted, moved, overheads, plain)
-    return LifecycleAnalysis(
+    overheads, plain = measure_overheads(records), _measure_plain(records)
+    measured = LifecycleAnalysis(
         facts=facts,
         settings=settings,
         records=records,
@@ -132,21 +124,20 @@ def analyse(root: Path) -> LifecycleAnalysis:
         costs=fitted,
         links=links,
         no_link=no_link,
-        launches=launches,
+        launches=len(split_launches(records)),
         grid_overheads=measure_grid_overheads(records),
         overheads=overheads,
         plain_overheads=plain,
-        order_effects=order_effects,
-        break_evens=crossings,
-        plain_break_evens=plain_crossings,
+        order_effects=measure_order_effects(group_by_size(records)),
+        break_evens=find_break_evens(overheads),
+        plain_break_evens=find_break_evens(plain),
         first_repetitions=compare_first_repetitions(records),
         half_step=assess_half_step(records),
-        volumes=moved,
+        volumes=measure_volumes(records),
         clock_steps=steps,
-        criteria=criteria,
+        criteria=(),
         checks=run_checks(records, contents.cells),
         drifts=measure_drifts(records),
-        cells=contents.cells,
         failures=contents.failures,
         discards=contents.discards,
         planned=planned,
@@ -159,26 +150,20 @@ def analyse(root: Path) -> LifecycleAnalysis:
             *_find_gaps(root, contents, planned, records),
         ),
     )
+    return replace(measured, criteria=_judge_criteria(measured))
 
 
-def _judge_criteria(
-    records: Sequence[LifecycleRecord],
-    settings: Settings,
-    costs: Costs,
-    volumes: Sequence[Volume],
-    overheads: Sequence[OverheadCell],
-    plain: Sequence[OverheadCell],
-) -> tuple[Judgement, ...]:
+def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
     """In the specification's order; those that compare times are corrected for one another (Holm)."""
+    plain = measured.plain_overheads
     compared = [
-        verdicts.judge_dominance(records, settings.min_new_tokens),
-        verdicts.judge_linearity(costs),
-        *([verdicts.judge_overhead(plain, find_break_evens(plain))] if plain else []),
-        verdicts.judge_overhead(overheads, find_break_evens(overheads), measure_order_effects(group_by_size(records))),
+        verdicts.judge_dominance(measured.records, measured.settings.min_new_tokens),
+        verdicts.judge_linearity(measured.costs),
+        *([verdicts.judge_overhead(plain, measured.plain_break_evens)] if plain else []),
+        verdicts.judge_overhead(measured.overheads, measured.break_evens, measured.order_effects),
     ]
-    launches = count_launches(records)
-    dominance, linearity, *overhead = (verdicts.over_launches(one, launches) for one in compared)
-    complete, increment = verdicts.judge_completeness(records), verdicts.judge_increment(volumes)
+    dominance, linearity, *overhead = (verdicts.over_launches(one, measured.launches) for one in compared)
+    complete, increment = verdicts.judge_completeness(measured.records), verdicts.judge_increment(measured.volumes)
     return correct_together((complete, dominance, linearity, increment, *overhead))
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from results.pd_lifecycle.transfer_regression import (
-    BASIS,
     Transfers,
     fit_least_squares,
     percentile_interval,
@@ -66,7 +65,7 @@ def fit_curve(
 ) -> tuple[tuple[BandwidthPoint, ...], Knee]:  # fmt: skip
     """The medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
     points = points_of(transfers, link_gbps)
-    if gamma is not None and gamma.low is not None and gamma.high is not None and not gamma.low <= 0 <= gamma.high:
+    if gamma is not None and gamma.excludes(0):
         why = (
             f"a write operation adds {gamma.text(3)} ms to the time for its bytes, and the number of operations is not "
             "proportional to the bytes: a line over bytes alone has no limit"
@@ -146,7 +145,7 @@ def _fit_limit(
         return alpha.value, limit, Estimate(value, n=transfers.n, reason=drawn)
     coefficients = solve_each(columns, transfers.ms, drawn * weights)
     replicates = factor * np.maximum(coefficients[:, 0], 0) / np.maximum(coefficients[:, 1], 1e-3 * beta.value)
-    return alpha.value, limit, percentile_interval(value, replicates, transfers.n, BASIS)
+    return alpha.value, limit, percentile_interval(value, replicates, transfers.n)
 
 
 def bandwidth_of(beta: Estimate) -> Estimate:

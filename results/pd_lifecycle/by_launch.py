@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import Estimate
 
 Size = tuple[int, int]
 """C, N."""
@@ -23,11 +21,6 @@ def split_launches(records: Sequence[LifecycleRecord]) -> Mapping[int, tuple[Lif
         if record.counted:
             launches.setdefault(record.trial, []).append(record)
     return {trial: tuple(launches[trial]) for trial in sorted(launches)}
-
-
-def count_launches(records: Sequence[LifecycleRecord]) -> int:
-    """Launches of each engine with a counted record."""
-    return len(split_launches(records))
 
 
 def measure_log_ratios(
@@ -58,17 +51,3 @@ def _balance_medians(orders: Mapping[bool | None, Sequence[float]]) -> float:
     if set(orders) == {True, False}:
         return (median(orders[True]) + median(orders[False])) / 2
     return median([value for values in orders.values() for value in values])
-
-
-def to_ratio(estimate: Estimate) -> Estimate:
-    """An estimate of a logarithm as that of the ratio."""
-    values = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (None if one is None else math.exp(one) for one in values)
-    return replace(estimate, value=value, low=low, high=high)
-
-
-def to_change(estimate: Estimate) -> Estimate:
-    """An estimate of the logarithm of a ratio as a relative change: 0.2 = 20 % more."""
-    values = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (None if one is None else math.expm1(one) for one in values)
-    return replace(estimate, value=value, low=low, high=high)

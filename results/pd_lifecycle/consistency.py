@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import MappingProxyType
 
 import numpy as np
 
@@ -55,9 +54,7 @@ class Check:
     text: str
 
 
-def run_checks(
-    records: Sequence[LifecycleRecord], cells: Mapping[CellKey, MeasuredCell] = MappingProxyType({})
-) -> tuple[Check, ...]:
+def run_checks(records: Sequence[LifecycleRecord], cells: Mapping[CellKey, MeasuredCell]) -> tuple[Check, ...]:
     """The checks for which these records, or the commit marks of their cells, have data."""
     counted = [record for record in records if record.counted]
     results = _check_order(counted), _check_bytes(counted), _check_prefill(counted), _check_preemptions(cells)

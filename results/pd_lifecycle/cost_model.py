@@ -16,7 +16,6 @@ import numpy as np
 
 from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee, bandwidth_of, fit_curve, no_knee, points_of
 from results.pd_lifecycle.transfer_regression import (
-    BASIS,
     MIN_TRANSFERS,
     Transfers,
     design_of,
@@ -81,24 +80,24 @@ class Costs:
     spread: Spread
 
 
-def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: float, seed: int = SEED) -> Costs:
+def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:
     """Fit all models; each is unknown with a reason where the transfers do not suffice."""
-    whole = _fit_together(transfers, link_gbps=link_gbps, knee_share=knee_share, seed=seed)
+    whole = _fit_together(transfers, link_gbps=link_gbps, knee_share=knee_share)
     launches = transfers.split_launches()
     if len(launches) < MIN_PAIRED:
         return whole
-    each = [_fit_together(one, link_gbps=link_gbps, knee_share=knee_share, seed=seed) for one in launches]
+    each = [_fit_together(one, link_gbps=link_gbps, knee_share=knee_share) for one in launches]
     return _over_launches(whole, each)
 
 
-def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float, seed: int) -> Costs:
+def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:
     """All transfers alike, whatever their launch."""
     why = _why_no_fit(transfers)
     if why:
         none, nothing = CostModel("", unknown(why, transfers.n), unknown(why), unknown(why), unknown(why)), unknown(why)
         spread = Spread(nothing, nothing, 0, nothing)
         return Costs(none, none, none, points_of(transfers, link_gbps), no_knee(knee_share, why), spread)
-    weights, drawn = _relative_weights(transfers), draw_weights(transfers, seed)
+    weights, drawn = _relative_weights(transfers), draw_weights(transfers, SEED)
     operations = _fit_with_operations(transfers, weights, points_of(transfers, link_gbps))
     gamma = operations.gamma_ms
     points, knee = fit_curve(transfers, weights, drawn, gamma=gamma, link_gbps=link_gbps, share=knee_share)
@@ -212,7 +211,7 @@ def _estimate_r2(transfers: Transfers, weights: Samples, drawn: Samples | str) -
     value = float(explained_share(np.ones((1, transfers.n)))[0])
     if isinstance(drawn, str):
         return Estimate(value, n=transfers.n, reason=drawn)
-    return percentile_interval(value, explained_share(drawn), transfers.n, BASIS)
+    return percentile_interval(value, explained_share(drawn), transfers.n)
 
 
 def _fit_with_operations(transfers: Transfers, weights: Samples, points: tuple[BandwidthPoint, ...]) -> CostModel:

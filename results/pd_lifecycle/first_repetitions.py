@@ -6,13 +6,13 @@ connections. Here a request of each kind does that before the first cell, so thi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 
-from results.pd_lifecycle.by_launch import to_change
 from results.pd_lifecycle.paired_requests import COMBINED, PLAIN, TTFT, value_of
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean
@@ -51,7 +51,7 @@ def _compare_series(name: str, cells: Mapping[tuple[int, ...], Sequence[Lifecycl
     values = [value for own in logs.values() for value in own]
     over_launches = mean_over_launches([fmean(own) for own in logs.values()])
     estimate = over_launches if len(logs) >= MIN_PAIRED else mean(values)
-    return FirstRepetitions(name, to_change(estimate), len(values))
+    return FirstRepetitions(name, estimate.transform(math.expm1), len(values))
 
 
 def _median_of(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from results.measures.turns import covered_time
 from results.pd_lifecycle.clock_offsets import clock_of, exchange_of
 from results.pd_lifecycle.phases import break_down
 from results.records.decisions import DecisionRecord, KvTransfer
@@ -262,7 +263,8 @@ def _sum_writes(stamped: _Stamped, writer: _Side, moved: KvTransfer | None) -> t
     blind = writer.log.blind("write_submit")
     if blind:
         gaps["rdma_write_submit"] = blind
-    write_ms = _covered_ms(writes) if ended else None
+    spans = ((event.t5_ns, event.t6_ns) for event in writes if event.t5_ns is not None and event.t6_ns is not None)
+    write_ms = covered_time(spans) / 1e6 if ended else None
     prepared = [event.build_params_us for event in writes if event.build_params_us is not None]
     blocks = _sum_if_all_known(event.blocks for event in writes)
     detail = TransferDetail(
@@ -286,18 +288,6 @@ def _sum_if_all_known(counts: Iterable[int | None]) -> int | None:
     values = list(counts)
     known = [count for count in values if count is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _covered_ms(writes: Sequence[ProbeEvent]) -> float:
-    """Milliseconds in which at least one write was in progress."""
-    spans = sorted(
-        (event.t5_ns, event.t6_ns) for event in writes if event.t5_ns is not None and event.t6_ns is not None
-    )
-    covered, until = 0, 0
-    for begin, end in spans:
-        covered += max(end - max(begin, until), 0)
-        until = max(until, end)
-    return covered / 1e6
 
 
 def _read_counts(sides: tuple[_Side, _Side], writer: _Side, moved: KvTransfer | None) -> Counts:

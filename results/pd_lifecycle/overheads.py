@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, split_launches, to_change
+from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, split_launches
 from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
@@ -151,11 +151,11 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
         return GridOverhead(arm, baseline, unknown("not measured"), 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
-        slope = to_change(slope_over_launches(logs))
-        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates), fit.spread, slope)
+        slope, overall = (one.transform(math.expm1) for one in (slope_over_launches(logs), fit.overall))
+        return GridOverhead(arm, baseline, overall, len(fit.estimates), fit.spread, slope)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
-    return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))
+    return GridOverhead(arm, baseline, Estimate(math.expm1(value), reason=fit, launches=len(launches)), len(logs))
 
 
 def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:
@@ -210,11 +210,11 @@ def _over_launches(
     if isinstance(fit, str) or size not in fit.estimates:
         why = fit if isinstance(fit, str) else "not measured in every launch"
         known = logs.get(size, {})
-        value = fmean(known.values()) if known else None
-        change = to_change(Estimate(value, n=len(known), reason=why, launches=len(known)))
+        value = math.expm1(fmean(known.values())) if known else None
+        change = Estimate(value, n=len(known), reason=why, launches=len(known))
         return msgspec.structs.replace(cell, change=change)
     corrected = dict(zip(fit.p, holm(list(fit.p.values())), strict=True))
-    change, decided = to_change(fit.estimates[size]), corrected[size] < 1 - LEVEL
+    change, decided = fit.estimates[size].transform(math.expm1), corrected[size] < 1 - LEVEL
     above = 1 if (change.value or 0.0) > 0 else -1
     return msgspec.structs.replace(cell, change=change, p=fit.p[size], sign=above if decided else None)
 

@@ -19,7 +19,16 @@ import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
-from results.statistics.estimates import LEVEL, Estimate, Samples, holm, mean, unknown
+from results.statistics.estimates import (
+    LEVEL,
+    Estimate,
+    Samples,
+    holm,
+    mean,
+    student_interval,
+    student_quantile,
+    unknown,
+)
 
 OVERHEAD, TTFT, COMBINED, PLAIN = "pdsep_overhead", "client_ttft", "colo_ttft", "plain_ttft"
 PAIRED = (OVERHEAD, TTFT, COMBINED)
@@ -48,7 +57,7 @@ class Balanced:
         value, high = self.mean.value, self.mean.high
         if value is None or high is None or self.dof < 1:
             return 1.0
-        error = (high - value) / float(special.stdtrit(self.dof, (1 + LEVEL) / 2))
+        error = (high - value) / student_quantile(self.dof)
         if error > 0:
             return float(2 * special.stdtr(self.dof, -abs(value) / error))
         return 2.0 ** (1 - self.mean.n) if value else 1.0
@@ -111,18 +120,13 @@ def balance_orders(taken: Samples, order: Samples) -> Balanced:
     squares = float(((early - early.mean()) ** 2).sum() + ((late - late.mean()) ** 2).sum())
     error = math.sqrt(squares / dof * (1 / early.size + 1 / late.size)) / 2
     basis = f"{early.size} pairs combined first, {late.size} handover first"
-    order_effect = _student_interval(effect, 2 * error, dof, taken.size, "")
-    return Balanced(_student_interval(value, error, dof, taken.size, basis), dof, order_effect)
+    order_effect = student_interval(effect, 2 * error, dof, taken.size)
+    return Balanced(student_interval(value, error, dof, taken.size, basis=basis), dof, order_effect)
 
 
 def _has_both_orders(order: Samples) -> bool:
     """Whether both orders occur, and the order of every pair is known."""
     return bool((order > 0).any() and (order < 0).any() and (order != 0).all())
-
-
-def _student_interval(value: float, error: float, dof: int, n: int, basis: str) -> Estimate:
-    half = error * float(special.stdtrit(dof, (1 + LEVEL) / 2))
-    return Estimate(value, value - half, value + half, n, basis=basis or None)
 
 
 def widen_interval(balanced: Balanced, inflation: float) -> Balanced:

@@ -61,21 +61,16 @@ class _DiscardedRow(msgspec.Struct, frozen=True):
 class _Engine(msgspec.Struct, frozen=True):
     block_tokens: int | None = None
     kv_capacity_tokens: int | None = None
-    files: str = ""
-    """Folder of its launch; two cells of one folder shared the engine."""
 
 
 class MeasuredCell(msgspec.Struct, frozen=True):
     """The commit mark of a cell, as far as the analysis reads it."""
 
-    cell: str = ""
     checksums: Mapping[str, str] = {}
     discarded: Sequence[_DiscardedRow] = ()
     engines: Mapping[str, _Engine] = {}
     load: Mapping[str, LoadSpan] = {}
     """By side."""
-    baseline: str = ""
-    """`router`: the combined request went through the router; empty = directly to the engine."""
 
     @property
     def block_tokens(self) -> int | None:

@@ -83,10 +83,7 @@ def _list_order_limits(analysis: LifecycleAnalysis) -> list[str]:
     moving = [
         f"the {one.arm} over the {one.baseline} by {one.per_launch.percent()}"
         for one in analysis.grid_overheads
-        if one.per_launch is not None
-        and one.per_launch.low is not None
-        and one.per_launch.high is not None
-        and not one.per_launch.low <= 0 <= one.per_launch.high
+        if one.per_launch is not None and one.per_launch.excludes(0)
     ]
     if not moving:
         return []

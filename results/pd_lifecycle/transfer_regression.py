@@ -12,18 +12,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import floats_or_nan
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import DRAWS, LEVEL, Estimate, Ranks, Samples, resample
+from results.statistics.estimates import (
+    DRAWS,
+    Estimate,
+    Ranks,
+    Samples,
+    bound_draws,
+    resample,
+    student_quantile,
+)
 
 Flags = npt.NDArray[np.bool_]
 
 MIN_TRANSFERS = 5
 MAX_INFLATION = 100.0
 """Variance inflation beyond which the effects of bytes and operations cannot be separated."""
-BASIS = "cells resampled within each size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,7 @@ def fit_least_squares(
         _jackknifed_sum(design[groups == one], weights[groups == one], residual[groups == one], bread)
         for one in np.unique(groups)
     ])  # fmt: skip
-    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * special.stdtrit(count - terms, (1 + LEVEL) / 2)
+    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * student_quantile(count - terms)
     basis = "HC3" if count == n else f"CR3 over {count} cells"
     return tuple(
         Estimate(float(value), float(value - reach), float(value + reach), n, basis=basis)
@@ -164,10 +170,9 @@ def draw_weights(transfers: Transfers, seed: int) -> Samples | str:
     return weights
 
 
-def percentile_interval(value: float, replicates: Samples, n: int, basis: str) -> Estimate:
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(replicates, (tail, 1 - tail))
-    return Estimate(value, float(low), float(high), n, basis=basis)
+def percentile_interval(value: float, replicates: Samples, n: int) -> Estimate:
+    """A number of n transfers with its replicates under `draw_weights`."""
+    return Estimate(value, *bound_draws(replicates), n, basis="cells resampled within each size")
 
 
 def why_inseparable(transfers: Transfers, weights: Samples) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
@@ -170,13 +170,14 @@ def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size
     fit = fit_sizes(logs)
     if not isinstance(fit, str):
         lacking = unknown("not measured in every launch")
-        return {size: to_ratio(fit.estimates.get(size, lacking)) for size in logs}, fit.p
+        return {size: fit.estimates.get(size, lacking).transform(math.exp) for size in logs}, fit.p
     cells: dict[Size, dict[tuple[int, int], list[LifecycleRecord]]] = {}
     for record in records:
         config = record.config
         own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
         own.setdefault((record.trial, config.output_length), []).append(record)
-    return {size: to_ratio(mean([_median_log(own) for own in cells[size].values()])) for size in logs}, {}
+    logarithms = {size: mean([_median_log(own) for own in cells[size].values()]) for size in logs}
+    return {size: one.transform(math.exp) for size, one in logarithms.items()}, {}
 
 
 def _median_log(records: Sequence[LifecycleRecord]) -> float:
@@ -306,6 +307,7 @@ def judge_overhead(
     baseline = cells[0].baseline if cells else COMBINED_ENGINE
     order = next((one.effect_ms for one in effects if one.name == OVERHEAD and one.prior_context is None), None)
     located = [one for one in break_evens if one.slower_above is not None]
+    tested = any(cell.p is not None for cell in cells)
     outcome = _decide_threshold(cells)
     if outcome is Outcome.OPEN:
         reason = _first_reason(cells)
@@ -333,7 +335,7 @@ def judge_overhead(
             **{f"relative, C={cell.prior_context} N={cell.new_tokens}": cell.change for cell in cells},
             **({} if order is None else {"overhead, combined first less handover first, ms": order}),
         },
-        p=find_p_of_rule(lambda level: _decide_threshold(sign_at(cells, level))) if _has_p(cells) else None,
+        p=find_p_of_rule(lambda level: _decide_threshold(sign_at(cells, level))) if tested else None,
     )
 
 
@@ -344,10 +346,6 @@ def _threshold_by_point(cells: Sequence[OverheadCell]) -> str:
         Outcome.UNDECIDED: "not met, one sign at every (C, N)",
     }
     return texts.get(_decide_threshold(sign_by_point(cells)), "")
-
-
-def _has_p(cells: Sequence[OverheadCell]) -> bool:
-    return any(cell.p is not None for cell in cells)
 
 
 def _decide_threshold(cells: Sequence[OverheadCell]) -> Outcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +21,8 @@ REASON_MARK = "# "
 NAMED_CELLS = 5
 UNLIMITED = "none"
 """The `limited_by` of a GPU whose clocks nothing limits."""
+IDLE_MIB = 1024
+"""A GPU that no process uses shows less memory in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class GpuSample:
     """The cell that was measured."""
     engines: int | None = None
     """Engines of the run that use it, a count; 0 = none: the run's numbers leave it out. None = not known."""
+    others_mib: float | None = None
+    """Memory in use that processes of the run do not hold: a part of below 1024 is the driver's. None = not known: the
+    driver lists no process of the run on the GPU, as in a container without the host's pids."""
 
 
 HEADER = tuple(one.name for one in fields(GpuSample))
@@ -178,12 +183,13 @@ def gpu_notes(path: Path, engine_kind: str) -> tuple[str, ...]:
         gpus.setdefault(one.gpu, []).append(one)
     return (
         *(_describe_gpu(gpu, samples) for gpu, samples in sorted(gpus.items())),
-        *_describe_others(log.samples, gpus.keys()),
+        *_describe_unused(log.samples, gpus.keys()),
+        *_describe_other_processes(gpus),
         *_name_limited_cells(own),
     )
 
 
-def _describe_others(samples: Iterable[GpuSample], used: Collection[int]) -> tuple[str, ...]:
+def _describe_unused(samples: Iterable[GpuSample], used: Collection[int]) -> tuple[str, ...]:
     """The GPUs of the host that the sentences leave out, or that none could be left out."""
     others = sorted({one.gpu for one in samples} - set(used))
     if others:
@@ -195,6 +201,24 @@ def _describe_others(samples: Iterable[GpuSample], used: Collection[int]) -> tup
     if len(used) > 1 and any(one.engines is None for one in samples):
         return ("Which of these GPUs the run's engines used is not recorded: numbers of GPUs are of all of them.",)
     return ()
+
+
+def _describe_other_processes(gpus: Mapping[int, Sequence[GpuSample]]) -> Iterator[str]:
+    """Jobs of others on the GPUs that the run's engines used."""
+    unknown = []
+    for gpu, samples in sorted(gpus.items()):
+        stated = [one.others_mib for one in samples if one.others_mib is not None]
+        held = [mib for mib in stated if mib > IDLE_MIB]
+        if held:
+            yield (
+                f"Other processes held up to {max(held) / 1024:.1f} GiB of GPU {gpu} in "
+                f"{format_percent(len(held) / len(stated))} of the seconds: they can have slowed its cells."
+            )
+        elif not stated:
+            unknown.append(str(gpu))
+    if unknown:
+        named = f"GPU{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
+        yield f"Whether other processes used {named} is not recorded."
 
 
 def _describe_gpu(gpu: int, samples: Sequence[GpuSample]) -> str:
@@ -266,6 +290,7 @@ def _parse_row(row: dict[str, str | None]) -> GpuSample | None:
             limited_by=row.get("limited_by") or None,
             cell=row.get("cell") or None,
             engines=int(engines) if (engines := row.get("engines")) else None,
+            others_mib=_parse_number(row.get("others_mib")),
         )
     except (KeyError, ValueError):
         return None

@@ -92,6 +92,20 @@ def mean_work_us(samples: Iterable[HostSample]) -> dict[str, float]:
     return {cell: fmean(taken) for cell, taken in cells.items()}
 
 
+def share_slow(samples: Iterable[HostSample]) -> float | None:
+    """0..1: the share of the seconds in which a core was SLOW; None = the work was not timed."""
+    known = [one.work_us for one in samples if one.work_us is not None]
+    if not known:
+        return None
+    limit_us = SLOW * _find_usual_us(known)
+    return sum(value > limit_us for value in known) / len(known)
+
+
+def _find_usual_us(work_us: Sequence[float]) -> float:
+    """What the fixed piece of work takes in the fastest tenth."""
+    return sorted(work_us)[len(work_us) // 10]
+
+
 def host_notes(path: Path) -> tuple[str, ...]:
     """Sentences for a report: which cells a disturbed host has measured, or that none was; empty = no samples."""
     samples = read_host(path)
@@ -111,13 +125,11 @@ def host_notes(path: Path) -> tuple[str, ...]:
 
 
 def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
-    known = sorted(one.work_us for one in samples if one.work_us is not None)
-    if not known:
-        return ()
-    usual_us = known[len(known) // 10]
-    share = sum(value > SLOW * usual_us for value in known) / len(known)
+    share = share_slow(samples)
     if not share:
         return ()
+    known = sorted(one.work_us for one in samples if one.work_us is not None)
+    usual_us = _find_usual_us(known)
     longest_us = known[math.ceil(0.99 * len(known)) - 1]
     return (f"Its cores were slow in {format_percent(share, 1)} of the seconds: a fixed piece of work, otherwise "
             f"{usual_us:.0f} us of a core's time, took {longest_us:.0f} us at p99. On a virtual machine this is "

@@ -35,6 +35,8 @@ class PlannedCell:
     stem: str
     reference: str = ""
     """The reference rate it is measured at, `ref_safe` or `ref_load`; empty = a rate that the plan states."""
+    trial: int = 0
+    """From 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
             phase=name_phase(str(_read_object(cell, "params").get("phase", ""))),
             stem=str(_read_object(cell, "params").get("stem", "")),
             reference=str(_read_object(cell, "params").get("rate", "")),
+            trial=trial if isinstance(trial := cell.get("trial"), int) else 0,
         )
         for cell in rows
         if cell.get("kind") == "load"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from results.records.frames import Gap
@@ -53,7 +53,7 @@ class Column(Generic[Row]):
         """What the cell shows, in full precision and in the shown unit."""
         value = self.value(row)
         if isinstance(value, Estimate):
-            return scale_estimate(value, self.scale)
+            return value.transform(lambda part: part * self.scale)
         return value * self.scale if isinstance(value, float) else value
 
     def show(self, row: Row) -> str:
@@ -73,12 +73,6 @@ def make_table(title: str, columns: Sequence[Column[Row]], rows: Iterable[Row], 
     shown = tuple(tuple(column.show(row) for column in columns) for row in lines)
     values = tuple(tuple(column.read_value(row) for column in columns) for row in lines)
     return Table(title, headings, shown, note, values=values)
-
-
-def scale_estimate(estimate: Estimate, scale: float) -> Estimate:
-    parts = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (None if part is None else part * scale for part in parts)
-    return replace(estimate, value=value, low=low, high=high)
 
 
 def gap_table(gaps: Iterable[Gap]) -> Table:

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.frames import Gap
-from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
@@ -48,7 +45,7 @@ from results.routing.pairs import (
     value_of,
 )
 from results.routing.pools import InstancePool, measure_pools
-from results.routing.read import LoadedCell, load_cells
+from results.routing.read import LoadedCell, PlannedCell, load_cells, read_planned_cells
 from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
@@ -197,7 +194,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     measurements = Measurements(cells, summaries)
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
-    planned = _read_plan(root, variation)
+    planned = [cell for cell in read_planned_cells(root) if cell.variation == variation]
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
@@ -367,32 +364,10 @@ def _ordered_policies(summaries: Sequence[RoutedSummary]) -> dict[str, str]:
     return {summary.label: summary.policy for summary in sorted(last_of_label.values(), key=order)}
 
 
-class _PlannedCell(msgspec.Struct, frozen=True):
-    """The fields of a CellPlan that the results need."""
-
-    cell: str
-    kind: str = ""
-    label: str = ""
-    params: dict[str, Any] = {}
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    cells: tuple[_PlannedCell, ...] = ()
-
-
-def _read_plan(root: Path, variation: str) -> tuple[_PlannedCell, ...]:
-    """The plan's cells of this variation; a plan that cannot be read is a gap of the run's facts."""
-    try:
-        cells = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
-        return tuple(cell for cell in cells if cell.params.get("variation", "") == variation)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return ()
-
-
 def _find_gaps(
     root: Path,
     cells: Sequence[LoadedCell],
-    planned: Sequence[_PlannedCell],
+    planned: Sequence[PlannedCell],
     rows: Sequence[InterferenceRecord],
 ) -> tuple[Gap, ...]:
     """What is missing of the plan, differs between cells of a trial, or was disturbed by an engine's death or stall."""

@@ -14,7 +14,7 @@ from results.statistics.estimates import Estimate, figure
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
     "Read this first",
-    lambda analysis: list_cautions(analysis),
+    list_cautions,
     (
         Column("what", lambda row: row[0]),
         Column("why", lambda row: row[1]),

@@ -14,6 +14,7 @@ import msgspec
 
 from results.records.layout import RunLayout, trial_layouts, write_indented_json
 from results.report.table import Column, Table, make_table
+from results.routing.read import read_planned_cells
 from results.statistics.judgement import Judgement, Outcome
 
 OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}
@@ -61,18 +62,6 @@ class ConditionalClaim:
         return f"{word}, conditional on {on}" if on else word
 
 
-class _Varied(msgspec.Struct, frozen=True):
-    variation: str = ""
-
-
-class _PlannedCell(msgspec.Struct, frozen=True):
-    params: _Varied = _Varied()
-
-
-class _Plan(msgspec.Struct):
-    cells: tuple[_PlannedCell, ...] = ()
-
-
 class _Stored(msgspec.Struct):
     """The claims of one variation, kept beside its cells: an analysis of them takes as long as that of a run."""
 
@@ -80,21 +69,12 @@ class _Stored(msgspec.Struct):
     claims: tuple[Judgement, ...]
 
 
-def list_variations(root: Path) -> tuple[str, ...]:
-    """Of the run's plan, by name; none where the plan cannot be read."""
-    try:
-        cells = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return ()
-    return tuple(sorted({cell.params.variation for cell in cells} - {""}))
-
-
 def judge_variations(
     root: Path, claims: Sequence[Judgement], judge: Callable[[str], tuple[Judgement, ...]]
 ) -> tuple[ConditionalClaim, ...]:
     """Each of the run's claims under every variation; `judge`: the claims of one, which takes a while."""
     varied: dict[str, dict[str, Outcome]] = {}
-    variations = list_variations(root)
+    variations = sorted({cell.variation for cell in read_planned_cells(root)} - {""})
     digest = _digest_cells(root) if variations else ""
     for variation in variations:
         judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023

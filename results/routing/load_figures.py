@@ -58,17 +58,14 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         if measured
         else ""
     )
+    deployments = "; ".join(map(_describe_deployment, analysis.deployments))
     caption = (
         "In % of the KV pools that decode: what the requests that decode at once would take of them, if each held this "
-        f"many tokens: {_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to "
+        f"many tokens: {deployments}. Lines: the number passed a tenth of the time; bands reach to "
         "the mean, neither is an interval. Dotted: the percentiles of this trace's footprints, and the wall at "
         f"{format_percent(WALL)}. {beside}Lines are computed from measured concurrency. {describe_trials(analysis)}"
     )
     return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
-
-
-def _describe_deployments(analysis: RoutingAnalysis) -> str:
-    return "; ".join(_describe_deployment(one) for one in analysis.deployments)
 
 
 def _describe_deployment(one: Deployment) -> str:

@@ -16,8 +16,9 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from results.measures.latency import Mask
 from results.measures.replay_numbers import UNREADABLE
-from results.measures.turns import Mask, Turns
+from results.measures.turns import Turns
 from results.records.count import format_count
 from results.records.frames import Gap
 from results.routing.metrics import (
@@ -334,9 +335,7 @@ def ratio_interval(measured: Measured) -> Estimate:
 
     One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/analysis.md.
     """
-    mean = mean_interval(measured)
-    value, low, high = (None if part is None else math.exp(part) for part in (mean.value, mean.low, mean.high))
-    return replace(mean, value=value, low=low, high=high)
+    return mean_interval(measured).transform(math.exp)
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.measures import latency
+from results.measures.latency import Mask
 from results.measures.summary import POINTS, percentile_name
-from results.measures.turns import Mask, Turns
+from results.measures.turns import Turns
 from results.statistics.estimates import Ranks, Samples, weighted_quantiles
 
 WORKER_POINT = 0.9
@@ -137,18 +138,10 @@ def replicate_metric(metric: Metric, turns: Turns, used: Mask, group: Ranks, wei
     instances = turns.instance[used]
     masks = [instances == one for one in sorted(set(instances))]
     each = np.stack([weighted_quantiles(values[mask], WORKER_POINT, groups[mask], weights) for mask in masks])
-    served = np.isfinite(each)
-    over = np.where(served, each, -np.inf).max(axis=0) if metric.point == "max" else _median_columns(each)
-    return np.asarray(np.where(served.any(axis=0), over, np.nan), dtype=np.float64)
-
-
-def _median_columns(columns: Samples) -> Samples:
-    """Of each column's finite values; NaN where there is none."""
-    ordered = np.sort(columns, axis=0)  # NaN last
-    n = np.isfinite(columns).sum(axis=0)
-    at = np.arange(columns.shape[1])
-    low, high = (ordered[np.maximum(rank, 0), at] for rank in ((n - 1) // 2, n // 2 - (n == 0)))
-    return np.asarray((low + high) / 2, dtype=np.float64)
+    served = np.isfinite(each).any(axis=0)
+    over = np.full(served.size, np.nan)
+    over[served] = (np.nanmax if metric.point == "max" else np.nanmedian)(each[:, served], axis=0)
+    return over
 
 
 def replicate_ratios(top: Samples, bottom: Samples, group: Ranks, weights: Samples) -> Samples:

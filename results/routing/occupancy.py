@@ -23,6 +23,7 @@ MODELLED_SHARES = (2, 4)
 WALL = 0.9
 """The specification's memory wall."""
 FOOTPRINT_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+CURVE_POINTS = 40
 UNREAD = "no turn records can be read"
 
 
@@ -149,9 +150,7 @@ def _name_split(split: tuple[int, int]) -> str:
     return f"{prefilling}P+{decoding}D" if prefilling else f"combined {decoding}C"
 
 
-def compute_occupancies(
-    footprints: Footprints, deployments: Sequence[Deployment], points: int = 40
-) -> tuple[Occupancy, ...]:
+def compute_occupancies(footprints: Footprints, deployments: Sequence[Deployment]) -> tuple[Occupancy, ...]:
     """Every deployment at the footprints' percentiles and along a curve beyond them; empty where a term is missing."""
     marks = [(name, held.value) for name, held in footprints.tokens.items() if held.value]
     if not (marks and deployments):
@@ -159,7 +158,7 @@ def compute_occupancies(
     sizes = [size for _, size in marks]
     walls = [WALL * one.decoding * one.pool_tokens / one.decodes_p90 for one in deployments if one.decodes_p90]
     farthest = max(4 * max(sizes), 1.2 * max(walls, default=0.0))  # as far as the wall, wherever this run stands
-    along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, farthest, points)]
+    along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, farthest, CURVE_POINTS)]
     return tuple(_compute_occupancy(one, point, size) for one in deployments for point, size in (*marks, *along))
 
 

@@ -68,8 +68,9 @@ def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     sentence = "Every trial replays the same sessions."
     if analysis.trials_differ:
         sentence = "Each trial replays a trace of its own."
+    what = "a simulated trial" if analysis.facts.simulated else "a launch"
     return (
-        f"Noise floor: a launch differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
+        f"Noise floor: {what} differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
         f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. "
         f"{sentence} {_describe_planned(analysis, fit)}"
     )
@@ -179,7 +180,8 @@ def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
     if isinstance(fit, str):
         return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
     if count is None:
-        return f"more trials on a host with less noise: {format_percent(NAMED_EFFECT)} cannot be planned"
+        where = "at a load that overloads fewer policies" if analysis.facts.simulated else "on a host with less noise"
+        return f"more trials {where}: {format_percent(NAMED_EFFECT)} cannot be planned"
     if count <= analysis.trials:
         return "a load or trace under which the policies differ by more; further trials of this one narrow little"
     return (

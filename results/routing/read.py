@@ -13,7 +13,7 @@ import msgspec
 from results.measures.turns import Turns, read_turns
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.frames import Gap, artifact_name, read_record, verified_bytes
-from results.records.layout import TrialLayout, sha256, trial_layouts
+from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
 from results.records.rows import decode_rows
 from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
 
@@ -61,6 +61,32 @@ class LoadedCell:
         if not isinstance(fidelity, Mapping) or not fidelity.get("degraded"):
             return ""
         return str(fidelity.get("reason") or "the client fell behind")
+
+
+class PlannedCell(msgspec.Struct, frozen=True):
+    """The fields of a CellPlan that the results need."""
+
+    cell: str
+    kind: str = ""
+    label: str = ""
+    params: dict[str, Any] = {}
+
+    @property
+    def variation(self) -> str:
+        """Of the engine model; empty = it varies nothing."""
+        return str(self.params.get("variation", ""))
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    cells: tuple[PlannedCell, ...] = ()
+
+
+def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
+    """The plan's cells; a plan that cannot be read is a gap of the run's facts."""
+    try:
+        return msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
 
 
 def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:

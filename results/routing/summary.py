@@ -247,10 +247,8 @@ def _measure_workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate
 def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
     wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
-    values = {
-        "wall_clock_s": _known_or_reason(wall, "not stated"),
-        "trace_span_s": _known_or_reason(span, "not stated"),
-    }
+    stated = {"wall_clock_s": wall, "trace_span_s": span}
+    values = {name: unknown("not stated") if value is None else Estimate(value) for name, value in stated.items()}
     values["amplification"] = amplification_of(record.replay)
     if turns is None:
         lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
@@ -292,7 +290,3 @@ def amplification_of(replay: Mapping[str, Any]) -> Estimate:
         return unknown("the replay states no wall clock or no trace span")
     ratio = amplification_ratio(wall, span)
     return unknown("the trace spans no time") if ratio is None else Estimate(ratio)
-
-
-def _known_or_reason(value: float | None, why: str) -> Estimate:
-    return unknown(why) if value is None else Estimate(value)

@@ -154,7 +154,7 @@ def _pools_if_any(analysis: RoutingAnalysis) -> tuple[InstancePool, ...]:
 
 POOLS: TableKind[InstancePool] = TableKind(
     "Pools as measured",
-    lambda analysis: _pools_if_any(analysis),
+    _pools_if_any,
     (
         Column("policy", lambda row: row.label),
         Column("pool", lambda row: row.role),

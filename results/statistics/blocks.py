@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import LEVEL, ROUNDING, Samples, all_agree
+from results.statistics.estimates import LEVEL, ROUNDING, Samples, all_agree, standard_error, student_quantile
 from results.statistics.trials import MIN_PAIRED
 
 POWER = 0.8
@@ -100,9 +100,7 @@ class BlockFit:
         return self.contrasts.get(config) or self.apart.get(config)
 
 
-def fit_blocks(
-    launches: Launches, references: Sequence[str], level: float = LEVEL, *, apart: Collection[str] = ()
-) -> BlockFit | str:
+def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collection[str] = ()) -> BlockFit | str:
     """Compare every config with the mean of the references that were measured; a sentence where that cannot be done.
 
     Launches may be missing. Without any residual nothing tells chance from effect: then there is no fit. Where the
@@ -119,13 +117,13 @@ def fit_blocks(
     if isinstance(model, str):
         return model
     reference_launches = [measured[name] for name in bases]
-    contrasts, estimator = _contrast_others(model, measured, bases, others, level, family=len(judged))
+    contrasts, estimator = _contrast_others(model, measured, bases, others, family=len(judged))
     set_apart = {
-        name: _contrast_apart(_own_differences(measured[name], reference_launches), level, len(judged))
+        name: _contrast_apart(_own_differences(measured[name], reference_launches), len(judged))
         for name in judged
         if name in apart
     }
-    repeat = _compare_references(model, measured, bases, level)
+    repeat = _compare_references(model, measured, bases)
     return BlockFit(
         model.sigma,
         model.degrees,
@@ -139,12 +137,7 @@ def fit_blocks(
 
 
 def _contrast_others(
-    model: _Model,
-    measured: Launches,
-    bases: Sequence[str],
-    others: Sequence[str],
-    level: float,
-    family: int,
+    model: _Model, measured: Launches, bases: Sequence[str], others: Sequence[str], family: int
 ) -> tuple[dict[str, Contrast], Samples]:
     """The configs that are not apart, with their part of the error that the whole family may make; the estimator."""
     reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
@@ -159,21 +152,21 @@ def _contrast_others(
     for name, difference, error in zip(others, differences, map(float, errors), strict=True):
         own = _own_differences(measured[name], reference_launches)
         rest = _fit([other for other in model.names if other != name], measured)
-        alone = _contrast(model, rest, difference, error, own, level)
-        half = dunnett_critical(correlation, model.degrees, 1 - (1 - level) * part) * error * alone.widening
+        alone = _contrast(model, rest, difference, error, own)
+        half = dunnett_critical(correlation, model.degrees, 1 - (1 - LEVEL) * part) * error * alone.widening
         p = min(1.0, dunnett_p(correlation, model.degrees, difference / error / alone.widening) / part)
         contrasts[name] = replace(alone, together=Together(difference - half, difference + half, p))
     return contrasts, estimator
 
 
-def _contrast_apart(own: Samples, level: float, family: int) -> Contrast | None:
+def _contrast_apart(own: Samples, family: int) -> Contrast | None:
     """Of differences to the reference in each block. None where they give no spread."""
     if own.size < 2 or all_agree(own) or not own.any():
         return None
     difference, degrees = float(own.mean()), own.size - 1
-    error = float(own.std(ddof=1)) / math.sqrt(own.size)
-    half = float(special.stdtrit(degrees, (1 + level) / 2)) * error
-    half_together = float(special.stdtrit(degrees, 1 - (1 - level) / family / 2)) * error
+    error = standard_error(own)
+    half = student_quantile(degrees) * error
+    half_together = student_quantile(degrees, 1 - (1 - LEVEL) / family) * error
     p = min(1.0, family * 2 * float(special.stdtr(degrees, -abs(difference) / error)))
     low, high = difference - half, difference + half
     together = Together(difference - half_together, difference + half_together, p)
@@ -286,13 +279,13 @@ def _unit(model: _Model, name: str) -> Samples:
     return np.array([1.0 if other == name else 0.0 for other in model.names])
 
 
-def _compare_references(model: _Model, launches: Launches, bases: Sequence[str], level: float) -> Contrast | None:
+def _compare_references(model: _Model, launches: Launches, bases: Sequence[str]) -> Contrast | None:
     if len(bases) < 2:
         return None
     first, second = bases[:2]
     (difference,), variance = model.compare(np.array([_unit(model, second) - _unit(model, first)]))
     own = _own_differences(launches[second], [launches[first]])
-    return _contrast(model, model, difference, math.sqrt(float(variance[0, 0])), own, level)
+    return _contrast(model, model, difference, math.sqrt(float(variance[0, 0])), own)
 
 
 def _own_differences(ours: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
@@ -306,15 +299,13 @@ def _own_differences(ours: Mapping[int, float], references: Sequence[Mapping[int
     )
 
 
-def _contrast(
-    model: _Model, rest: _Model | str, difference: float, error: float, own: Samples, level: float
-) -> Contrast:
+def _contrast(model: _Model, rest: _Model | str, difference: float, error: float, own: Samples) -> Contrast:
     """`rest`: the fit of the other configs, against which this one's spread is tested."""
-    half = float(special.stdtrit(model.degrees, (1 + level) / 2)) * error
+    half = student_quantile(model.degrees) * error
     if own.size < 2:
         return Contrast(difference, difference - half, difference + half, None, None, own.size, 1.0, error)
-    own_error = float(own.std(ddof=1)) / math.sqrt(own.size)
-    own_half = float(special.stdtrit(own.size - 1, (1 + level) / 2)) * own_error
+    own_error = standard_error(own)
+    own_half = student_quantile(own.size - 1) * own_error
     widening = 1.0
     if isinstance(rest, _Model):
         ratio = (own_error / (error * rest.sigma / model.sigma)) ** 2

@@ -13,8 +13,8 @@ neighbouring steps share a batch. It holds what varies inside the two cells, not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 from results.records.percent import format_percent
 
 LEVEL = 0.95
-"""Confidence of every interval unless a caller says otherwise."""
+"""Confidence of every interval that does not say another one."""
 DRAWS = 2000
 """Bootstrap replicates."""
 ROUNDING = 1e-12
@@ -52,6 +52,15 @@ class Estimate:
     """What the bounds of a comparison hold: `spread within the launch`, `paired over 4 trials`."""
     launches: int = 1
     """Launches per config that the value comes from; below three its bounds are a spread, see `judgement`."""
+
+    def transform(self, compute: Callable[[float], float]) -> Estimate:
+        """Value and bounds by a rising function: an estimate of a logarithm as that of the ratio."""
+        value, low, high = (None if one is None else compute(one) for one in (self.value, self.low, self.high))
+        return replace(self, value=value, low=low, high=high)
+
+    def excludes(self, value: float) -> bool:
+        """Whether its interval lies on one side of this value; False without an interval."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
     def text(self, digits: int = 4, scale: float = 1.0) -> str:
         """`0.123 [0.110, 0.140]`; an unknown bound is `?`, an unknown value `-`, no bounds no brackets."""
@@ -91,13 +100,11 @@ def unknown(reason: str, n: int = 0) -> Estimate:
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Each p-value corrected for all of them being tested (Holm, 1979): below a level, the difference stands at it."""
-    order = np.argsort(np.asarray(p_values, dtype=np.float64), kind="stable")
-    corrected = np.ones(order.size)
-    least = 0.0
-    for rank, place in enumerate(order):
-        least = max(least, min(1.0, (order.size - rank) * p_values[place]))
-        corrected[place] = least
-    return tuple(float(value) for value in corrected)
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty(p.size)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(p.size, 0, -1) * p[order]))
+    return tuple(corrected.tolist())
 
 
 def all_agree(values: npt.ArrayLike) -> bool:
@@ -112,35 +119,35 @@ def clean(values: npt.ArrayLike) -> Samples:
     return array[np.isfinite(array)]
 
 
-def percentile(values: npt.ArrayLike, p: float, *, level: float = LEVEL) -> Estimate:
+def percentile(values: npt.ArrayLike, p: float) -> Estimate:
     """The p-quantile (0 < p < 1) of `values` (missing = NaN, ignored) with its order-statistic interval."""
-    return percentiles(values, (p,), level=level)[0]
+    return percentiles(values, (p,))[0]
 
 
-def percentiles(values: npt.ArrayLike, points: Sequence[float], *, level: float = LEVEL) -> tuple[Estimate, ...]:
+def percentiles(values: npt.ArrayLike, points: Sequence[float]) -> tuple[Estimate, ...]:
     """As `percentile`, for several p at the price of one sort."""
     ordered = np.sort(clean(values))
     if ordered.size == 0:
         return tuple(unknown("no samples") for _ in points)
     values_at = np.quantile(ordered, points)
-    return tuple(_with_interval(ordered, p, float(value), level) for p, value in zip(points, values_at, strict=True))
+    return tuple(_with_interval(ordered, p, float(value)) for p, value in zip(points, values_at, strict=True))
 
 
-def _with_interval(ordered: Samples, p: float, value: float, level: float) -> Estimate:
+def _with_interval(ordered: Samples, p: float, value: float) -> Estimate:
     n = int(ordered.size)
-    low_rank, high_rank = order_statistic_ranks(n, p, level)
+    low_rank, high_rank = order_statistic_ranks(n, p)
     return Estimate(  # interpolation may put the value of a handful of samples just outside its bounds: widen them
         value=value,
         low=min(float(ordered[low_rank - 1]), value) if low_rank is not None else None,
         high=max(float(ordered[high_rank - 1]), value) if high_rank is not None else None,
         n=n,
-        reason=None if low_rank is not None and high_rank is not None else too_small(n, p, level),
+        reason=None if low_rank is not None and high_rank is not None else too_small(n, p),
     )
 
 
-def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
+def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the order statistics that bound the p-quantile; None where n is too small for that bound."""
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     reach = 10 * math.sqrt(n * p * (1 - p)) + 10  # beyond ten standard deviations the binomial has no weight left
     ranks = np.arange(max(math.floor(n * p - reach), 0), min(math.ceil(n * p + reach), n) + 1)
     below = special.bdtr(ranks.astype(np.float64), n, p)  # P(Bin(n, p) <= rank)
@@ -149,20 +156,39 @@ def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int |
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
-def samples_needed(p: float, level: float = LEVEL) -> int:
+def samples_needed(p: float) -> int:
     """The smallest n at which both bounds of the p-quantile exist."""
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     return math.ceil(max(math.log(tail) / math.log(p), math.log(tail) / math.log1p(-p)))
 
 
-def too_small(n: int, p: float, level: float = LEVEL) -> str:
-    return (
-        f"{n} samples are too few for a {format_percent(level)} interval of p{p * 100:g} (needs "
-        f"{samples_needed(p, level)})"
-    )
+def too_small(n: int, p: float) -> str:
+    interval = f"{format_percent(LEVEL)} interval of p{p * 100:g}"
+    return f"{n} samples are too few for a {interval} (needs {samples_needed(p)})"
 
 
-def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
+def student_quantile(degrees: float, level: float = LEVEL) -> float:
+    """How many standard errors an interval at this level reaches to each side of its value."""
+    return float(special.stdtrit(degrees, (1 + level) / 2))
+
+
+def student_interval(
+    value: float,
+    error: float,
+    degrees: float,
+    n: int,
+    *,
+    level: float = LEVEL,
+    reason: str | None = None,
+    basis: str | None = None,
+    launches: int = 1,
+) -> Estimate:
+    """A value with Student's t interval, from its standard error and the degrees of freedom of that."""
+    half = student_quantile(degrees, level) * error
+    return Estimate(value, value - half, value + half, n, reason, basis, launches)
+
+
+def mean(values: npt.ArrayLike) -> Estimate:
     """The mean with Student's t interval."""
     array = clean(values)
     n = int(array.size)
@@ -171,31 +197,44 @@ def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     value = float(array.mean())
     if n == 1:
         return Estimate(value=value, n=1, reason="one sample has no interval")
-    half = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(array.std(ddof=1)) / math.sqrt(n)
-    return Estimate(value=value, low=value - half, high=value + half, n=n)
+    return student_interval(value, standard_error(array), n - 1, n)
 
 
-def bound_sigma(variance: float, degrees: float, level: float = LEVEL) -> tuple[float, float]:
+def standard_error(values: Samples) -> float:
+    """Of the mean of two values or more."""
+    return float(values.std(ddof=1)) / math.sqrt(values.size)
+
+
+def bound_sigma(variance: float, degrees: float) -> tuple[float, float]:
     """Bounds of a standard deviation, of normal residuals that gave this variance with these degrees of freedom.
 
     By chi-square; in the unit of sigma.
     """
-    tails = (1 - level) / 2, (1 + level) / 2
+    tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     low, high = (math.sqrt(variance * degrees / special.chdtri(degrees, tail)) for tail in tails)
     return low, high
 
 
-def proportion(part: int, whole: int, reason: str, *, level: float = LEVEL) -> Estimate:
+def proportion(part: int, whole: int, reason: str) -> Estimate:
     """part / whole with its exact binomial interval, right for independent cases (Clopper and Pearson, 1934).
 
     It is never of zero width: 5 of 5 leaves all from 0.48 on. `reason`: why there is none where `whole` is 0.
     """
     if not whole:
         return unknown(reason)
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low = float(special.betaincinv(part, whole - part + 1, tail)) if part else 0.0
     high = float(special.betaincinv(part + 1, whole - part, 1 - tail)) if part < whole else 1.0
     return Estimate(part / whole, low, high, whole, basis=BINOMIAL)
+
+
+def bound_draws(draws: Samples, level: float = LEVEL) -> tuple[float, float]:
+    """Bounds of the middle share of these draws; NaN where none is finite."""
+    finite = clean(draws)  # a draw of sessions may leave one side without a value
+    if not finite.size:
+        return math.nan, math.nan
+    low, high = np.quantile(finite, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
 
 
 def bootstrap_quantiles(values: Samples, p: float, draws: int, rng: np.random.Generator) -> Samples:

@@ -31,9 +31,7 @@ def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
 def compare_ratio(first: Estimate, second: Estimate) -> Estimate:
     """second / first - 1 of two independent positive estimates, with its interval where both have theirs."""
     ours, theirs = _take_logarithm(first), _take_logarithm(second)
-    logs = subtract_estimates(ours, theirs)
-    value, low, high = (None if part is None else math.expm1(part) for part in (logs.value, logs.low, logs.high))
-    return replace(logs, value=value, low=low, high=high)
+    return subtract_estimates(ours, theirs).transform(math.expm1)
 
 
 def are_disjoint(first: Estimate, second: Estimate) -> bool:

@@ -93,10 +93,10 @@ def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY)
 
 
 def name_remedy(launched: int) -> str:
-    """What gives a verdict where a config has too few launches, in a run that made this many of each."""
+    """What gives a verdict where a config has too few launches, in a run that plans this many of each."""
     if launched < MIN_PAIRED:
         return TRIALS_REMEDY
-    return f"the run made {launched}: `tracon retry`, then `tracon resume`, measures those that are missing"
+    return f"the run plans {launched}: `tracon retry`, then `tracon resume`, measures those that are missing"
 
 
 def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
@@ -125,9 +125,7 @@ def take_point(estimate: Estimate) -> Estimate:
     return replace(estimate, low=estimate.value, high=estimate.value, launches=launches, reason=None)
 
 
-def correct_together(
-    judgements: Sequence[Judgement], level: float = LEVEL, *, undefined: int = 0
-) -> tuple[Judgement, ...]:
+def correct_together(judgements: Sequence[Judgement], *, undefined: int = 0) -> tuple[Judgement, ...]:
     """Each judgement after Holm's correction over all that have a p: one that holds or fails must survive it.
 
     `undefined`: how many of those without a p belong to the family all the same, because the data alone leave their
@@ -136,17 +134,15 @@ def correct_together(
     known = [one.p for one in judgements if one.p is not None]
     count = len(known) + undefined
     corrected = iter(holm([*known, *[1.0] * undefined]))
-    return tuple(
-        one if one.p is None else _require_survival(one, one.p, next(corrected), count, level) for one in judgements
-    )
+    return tuple(one if one.p is None else _require_survival(one, one.p, next(corrected), count) for one in judgements)
 
 
-def _require_survival(one: Judgement, p: float, corrected: float, count: int, level: float) -> Judgement:
+def _require_survival(one: Judgement, p: float, corrected: float, count: int) -> Judgement:
     if one.outcome not in (Outcome.HOLDS, Outcome.FAILS):
         return replace(one, p_corrected=corrected)
     numbers = f"p = {p:.2g}, {corrected:.2g} after Holm over {count}"
     judged_alone = replace(one, p_corrected=corrected, alone=one.outcome)
-    if corrected <= 1 - level:
+    if corrected <= 1 - LEVEL:
         return replace(judged_alone, reason=f"{one.reason} ({numbers})")
     reason = f"by itself it {one.outcome}, corrected it does not ({numbers}): {one.reason}"
     return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)

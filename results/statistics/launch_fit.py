@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from results.statistics.estimates import (
     all_agree,
     bound_sigma,
     mean,
+    student_interval,
     unknown,
 )
 from results.statistics.trials import MIN_PAIRED
@@ -77,7 +78,7 @@ class SizeFit(Generic[Size]):
     """None where the launches do not differ."""
 
 
-def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) -> SizeFit[Size] | str:
+def fit_sizes(values: Mapping[Size, Mapping[int, float]]) -> SizeFit[Size] | str:
     """The mean of each size over the launches; a sentence where there are too few launches, or no common size.
 
     values: per size, the number of each launch. A size that lacks a launch is left out.
@@ -85,12 +86,11 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
     common = _find_common(values)
     if isinstance(common, str):
         return common
-    sizes, launches = common
-    y = np.array([[values[size][launch] for launch in launches] for size in sizes])
+    sizes, launches, y = common
     variances, degrees = _pool_variances(y)
     means = y.mean(axis=1)
     errors = np.sqrt(variances / len(launches))
-    halves = special.stdtrit(degrees, (1 + level) / 2) * errors
+    halves = special.stdtrit(degrees, (1 + LEVEL) / 2) * errors
     exact = errors <= ROUNDING * max(float(np.abs(y).max()), 1.0)
     estimates = {
         size: _estimate_mean(float(value), None if agree and value else float(half), len(launches))
@@ -102,22 +102,24 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) 
     return SizeFit(
         estimates,
         {size: float(one) for size, one in zip(sizes, p, strict=True)},
-        mean_over_launches([float(one) for one in y.mean(axis=0)], level),
+        mean_over_launches([float(one) for one in y.mean(axis=0)]),
         float(degrees.max()),
         _measure_spread(y),
     )
 
 
-def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size], list[int]] | str:
-    """The sizes that every launch measured, and the launches; a sentence where there are too few."""
+def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size], list[int], Samples] | str:
+    """The sizes that every launch measured, the launches, and sizes x launches; a sentence where there are too few."""
     launches = sorted({launch for own in values.values() for launch in own})
     if len(launches) < MIN_PAIRED:
         return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
     sizes = [size for size, own in values.items() if len(own) == len(launches)]
-    return (sizes, launches) if sizes else "no size was measured in every launch"
+    if not sizes:
+        return "no size was measured in every launch"
+    return sizes, launches, np.array([[values[size][launch] for launch in launches] for size in sizes])
 
 
-def slope_over_launches(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) -> Estimate:
+def slope_over_launches(values: Mapping[Size, Mapping[int, float]]) -> Estimate:
     """How much the sizes change together from one launch to the next, by the launches' numbers.
 
     Least squares of each launch's mean over the sizes, which are fixed; Student's t with launches - 2 degrees of
@@ -126,8 +128,8 @@ def slope_over_launches(values: Mapping[Size, Mapping[int, float]], level: float
     common = _find_common(values)
     if isinstance(common, str):
         return unknown(common)
-    sizes, launches = common
-    y = np.array([[values[size][launch] for launch in launches] for size in sizes]).mean(axis=0)
+    _, launches, table = common
+    y = table.mean(axis=0)
     x = np.array(launches, dtype=np.float64) - float(np.mean(launches))
     squares, count = float(x @ x), len(launches)
     slope = float(x @ y) / squares
@@ -136,8 +138,7 @@ def slope_over_launches(values: Mapping[Size, Mapping[int, float]], level: float
     if error <= ROUNDING * max(float(np.abs(y).max()), 1.0):
         why = "the launches lie on a line: nothing tells how they vary"
         return Estimate(slope, n=count, reason=why, launches=count)
-    half = float(special.stdtrit(count - 2, (1 + level) / 2)) * error
-    return Estimate(slope, slope - half, slope + half, count, None, f"over {count} launches", count)
+    return student_interval(slope, error, count - 2, count, basis=f"over {count} launches", launches=count)
 
 
 def _estimate_mean(value: float, half: float | None, launches: int) -> Estimate:
@@ -179,7 +180,7 @@ def _measure_spread(y: Samples) -> LaunchSpread | None:
     return LaunchSpread(math.sqrt(pooled), low, high, degrees, y.shape[1], y.shape[0])
 
 
-def mean_over_launches(values: Sequence[float | None], level: float = LEVEL) -> Estimate:
+def mean_over_launches(values: Sequence[float | None]) -> Estimate:
     """The mean of one number per launch with Student's t interval; none below three launches."""
     known = [value for value in values if value is not None]
     if not known:
@@ -190,5 +191,4 @@ def mean_over_launches(values: Sequence[float | None], level: float = LEVEL) -> 
         return Estimate(value, n=launches, reason=why, launches=launches)
     if all_agree(known):
         return _estimate_mean(value, None, launches)
-    bounds = mean(known, level=level)
-    return Estimate(value, bounds.low, bounds.high, launches, None, f"over {launches} launches", launches)
+    return replace(mean(known), basis=f"over {launches} launches", launches=launches)

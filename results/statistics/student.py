@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.estimates import LEVEL, Estimate, student_quantile
 from results.statistics.judgement import Outcome, withheld
 
 LEAST_P = 1e-6
@@ -32,7 +32,7 @@ def find_p_value(estimate: Estimate, none: float) -> float | None:
     points = [estimate.low, estimate.value, estimate.high]
     low, value, high = [math.log(point) for point in points] if none == 1.0 else [point - none for point in points]
     freedom = estimate.launches - 1
-    error = (value - low if value > 0 else high - value) / _quantile(freedom, LEVEL)
+    error = (value - low if value > 0 else high - value) / student_quantile(freedom)
     if error <= 0:  # only the signs tell (sign test)
         return 2.0 ** (1 - estimate.launches) if value else 1.0
     return float(2 * special.stdtr(freedom, -abs(value) / error))
@@ -51,7 +51,7 @@ def change_level(estimate: Estimate, level: float, *, is_ratio: bool = False) ->
         return replace(estimate, low=None, high=None)  # launches that all agree: the sign test tells no more
     if level == LEVEL:
         return estimate
-    by = _quantile(freedom, level) / _quantile(freedom, LEVEL)
+    by = student_quantile(freedom, level) / student_quantile(freedom)
     if is_ratio:
         logs = (by * math.log(bound / estimate.value) for bound in (estimate.low, estimate.high))
         low, high = (estimate.value * math.exp(max(-LARGEST, min(one, LARGEST))) for one in logs)
@@ -75,7 +75,3 @@ def find_p_of_rule(outcome_at: Callable[[float], Outcome]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if outcome_at(1 - middle) == outcome else (middle, high)
     return high
-
-
-def _quantile(freedom: int, level: float) -> float:
-    return float(special.stdtrit(freedom, (1 + level) / 2))

@@ -18,7 +18,18 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import ALL_AGREE, LEVEL, Estimate, Samples, all_agree, unknown
+from results.statistics.estimates import (
+    ALL_AGREE,
+    LEVEL,
+    Estimate,
+    Samples,
+    all_agree,
+    bound_draws,
+    standard_error,
+    student_interval,
+    student_quantile,
+    unknown,
+)
 
 MIN_PAIRED = 3
 """From this many trials on their spread gives the interval."""
@@ -113,15 +124,17 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
     values = measured.values
     value, n = float(values.mean()), _samples(measured)
     if values.size >= MIN_PAIRED and measured.joint is not None:
-        low, high = _quantiles(measured.joint.draws, level)
+        low, high = bound_draws(measured.joint.draws, level)
         by_itself = f"over {values.size} launches, by itself"
         return Estimate(measured.joint.value, low, high, n, measured.reason or None, by_itself, values.size)
     if values.size >= MIN_PAIRED and (measured.no_interval or all_agree(values)):
         why = measured.no_interval or ALL_AGREE
         return Estimate(value, n=n, reason=why, basis=basis(measured), launches=values.size)
     if values.size >= MIN_PAIRED:
-        half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
-        return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
+        return student_interval(
+            value, standard_error(values), values.size - 1, n, level=level, reason=measured.reason or None,
+            basis=basis(measured), launches=values.size,
+        )  # fmt: skip
     return resampled(measured, level)
 
 
@@ -133,11 +146,11 @@ def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
     draws = _mean_draws(measured)
     if isinstance(draws, str):
         return Estimate(value, n=n, reason=draws, launches=launches)
-    low, high = _quantiles(draws, level)
+    low, high = bound_draws(draws, level)
     return Estimate(value, low, high, n, measured.reason or None, basis(measured), launches)
 
 
-def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> Estimate:
+def share(part: Measured, whole: Measured, name: str) -> Estimate:
     """mean(part) / mean(whole), a fraction, over the trials that have both; `name`: what the whole is called.
 
     Its interval holds every fraction f at which mean(part - f whole) is not distinguishable from zero (Fieller), so
@@ -151,32 +164,37 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
         Measured({number: of.trials[number] for number in both.trials}, both.reason, of.joint, of.no_interval)
         for of in (part, whole)
     )
-    base = estimate(bottom, level)
+    base = estimate(bottom)
     if base.value is None or base.value <= 0:
         return unknown(f"{name} is not above zero: a share of it says nothing", base.n)
-    joint = _combine_joint(np.divide, (top.joint, bottom.joint))
     launches = len(both.trials)
-    value = joint.value if joint is not None and launches >= MIN_PAIRED else float(top.values.mean()) / base.value
+    joint = _combine_joint(np.divide, (top.joint, bottom.joint)) if launches >= MIN_PAIRED else None
+    value = float(top.values.mean()) / base.value if joint is None else joint.value
     if base.low is None:
         return Estimate(value, n=base.n, reason=base.reason, launches=launches)
     if base.low <= 0:
         zero = "is not distinguishable from zero" if launches >= MIN_PAIRED else "may be zero by its spread"
         why = f"{name} {zero}: a share of it says nothing"
         return Estimate(value, n=base.n, reason=why, basis=base.basis, launches=launches)
-    if joint is not None and launches >= MIN_PAIRED:
-        above = bottom.joint is not None and bottom.joint.draws > 0  # the few others lie outside the whole's interval
-        low, high = _quantiles(joint.draws[above], level)
-        return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
-    if launches >= MIN_PAIRED:
-        low, high = _fieller(top.values, bottom.values, level)
-        return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
-    draws, base_draws = _mean_draws(top), _mean_draws(bottom)
-    if isinstance(draws, str) or isinstance(base_draws, str):
-        why = draws if isinstance(draws, str) else str(base_draws)
-        return Estimate(value, n=base.n, reason=why, launches=launches)
-    above = base_draws > 0  # the few draws at or below zero lie outside the interval of the whole
-    low, high = _quantiles(draws[above] / base_draws[above], level)
-    return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
+    bounds = _bound_share(top, bottom, joint)
+    if isinstance(bounds, str):
+        return Estimate(value, n=base.n, reason=bounds, launches=launches)
+    return Estimate(value, *bounds, base.n, base.reason, base.basis, launches)
+
+
+def _bound_share(part: Measured, whole: Measured, joint: Joint | None) -> tuple[float, float] | str:
+    """Of a whole above zero; its few draws that are not lie outside its interval."""
+    if joint is not None and whole.joint is not None:
+        return bound_draws(joint.draws[whole.joint.draws > 0])
+    if len(part.trials) >= MIN_PAIRED:
+        return _fieller(part.values, whole.values)
+    draws, base_draws = _mean_draws(part), _mean_draws(whole)
+    if isinstance(draws, str):
+        return draws
+    if isinstance(base_draws, str):
+        return base_draws
+    above = base_draws > 0
+    return bound_draws(draws[above] / base_draws[above])
 
 
 def p_value(measured: Measured, none: float = 0.0) -> float | None:
@@ -194,8 +212,7 @@ def p_value(measured: Measured, none: float = 0.0) -> float | None:
             return 1.0
         if all_agree(values):  # no spread to hold them against: only the signs tell (sign test)
             return float(2.0 ** (1 - values.size))
-        error = float(values.std(ddof=1)) / math.sqrt(values.size)
-        return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
+        return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / standard_error(values)))
     draws = _mean_draws(measured) if values.size else ""
     return None if isinstance(draws, str) else _draws_p(draws - none)
 
@@ -225,21 +242,9 @@ def _mean_draws(measured: Measured) -> Samples | str:
     return why[0] if why else np.mean(np.stack([draws for draws in drawn if not isinstance(draws, str)]), axis=0)
 
 
-def _t(n: int, level: float) -> float:
-    return float(special.stdtrit(n - 1, (1 + level) / 2))
-
-
-def _quantiles(draws: Samples, level: float) -> tuple[float, float]:
-    finite = draws[np.isfinite(draws)]  # a draw of sessions may leave one side without a value
-    if not finite.size:
-        return math.nan, math.nan
-    low, high = np.quantile(finite, ((1 - level) / 2, (1 + level) / 2))
-    return float(low), float(high)
-
-
-def _fieller(part: Samples, whole: Samples, level: float) -> tuple[float, float]:
+def _fieller(part: Samples, whole: Samples) -> tuple[float, float]:
     """Bounds f where |mean(part - f whole)| = t standard errors; the mean of `whole` is distinguishable from zero."""
-    square = _t(part.size, level) ** 2 / part.size
+    square = student_quantile(part.size - 1) ** 2 / part.size
     var_part, both, _, var_whole = (square * np.cov(part, whole)).ravel()
     top, bottom = float(part.mean()), float(whole.mean())
     a, b, c = bottom**2 - var_whole, top * bottom - both, top**2 - var_part

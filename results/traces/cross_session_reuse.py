@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -54,7 +54,7 @@ class FirstUse:
     block_tokens: int
     last_tokens: int
     """Tokens in the last block, which may be partial."""
-    branches: Counts = field(default_factory=lambda: NO_BRANCHES)
+    branches: Counts
     """Later turns of the session that reuse some of these blocks: rows (number of blocks from the start, number of
     turns)."""
 

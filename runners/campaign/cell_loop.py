@@ -129,12 +129,12 @@ class CellLoop:
         while (cell := self._find_next()) is not None:
             await self._wait_while_paused()
             if self._steering.stopping:
-                return await self._interrupt_run(self._steering.stop_reason)
+                return await self._interrupt_run()
             if (cell := self._find_next()) is None:  # a request may have changed what comes next
                 break
             await self._enter_stage(cell)
             if not await self._run_one(cell):
-                return await self._interrupt_run(self._steering.stop_reason)
+                return await self._interrupt_run()
             changed = True
         await self._cells.release("no cell is left")
         self._close_stages()
@@ -278,9 +278,10 @@ class CellLoop:
         attempt = max(1, self._view.cells[plan.cell].attempt)
         self._append_events(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
 
-    async def _interrupt_run(self, reason: str) -> ExitCode:
+    async def _interrupt_run(self) -> ExitCode:
         if self._lost is not None:
             raise self._lost
+        reason = self._steering.stop_reason
         await self._cells.release(reason)
         self._append_events(RunChanged(RunState.INTERRUPTED, reason, os.getpid()))
         return ExitCode.INTERRUPTED

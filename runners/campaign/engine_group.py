@@ -16,10 +16,7 @@ from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role
 from results.records.layout import ConfigLayout
-from runners.campaign.engine_launcher import Launcher
-
-LAUNCH_TRIES = 2
-TOPIC = "kv-events"
+from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,6 @@ class EventSource:
     """The engine connects to it; the listener binds it."""
     replay_endpoint: str
     """The engine binds it and replays events that the listener missed."""
-    topic: str = TOPIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +141,7 @@ def _event_settings(events: EventSource) -> str:
             "publisher": "zmq",
             "endpoint": events.endpoint,
             "replay_endpoint": events.replay_endpoint,
-            "topic": events.topic,
+            "topic": "kv-events",
         }
     )
 

@@ -23,6 +23,8 @@ from results.records.schemas import EngineFault
 from state.process_identity import ProcessIdentity
 from state.store import RunStore
 
+LAUNCH_TRIES = 2
+"""After this many failures in a row of one engine, its cell fails."""
 STALL_POLL_S = 1.0
 
 

@@ -13,9 +13,7 @@ from launch.instance import Instance
 from launch.ports import free_port
 from launch.profile import Profile
 from results.records.layout import ConfigLayout
-from runners.campaign.engine_launcher import Launcher
-
-LAUNCH_TRIES = 2
+from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
 
 
 class EngineSlot:

@@ -77,6 +77,10 @@ class DraftPlan:
     """What shapes its numbers, besides profile and engine; JSON values only."""
     sums: tuple[Sum, ...]
     """The arithmetic of its time estimate."""
+    gpus: int = 1
+    """GPUs that its engines take at once, where each is on one of them (`tensor_parallel_size` = 1)."""
+    engines_per_gpu: int = 1
+    """At once, where they share GPUs."""
     needs_engine: bool = True
     """False = its engines are simulated: none is looked for, started, or checked."""
     has_pace: bool = False

@@ -22,6 +22,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
+from runners.campaign.free_gpus import take_free_gpus
 from runners.campaign.plan import find_changes
 from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import ExitCode, RunnerError
@@ -72,6 +73,9 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
         if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:
             store.append(RunChanged(RunState.INTERRUPTED, f"{error} {getattr(error, 'remedy', '')}".strip()))
         raise
+    used = dict.fromkeys(device for instance in view.instances.values() for device in instance.devices)
+    if skipped := take_free_gpus(prepared.draft, tuple(used)):
+        store.append(Noted("warning", view.run, skipped))
     return prepared
 
 
@@ -81,7 +85,7 @@ async def _run_cells(
     engine = prepared.engine or NO_ENGINE
     layout = RunLayout(folder)
     configs = {config.name: config for config in prepared.draft.configs}
-    async with LocalBackend(prepared.profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         launcher = Launcher(
             backend=backend,
             profile=prepared.profile,

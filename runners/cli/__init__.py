@@ -38,11 +38,7 @@ trace.add_to(app)
 _OTHER_FOLDER = "name a folder that this user can write: --workspace for runs, TRACON_HOME for engines and models"
 REMEDIES = {
     errno.ENOSPC: "free some room on that disk, or name another folder: --workspace for runs, TRACON_HOME for engines",
-    errno.EACCES: _OTHER_FOLDER,
-    errno.EPERM: _OTHER_FOLDER,
-    errno.EROFS: _OTHER_FOLDER,
-    errno.ENOTDIR: _OTHER_FOLDER,
-    errno.EEXIST: _OTHER_FOLDER,
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST), _OTHER_FOLDER),
 }
 PLATFORM = ("Linux", "x86_64")
 """The only one whose wheels the engine's lock names, and whose /proc and process groups the guard relies on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import psutil
@@ -27,6 +27,8 @@ POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
 LEASE_GRACE_S = 20.0
 """How long a run process may take from its start until it holds the lease."""
+Show = Callable[[list[Recorded], list[FeedLine], RunView], None]
+"""Shows the events since the last call, their lines of the feed, and the view after them."""
 
 
 def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
@@ -36,36 +38,24 @@ def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = Fa
     """
     with RunStore.open(folder, read_only=True) as store:
         if events:
-            return _follow_store(store, worker_pid, _EventLines())
+            return _follow_store(store, worker_pid, _print_events)
         if sys.stderr.isatty():
             with Live(console=terminal.err(), refresh_per_second=2, transient=True) as live:
-                return _follow_store(store, worker_pid, _Panel(live))
+                return _follow_store(
+                    store, worker_pid, lambda new, lines, view: live.update(progress_panel(view, time.time()))
+                )
         return _follow_store(store, worker_pid, _FeedLines())
 
 
-class _Follower(Protocol):
-    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
-        """Show the events since the last tick and their lines of the feed."""
-
-
-class _Panel:
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
-        self._live.update(progress_panel(view, time.time()))
-
-
-class _EventLines:
-    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
-        for recorded in new:
-            line = {
-                "seq": recorded.seq,
-                "t_unix_s": recorded.t_unix_s,
-                "kind": recorded.event.kind,
-                "event": recorded.event,
-            }
-            terminal.print_json_line(msgspec.json.encode(line))
+def _print_events(new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
+    for recorded in new:
+        line = {
+            "seq": recorded.seq,
+            "t_unix_s": recorded.t_unix_s,
+            "kind": recorded.event.kind,
+            "event": recorded.event,
+        }
+        terminal.print_json_line(msgspec.json.encode(line))
 
 
 class _FeedLines:
@@ -74,7 +64,7 @@ class _FeedLines:
     def __init__(self) -> None:
         self._next_progress = time.monotonic() + PROGRESS_LINE_S
 
-    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
+    def __call__(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         for line in lines:
             if NOT_NEEDED in line.text:
                 continue
@@ -92,7 +82,7 @@ def await_lease(folder: Path, worker_pid: int) -> None:
             time.sleep(0.05)
 
 
-def _follow_store(store: RunStore, worker_pid: int | None, follower: _Follower) -> int:
+def _follow_store(store: RunStore, worker_pid: int | None, show: Show) -> int:
     view = EMPTY
     deadline = time.monotonic() + LEASE_GRACE_S
     worked = False
@@ -102,7 +92,7 @@ def _follow_store(store: RunStore, worker_pid: int | None, follower: _Follower) 
         for recorded in new:
             before, view = view, fold(view, recorded)
             lines += new_feed_lines(before, view)
-        follower.tick(new, lines, view)
+        show(new, lines, view)
         live = lease_state(store).live
         worked = worked or live
         if not live and (worked or worker_pid is None or _has_ended(worker_pid) or time.monotonic() > deadline):

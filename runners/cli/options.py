@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from runners.campaign.experiment import RunOptions
 from runners.cli.spec_options import SpecOption, SpecOptions
 from runners.errors import RunnerError
 
@@ -18,7 +17,7 @@ _BUILT = "the one `tracon engine install` built"
 ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
 PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=f"{_PYTHON} (default: {_BUILT}).")]
 RUN = SpecOptions(
-    lambda: RunOptions,
+    "runners.campaign.experiment:RunOptions",
     (
         SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
         SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),

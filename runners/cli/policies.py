@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 import runners.cli.terminal as terminal
+from runners.cli.folders import workspace_of
 from runners.cli.options import JsonOption, WorkspaceOption, read_pairs
 from runners.errors import RunnerError
 
@@ -116,11 +117,10 @@ def whatif(
     from runners.router.policies import make_policy
     from runners.router.whatif import Owners, what_if
 
-    choices: dict[str, Owners] = {"recorded": "recorded", "served": "served"}
-    if owners not in choices:
+    if owners not in get_args(Owners):
         raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
     other = make_policy(policy, read_pairs(setting, "--set", "KEY=VALUE"))
-    results = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
+    results = [(log, what_if(log.records, other, cast(Owners, owners))) for log in logs_of(run, cell, workspace)]
     if json:
         terminal.print_json([whatif_json(log, result) for log, result in results])
     else:
@@ -132,11 +132,10 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
     from results.records.layout import RunLayout
     from results.records.run_folder import run_facts
     from runners.router.decision_log import read_logs
-    from state.workspace import Workspace, default_root
 
     path = Path(run)
     named = path.is_file() or RunLayout(path).results.is_dir()
-    source = path if named else Workspace(workspace or default_root()).find(run)
+    source = path if named else workspace_of(workspace).find(run)
     simulated = run_facts(source)[0].simulated if source.is_dir() else ""
     if simulated:
         text = f"SIMULATED, nothing was measured: engines are the model {simulated}"

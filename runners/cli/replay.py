@@ -19,20 +19,13 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.load.replay_spec import ReplaySpec, ReplayTick
+    from runners.load.replay_spec import ReplayTick
     from runners.load.standalone_replay import ReplayOptions, ReplayReport
 
 PROGRESS_LINE_S = 10.0
 
-
-def _replay_spec() -> type[ReplaySpec]:
-    from runners.load.replay_spec import ReplaySpec
-
-    return ReplaySpec
-
-
 REPLAY = SpecOptions(
-    _replay_spec,
+    "runners.load.replay_spec:ReplaySpec",
     (
         SpecOption("seed", "--seed", "Draw the prompts' token ids from this seed", None, 0),
         SpecOption("time_scale", "--time-scale", "Multiply every recorded time by this: 0.5 replays twice as fast"),

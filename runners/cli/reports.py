@@ -14,8 +14,6 @@ from runners.cli.options import ComparedArg, JsonOption, RunArg, RunsArg, Worksp
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from results.report.content import ReportText
-
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
@@ -75,7 +73,7 @@ def compare(
     """Print two runs of one experiment side by side: numbers, verdicts, and what differed."""
     from results.registry import compare_runs
     from results.report.comparison import describe_comparison, to_json
-    from results.report.document import render_markdown
+    from results.report.document import render_markdown, rich_tables
 
     compared = compare_runs(*(compared_folder(run, workspace) for run in (first, second)))
     text = describe_comparison(compared)
@@ -85,7 +83,7 @@ def compare(
         title = f"{compared.first.experiment}: {compared.first.run} and {compared.second.run}"
         terminal.out().print(render_markdown(title, text), markup=False, soft_wrap=True, end="")
     else:
-        terminal.out().print(render_text(text))
+        terminal.out().print(rich_tables(text))
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
@@ -106,6 +104,7 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 def render_ending(folder: Path) -> RenderableType:
     """What a run shows when it has ended: its one page where the experiment has one, else the report's tables."""
     from results.registry import results_of
+    from results.report.document import rich_tables
 
     experiment = results_of(folder)
     analysis = experiment.analyse(folder)
@@ -113,7 +112,7 @@ def render_ending(folder: Path) -> RenderableType:
         from results.report.page import render_terminal
 
         return render_terminal(experiment.page(analysis), folder, terminal.out().width)
-    return render_text(experiment.report(analysis))
+    return rich_tables(experiment.report(analysis))
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
@@ -125,21 +124,14 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.text import Text
 
     from results.registry import results_of
-    from results.report.document import APPENDIX
+    from results.report.document import APPENDIX, rich_tables
     from results.report.page import render_terminal
 
     results = results_of(folder)
     analysis = results.write(folder) if again else results.analyse(folder)
-    parts: list[RenderableType] = [render_text(results.report(analysis))]
+    parts: list[RenderableType] = [rich_tables(results.report(analysis))]
     if results.page is not None:
         page = render_terminal(results.page(analysis), folder, terminal.out().width)
         parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]
     curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
     return Group(*parts) if curves is None else Group(*parts, Text(), curves)
-
-
-def render_text(text: ReportText) -> RenderableType:
-    """For a terminal: the opening, the tables, and what they do not say."""
-    from results.report.document import rich_tables
-
-    return rich_tables(text)

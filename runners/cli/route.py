@@ -16,41 +16,14 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import (
-        BindingRules,
-        InstanceSpec,
-        KvEndpoint,
-        Prewarm,
-        RouterLine,
-        RouterSpec,
-        TransferRules,
-    )
+    from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterLine, RouterSpec
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
 MOVES = "Moving KV between instances"
 
-
-def _router_spec() -> type[RouterSpec]:
-    from runners.router.spec import RouterSpec
-
-    return RouterSpec
-
-
-def _transfer_rules() -> type[TransferRules]:
-    from runners.router.spec import TransferRules
-
-    return TransferRules
-
-
-def _binding_rules() -> type[BindingRules]:
-    from runners.router.spec import BindingRules
-
-    return BindingRules
-
-
 ROUTER = SpecOptions(
-    _router_spec,
+    "runners.router.spec:RouterSpec",
     (
         SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
         SpecOption("host", "--host", "Listen on this address"),
@@ -66,7 +39,7 @@ ROUTER = SpecOptions(
     ),
 )  # fmt: skip
 TRANSFERS = SpecOptions(
-    _transfer_rules,
+    "runners.router.spec:TransferRules",
     (
         SpecOption(
             "timeout_s", "--transfer-timeout",
@@ -116,7 +89,7 @@ TRANSFERS = SpecOptions(
     MOVES,
 )  # fmt: skip
 BINDINGS = SpecOptions(
-    _binding_rules,
+    "runners.router.spec:BindingRules",
     (
         SpecOption(
             "redis_url", "--bindings",
@@ -235,14 +208,14 @@ def route(
     import msgspec
 
     from runners.router.server.serve import serve
-    from runners.router.spec import router_spec
+    from runners.router.spec import BindingRules, RouterSpec, TransferRules, router_spec
 
     if spec is not None:
         options = router_spec(spec)
     else:
         events = read_pairs(kv_events, "--kv-events", "NAME=ENDPOINT[,REPLAY]")
         parameters = read_pairs(settings, "--set", "KEY=VALUE")
-        options = _router_spec()(
+        options = RouterSpec(
             instances=_read_instances(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
@@ -251,8 +224,8 @@ def route(
             decisions_path=str(decisions) if decisions else "",
             prewarm=_read_prewarm(prewarm, parameters),
             reserved_output=_read_reserved(reserved_output),
-            transfer=_transfer_rules()(**chosen(context, TRANSFERS)),
-            bindings=_binding_rules()(**chosen(context, BINDINGS)),
+            transfer=TransferRules(**chosen(context, TRANSFERS)),
+            bindings=BindingRules(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
     serve(options, (lambda line: terminal.print_json_line(msgspec.json.encode(line))) if json else _Narrator(options))

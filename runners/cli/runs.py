@@ -74,6 +74,13 @@ def run(
     ] = False,
     skip_stage: SkipStageOption = None,
     pace: PaceOption = None,
+    accept_small_gpus: Annotated[
+        bool,
+        typer.Option(
+            "--accept-small-gpus",
+            help="Start although engines find no GPU with room: by the doctor's estimate, or beside other processes.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")
     ] = False,
@@ -89,8 +96,11 @@ def run(
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
     from launch.gpu_checks import explain_small_gpus
+    from runners.campaign.free_gpus import explain_skipped_gpus, require_free_gpus
+    from runners.campaign.gpu_room import require_gpu_room
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
+    from runners.experiments.registry import experiment_named
     from runners.samplers.rest import explain_unrest, read_rest
 
     options = from_root(RunOptions(experiment, **chosen(context, RUN)))
@@ -99,12 +109,15 @@ def run(
         return
     prepared = _prepare_run(options, need_engine=True)
     require_pace(pace, prepared.draft)
+    if not accept_small_gpus:
+        require_gpu_room(experiment_named(experiment), options, prepared.draft)
+        require_free_gpus(prepared.draft)
     require_ports(prepared)
     unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
-    for warning in filter(None, (too_large, unrest)):
+    for warning in filter(None, (too_large, explain_skipped_gpus(prepared.draft), unrest)):
         terminal.err().print(warning, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
@@ -396,7 +409,7 @@ def accompany_run(
         else:
             print(folder.name)
         raise typer.Exit(ExitCode.DONE)
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if console and sys.stdin.isatty() and sys.stdout.isatty():
         code = _watch_in_console(folder)
     else:
@@ -443,7 +456,3 @@ def _follow_to_end(folder: Path, worker_pid: int) -> int:
     except KeyboardInterrupt:
         terminal.narrate("left ", (folder.name, "bold"), " running: `tracon watch`, `tracon stop`")
         return ExitCode.INTERRUPTED
-
-
-def _as_interrupt(_signum: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

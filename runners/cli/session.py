@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,7 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from results.records.decisions import DecisionRecord, KvTransfer
+    from results.records.decisions import Decision, DecisionRecord, RoutedOutcome
     from runners.router.decision_log import LoggedPicks
 
 _SERVED = "ok"
@@ -43,40 +43,10 @@ def session(
     """
     lives = _find_lives(logs_of(run, cell, workspace), session)
     if json:
-        terminal.print_json([asdict(life) for life in lives])
+        terminal.print_json([life.to_json() for life in lives])
         return
     for life in lives:
         terminal.out().print(life_table(life))
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPick:
-    """One pick of the session. None = not measured, or not known."""
-
-    seq: int
-    turn: int
-    at_s: float
-    """Since the first pick of the log."""
-    request: str
-    instance: str
-    """Empty: it went nowhere, see `reason`."""
-    reason: str
-    owner: str
-    """The instance that the session was bound to before it."""
-    prefill: str
-    """The instance that computed the prompt for it; empty = `instance` itself."""
-    input_tokens: int
-    indexed_tokens: int
-    """Of these, what the router believed `instance` to hold."""
-    cached_tokens: int | None
-    """Prompt tokens that the engine reports it had cached."""
-    first_byte_s: float | None
-    status: str
-    """Of the outcome; empty = the router ended first."""
-    migrate_from: str
-    migration: str
-    """What came of it: `transferred`, `recomputed`, `unneeded`, `failed`; empty = none was asked for."""
-    transfer: KvTransfer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,44 +69,62 @@ class Life:
 
     cell: str
     session: str
+    begin_ns: int
+    """The first pick of the log, whichever session it is of."""
     stays: tuple[ServedTurns, ...]
-    turns: tuple[SessionPick, ...]
+    picks: tuple[DecisionRecord, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Under `turns`: its picks by the names of their records. `at_s` counts from the first pick of the log."""
+        turns = [_describe_pick(pick, self.begin_ns) for pick in self.picks]
+        return {"cell": self.cell, "session": self.session, "stays": self.stays, "turns": turns}
 
 
 def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     """The session's picks in their order, and its stays: only a turn that was served there makes one."""
-    start_ns = min((record.t_ns for record in records), default=0)
-    turns = tuple(_describe_pick(record, start_ns) for record in records if record.request.session == session)
+    begin_ns = min((record.t_ns for record in records), default=0)
+    picks = tuple(record for record in records if record.request.session == session)
     stays: list[ServedTurns] = []
-    for turn in (each for each in turns if each.status == _SERVED):
-        if stays and stays[-1].instance == turn.instance:
-            last = stays[-1]
-            stays[-1] = ServedTurns(last.instance, last.first_turn, turn.turn, last.from_s, last.reason, last.migration)
+    for pick in picks:
+        instance, turn, outcome = pick.decision.instance, pick.request.turn, _outcome_of(pick)
+        if outcome.status != _SERVED:
+            continue
+        if stays and stays[-1].instance == instance:
+            stays[-1] = replace(stays[-1], last_turn=turn)
         else:
-            stays.append(ServedTurns(turn.instance, turn.turn, turn.turn, turn.at_s, turn.reason, turn.migration))
-    return Life(name, session, tuple(stays), turns)
+            at_s = (pick.t_ns - begin_ns) / 1e9
+            stays.append(ServedTurns(instance, turn, turn, at_s, pick.decision.reason, outcome.migration))
+    return Life(name, session, begin_ns, tuple(stays), picks)
 
 
-def _describe_pick(record: DecisionRecord, start_ns: int) -> SessionPick:
-    request, decision, outcome = record.request, record.decision, record.outcome
-    return SessionPick(
-        seq=record.seq,
-        turn=request.turn,
-        at_s=(record.t_ns - start_ns) / 1e9,
-        request=request.request,
-        instance=decision.instance,
-        reason=decision.reason,
-        owner=request.owner,
-        prefill=decision.prefill,
-        input_tokens=request.input_tokens,
-        indexed_tokens=request.cached_tokens.get(decision.instance, 0),
-        cached_tokens=None if outcome is None else outcome.cached_tokens,
-        first_byte_s=None if outcome is None else outcome.first_byte_s,
-        status="" if outcome is None else outcome.status,
-        migrate_from=decision.migrate_from,
-        migration="" if outcome is None else outcome.migration,
-        transfer=None if outcome is None else outcome.transfer,
-    )
+def _describe_pick(pick: DecisionRecord, begin_ns: int) -> dict[str, object]:
+    """`indexed_tokens`: what of the prompt the router believed the instance to hold. None = not measured or known."""
+    request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
+    return {
+        "seq": pick.seq,
+        "turn": request.turn,
+        "at_s": (pick.t_ns - begin_ns) / 1e9,
+        "request": request.request,
+        "instance": decision.instance,
+        "reason": decision.reason,
+        "owner": request.owner,
+        "prefill": decision.prefill,
+        "input_tokens": request.input_tokens,
+        "indexed_tokens": request.cached_tokens.get(decision.instance, 0),
+        "cached_tokens": outcome.cached_tokens,
+        "first_byte_s": outcome.first_byte_s,
+        "status": outcome.status,
+        "migrate_from": decision.migrate_from,
+        "migration": outcome.migration,
+        "transfer": outcome.transfer,
+    }
+
+
+def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
+    """Its status is empty where the router ended first."""
+    from results.records.decisions import RoutedOutcome
+
+    return pick.outcome or RoutedOutcome(status="")
 
 
 def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
@@ -169,36 +157,38 @@ def life_table(life: Life) -> RenderableType:
     rows = begin_table(
         ">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">first byte ms", "what was moved"
     )
-    for turn in life.turns:
-        rows.add_row(*_format_turn(turn))
+    for pick in life.picks:
+        rows.add_row(*_format_pick(pick, life.begin_ns))
     head = Text.assemble((f"{life.cell}  session {life.session}", "bold"), f"  lived at {way or 'no instance'}")
     return Group(head, rows)
 
 
-def _format_turn(turn: SessionPick) -> tuple[str, ...]:
+def _format_pick(pick: DecisionRecord, begin_ns: int) -> tuple[str, ...]:
     from runners.cli.tables import format_number
 
-    place = turn.instance or "nowhere"
+    request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
+    place = decision.instance or "nowhere"
+    indexed_tokens = request.cached_tokens.get(decision.instance, 0)
     return (
-        f"{turn.turn}",
-        f"{turn.at_s:.2f}",
-        f"{turn.prefill} + {place}" if turn.prefill else place,
-        turn.reason if turn.status in (_SERVED, "") else f"{turn.reason}; {turn.status}",
-        f"{turn.input_tokens}",
-        f"~{turn.indexed_tokens}" if turn.cached_tokens is None else f"{turn.cached_tokens}",
-        format_number(None if turn.first_byte_s is None else turn.first_byte_s * 1e3),
-        _describe_movement(turn),
+        f"{request.turn}",
+        f"{(pick.t_ns - begin_ns) / 1e9:.2f}",
+        f"{decision.prefill} + {place}" if decision.prefill else place,
+        decision.reason if outcome.status in (_SERVED, "") else f"{decision.reason}; {outcome.status}",
+        f"{request.input_tokens}",
+        f"~{indexed_tokens}" if outcome.cached_tokens is None else f"{outcome.cached_tokens}",
+        format_number(None if outcome.first_byte_s is None else outcome.first_byte_s * 1e3),
+        _describe_movement(decision, outcome),
     )
 
 
-def _describe_movement(turn: SessionPick) -> str:
-    """The KV movement of a turn in words."""
-    if turn.transfer is None:
-        return f"from {turn.migrate_from}: {turn.migration}" if turn.migration else ""
-    kv = turn.transfer
-    ends = f"{turn.migration or kv.purpose} {kv.source} -> {kv.target}"
+def _describe_movement(decision: Decision, outcome: RoutedOutcome) -> str:
+    """The KV movement of a pick in words."""
+    migration, kv = outcome.migration, outcome.transfer
+    if kv is None:
+        return f"from {decision.migrate_from}: {migration}" if migration else ""
+    ends = f"{migration or kv.purpose} {kv.source} -> {kv.target}"
     if kv.status != "transferred":
-        status = "" if kv.status == turn.migration else f"{kv.status}, "
+        status = "" if kv.status == migration else f"{kv.status}, "
         return f"{ends}: {status}{kv.reason}"
     tokens = f"{kv.external_tokens} of {kv.prefix_tokens} tokens"
     if kv.external_tokens is None:

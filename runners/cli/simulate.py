@@ -227,6 +227,11 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         f"{model.frontend_s * 1e3:.1f} ms before it is scheduled.",
         f"Fitted to {calibration.steps} steps, mean absolute error of a step {format_percent(calibration.step_mape)}.",
     ]
+    if calibration.not_told_apart:
+        lines.append(
+            f"The steps do not tell {', '.join(calibration.not_told_apart)} apart from the others: 0. "
+            "A run with several rates and lengths of prompts and answers does."
+        )
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):
         for near_saturation, which in ((False, "not fitted"), (True, "not fitted and near saturation (not judged)")):
             errors = calibration.list_errors(metric, near_saturation=near_saturation)

@@ -6,8 +6,9 @@ The spec's module is imported when such a command is parsed or explained, not wh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pkgutil import resolve_name
 from types import UnionType
 from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -34,8 +35,8 @@ class SpecOption(NamedTuple):
 class SpecOptions(NamedTuple):
     """Options of one spec."""
 
-    spec: Callable[[], type]
-    """Imports the dataclass."""
+    spec: str
+    """Where the dataclass is, as `module:name`."""
     options: tuple[SpecOption, ...]
     panel: str | None = None
     """Their heading in the help."""
@@ -79,7 +80,7 @@ def _meta_key(group: SpecOptions) -> str:
 
 
 def _make_options(group: SpecOptions) -> Sequence[Any]:
-    spec = group.spec()
+    spec = resolve_name(group.spec)
     types = get_type_hints(spec)
     defaults = {field.name: field.default for field in fields(spec)}
 

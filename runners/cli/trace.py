@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections import Counter
@@ -60,24 +59,17 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the
 _SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same trace", minimum=0)
 _TURNS = SpecOption("turns", "--turns", "Keep only the first N turns of each session (0 = all)", minimum=0)
 
-
-def _import_struct(name: str) -> type:
-    """A struct of runners.trace.transform, which is imported once a command needs it."""
-    struct: type = getattr(importlib.import_module("runners.trace.transform"), name)
-    return struct
-
-
 SAMPLING = SpecOptions(
-    partial(_import_struct, "Sampling"),
+    "runners.trace.transform:Sampling",
     (
         SpecOption("sessions", "--sessions -n", "Keep this many sessions, chosen at random", minimum=1),
         SpecOption("share", "--share", "Keep about this share of the sessions instead (0 to 1)"),
         _SEED,
     ),
 )
-TURN_LIMIT = SpecOptions(partial(_import_struct, "Limits"), (_TURNS,))
+TURN_LIMIT = SpecOptions("runners.trace.transform:Limits", (_TURNS,))
 SCALING = SpecOptions(
-    partial(_import_struct, "Scaling"),
+    "runners.trace.transform:Scaling",
     (
         SpecOption(
             "tokens", "--tokens", "Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256"
@@ -87,7 +79,7 @@ SCALING = SpecOptions(
     ),
 )
 LIMITS = SpecOptions(
-    partial(_import_struct, "Limits"),
+    "runners.trace.transform:Limits",
     (
         SpecOption(
             "max_context_tokens", "--max-context", "Leave out turns with more tokens, after scaling (0 = none)", None, 0
@@ -96,7 +88,7 @@ LIMITS = SpecOptions(
     ),
 )
 ARRIVALS = SpecOptions(
-    partial(_import_struct, "Arrivals"),
+    "runners.trace.transform:Arrivals",
     (
         SpecOption(
             "sessions_per_s", "--sessions-per-s", "Let sessions arrive at this rate (Poisson) instead of as recorded"

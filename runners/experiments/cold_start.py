@@ -1,16 +1,20 @@
-"""What an engine's first start on a host adds to a plan: its pre-flight pays it, later starts find compiled kernels."""
+"""What an engine's first start on a host adds to a plan: its pre-flight pays it, later starts find compiled kernels.
+
+A config that is proven by two engines on one GPU pays it twice: vLLM compiles again for the settings that are measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from msgspec import UNSET
 
 from launch.profile import Profile
+from results.records.plan import CellPlan
 from runners.campaign.experiment import DraftPlan
 from runners.campaign.plan import Sum
-from runners.experiments.gates import PEER_PROOF
+from runners.experiments.gates import PEER_PROOF, share_gpu
 
 PIECE_S = 480.0
 """What a host with GPUs is free for at a time: a piece of a run ends within it."""
@@ -26,7 +30,8 @@ def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
     if launch.cold_start_s is UNSET or not draft.needs_engine:
         return draft
     checks_s, release_s = draft.grid.preflight_s, launch.release_wait_s
-    second_s = min(launch.cold_start_s, draft.grid.engine_start_s / in_turn) + release_s
+    start_s = min(launch.cold_start_s, draft.grid.engine_start_s / in_turn)
+    second_s = start_s + release_s
     pairs = {config.name for config in draft.configs if PEER_PROOF in config.preflight.proofs}
     once_s = launch.cold_start_s + checks_s + release_s
     cells = [
@@ -39,8 +44,29 @@ def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
     each = f"{launch.cold_start_s:g} s cold start + {checks_s:g} s checks + {release_s:g} s release"
     again = f" + {len(pairs)} x {second_s:g} s of a second engine" if pairs else ""
     first = Sum(draft.sums[0].stage, f"{len(gates)} config x ({each}){again}", sum(cell.estimated_s for cell in gates))
-    changed = replace(draft, cells=cells, sums=(first, *draft.sums[1:]))
+    recompiling = _list_recompiling(draft, pairs)
+    added_s = launch.cold_start_s - start_s
+    cells = [replace(cell, estimated_s=cell.estimated_s + added_s) if cell in recompiling else cell for cell in cells]
+    sums = (first, *draft.sums[1:], *_sum_recompiling(recompiling, added_s))
+    places = {stage.stage: place for place, stage in enumerate(draft.stages)}
+    changed = replace(draft, cells=cells, sums=tuple(sorted(sums, key=lambda one: places[one.stage])))
     return replace(changed, notes=(*draft.notes, *_describe_long_pieces(changed)))
+
+
+def _list_recompiling(draft: DraftPlan, pairs: set[str]) -> list[CellPlan]:
+    """Of these configs, the first cells that are measured, where pre-flight ran with other settings on a host with as
+    many GPUs as the plan needs."""
+    if draft.profile.engine.kind != "cuda" or draft.gpus > 1 or share_gpu(draft.profile) is draft.profile:
+        return []
+    measured = [cell for cell in draft.cells if cell.kind != "preflight"]
+    firsts = (next((cell for cell in measured if cell.config == config), None) for config in sorted(pairs))
+    return [cell for cell in firsts if cell is not None]
+
+
+def _sum_recompiling(cells: Sequence[CellPlan], added_s: float) -> Iterator[Sum]:
+    for cell in cells:
+        text = f"{added_s:g} s more for the first start of {cell.config}: pre-flight on one GPU has other settings"
+        yield Sum(cell.stage, text, added_s)
 
 
 def list_pieces(draft: DraftPlan) -> Iterator[tuple[str, float]]:

@@ -9,6 +9,7 @@ import msgspec
 
 from launch.errors import LaunchError
 from launch.gpu_checks import read_gpus
+from launch.gpu_choice import choose_gpus
 from launch.gpu_devices import VISIBLE, second_devices
 from launch.gpu_fit import estimate_engine_bytes
 from launch.preflight import verify
@@ -65,15 +66,17 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ce
 def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str, str]]:
     """The profile of the pre-flight's engines, and what a second one has in its environment beside the first.
 
-    Where the proof needs two engines and there are GPUs for one, each takes SHARE of their memory. Raises CellSkipped
-    where that is too little.
+    Where the proof needs two engines and no other GPU has room for one, each takes SHARE of the memory of one. Raises
+    CellSkipped where that is too little.
     """
     profile = context.profile
     if profile.engine.kind != "cuda" or PEER_PROOF not in context.configs[config].preflight.proofs:
         return profile, {}
-    if beside := second_devices(profile.engine.tensor_parallel_size):
+    choice = choose_gpus(profile)
+    full = () if choice is None else choice.full
+    if beside := second_devices(profile.engine.tensor_parallel_size, full=full):
         return profile, {VISIBLE: beside}
-    shared = _share_gpu(profile)
+    shared = share_gpu(profile)
     needed, totals = estimate_engine_bytes(shared), [gpu.total_mib << 20 for gpu in read_gpus()]
     most = int((shared.engine.gpu_memory_utilization or SHARE) * min(totals, default=0))
     if needed is not None and totals and needed > most:
@@ -84,8 +87,11 @@ def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str
     return shared, {}
 
 
-def _share_gpu(profile: Profile) -> Profile:
-    """The profile with settings of which two engines fit on one GPU; as it is where they do already."""
+def share_gpu(profile: Profile) -> Profile:
+    """The profile with settings of which two engines fit on one GPU; as it is where they do already.
+
+    vLLM compiles for these settings, so that its compiled kernels are none of the profile's own.
+    """
     settings = profile.engine
     if settings.gpu_memory_utilization is not None and settings.gpu_memory_utilization <= SHARE:
         return profile

@@ -51,7 +51,6 @@ class Counts:
     failed: int = 0
     cut: int = 0
     wrong_length: int = 0
-    failures_in_a_row: int = 0
 
 
 class Driver(ABC, Generic[Tick, OutcomeOf]):
@@ -64,6 +63,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
     def __init__(self, spec: LoadOptions, target: Target, bodies: Bodies) -> None:
         """Raises LoadError where the file of requests cannot be written."""
         self.counts = Counts()
+        self._failures_in_a_row = 0
         self.realtime = False
         self.stop_reason = ""
         self.t_start_ns = self.t_stop_ns = self.t_end_ns = 0
@@ -243,12 +243,12 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
             return
         if exchange.status is RequestStatus.ERROR:
             counts.failed += 1
-            counts.failures_in_a_row += 1
-            if 0 < self._options.max_failures_in_a_row <= counts.failures_in_a_row:
+            self._failures_in_a_row += 1
+            if 0 < self._options.max_failures_in_a_row <= self._failures_in_a_row:
                 self.stop("failing", exchange.t_end_ns)
             return
         counts.completed += 1
-        counts.failures_in_a_row = 0
+        self._failures_in_a_row = 0
         requested = self._requested_tokens(exchange)
         counted = (exchange.prompt_tokens or requested[0], exchange.counted_tokens or requested[1])
         counts.wrong_length += counted != requested
@@ -279,18 +279,13 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
 
     def _outcome_fields(self) -> dict[str, Any]:
         """The fields of an outcome that every load has, its fidelity apart."""
-        counts = self.counts
         return {
             "t_start_ns": self.t_start_ns,
             "t_end_ns": self.t_end_ns,
             "t_start_unix_s": self.t_start_unix_s,
             "stop_reason": self.stop_reason,
-            "sent": counts.sent,
-            "completed": counts.completed,
-            "failed": counts.failed,
-            "cut": counts.cut,
+            **asdict(self.counts),
             "retried": self._client.retried,
-            "wrong_length": counts.wrong_length,
             "late_bodies": self._bodies.late,
             "realtime": self.realtime,
         }

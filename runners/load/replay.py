@@ -27,7 +27,7 @@ from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts
 from runners.load.process_settings import allow_connections
 from runners.load.recent_latencies import Latencies
-from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay
+from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay, request_prefix
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import SessionCounts, Sessions
 from runners.load.spec import LoadError
@@ -77,7 +77,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
         )
         self._session_lines = [session_line(session.session) for session in plan.sessions]
-        self._request_id = f"tracon-{spec.seed:x}-"
+        self._request_prefix = request_prefix(spec.seed)
         self._armed_ns = _NEVER_NS
         self._t_first_send_ns = self._t_last_end_ns = 0
         self._overdue = self._inflight_max = 0
@@ -157,7 +157,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         self._late.add((t_ns, (t_ns - due_ns) / 1e9))
 
     def _name_turn(self, turn: PlannedTurn) -> str:
-        return f"{self._request_id}{turn.index}"
+        return f"{self._request_prefix}{turn.index}"
 
     def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         turn = self.plan.turns[exchange.index]
@@ -167,9 +167,11 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         turn = self.plan.turns[exchange.index]
         self._t_last_end_ns = max(self._t_last_end_ns, exchange.t_end_ns)
         self._recorder.add(
-            TurnRecord(
+            make_turn_record(
+                self.plan,
+                turn,
+                self._name_turn(turn),
                 **exchange.sent_fields(*self._requested_tokens(exchange)),
-                **self._planned_fields(turn),
                 t_due_ns=exchange.t_intended_ns,
                 inflight_sessions=exchange.inflight_at_send,
                 instance=exchange.instance,
@@ -192,24 +194,8 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             self.stop("complete", exchange.t_end_ns)
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
-        self._recorder.add(
-            TurnRecord(
-                **unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why),
-                **self._planned_fields(turn),
-                t_due_ns=due_ns,
-                inflight_sessions=self._sessions.counts.active,
-            )
-        )
-
-    def _planned_fields(self, turn: PlannedTurn) -> dict[str, Any]:
-        return {
-            "request": self._name_turn(turn),
-            "session": self.plan.sessions[turn.session].session,
-            "agent": turn.recorded.agent,
-            "turn": turn.recorded.turn,
-            "reusable_any_tokens": turn.reusable_any_tokens,
-            "reusable_intra_tokens": turn.reusable_intra_tokens,
-        }
+        active = self._sessions.counts.active
+        self._recorder.add(make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why))
 
     def _build_preamble(self, index: int) -> bytes:
         return body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
@@ -246,6 +232,33 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
             fidelity=self._judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window),
         )
+
+
+def make_turn_record(plan: ReplayPlan, turn: PlannedTurn, request: str, **observed: Any) -> TurnRecord:
+    """The row of a turn. `request`: its id; `observed`: the fields that neither it nor the plan knows."""
+    return TurnRecord(
+        request=request,
+        session=plan.sessions[turn.session].session,
+        agent=turn.recorded.agent,
+        turn=turn.recorded.turn,
+        reusable_any_tokens=turn.reusable_any_tokens,
+        reusable_intra_tokens=turn.reusable_intra_tokens,
+        **observed,
+    )
+
+
+def make_unsent_record(
+    plan: ReplayPlan,
+    turn: PlannedTurn,
+    request: str,
+    status: RequestStatus,
+    due_ns: int | None,
+    inflight_sessions: int,
+    why: str | None,
+) -> TurnRecord:
+    """The row of a turn that was never sent; `due_ns`: None = it was never due."""
+    unsent = unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why)
+    return make_turn_record(plan, turn, request, **unsent, t_due_ns=due_ns, inflight_sessions=inflight_sessions)
 
 
 def describe_replay(

@@ -98,6 +98,11 @@ class _Moment:
     """Place in the session, or FROM_END."""
 
 
+def request_prefix(seed: int) -> str:
+    """Begins the `x-request-id` of every turn of a replay with this seed; the turn's index ends it."""
+    return f"tracon-{seed:x}-"
+
+
 def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -> ReplayPlan:
     """The plan of a trace; `reusable` holds (any, intra) tokens per turn, in the order of sessions and their turns."""
     sessions: list[PlannedSession] = []

@@ -69,7 +69,7 @@ class Counts:
         self.transferred_bytes = 0
         self.transfer = Histogram(LATENCY_BUCKETS_S)
         """Of those that moved KV: from the router's beginning with it until the KV was there."""
-        self.placed: Counter[str] = Counter()
+        self.picks_of: Counter[str] = Counter()
         """Picks by instance, an instance that only prefills included."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `event`, `protocol`, `refused`,

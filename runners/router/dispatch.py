@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from results.records.decisions import Candidate, ClusterView, Decision, InstanceLoad, RoutedRequest
 from results.records.visible import visible
 from runners.router.cluster import Cluster, CounterReservation
 from runners.router.counts import Counts
 from runners.router.driver import Driver
-from runners.router.ledger import Ledger, PendingOutcome
+from runners.router.ledger import Ledger, PendingOutcome, Pick
 from runners.router.policies import POLICIES
 from runners.router.policies.policy import Draft, Policy, WholePolicy
 from runners.router.prefix_index import Index, cached_by_instance
@@ -44,17 +44,14 @@ class Request(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Reservation:
-    """What one decision holds of the counters until its outcome. It ends once, with one record."""
+    """What one pick holds of the counters until its outcome. It ends once, with one record."""
 
     _dispatcher: Dispatcher
-    record: DecisionRecord
-    """The decision and its grounds, without candidates and outcome."""
-    _draft: Draft
-    _t_dispatch_ns: int
+    pick: Pick
     counters: CounterReservation | None = None
     """None = the decision names no instance, or it is not counted yet."""
     binding: BindingVersion | None = None
-    """Of its session at the decision; None = no other router shares it."""
+    """Of its session at the pick; None = no other router shares it."""
     movement: Movement | None = None
     """The transfer of its KV; None = none is needed, or none is possible."""
     claim: MigrationClaim | None = None
@@ -66,16 +63,16 @@ class Reservation:
     @property
     def instance(self) -> str:
         """Where the request goes; empty = nowhere."""
-        return self.record.decision.instance
+        return self.pick.decision.instance
 
     @property
     def source(self) -> str:
         """Where its KV is to come from; empty = it needs none."""
-        return self.record.decision.prefill or self.record.decision.migrate_from
+        return self.pick.decision.prefill or self.pick.decision.migrate_from
 
     @property
     def reason(self) -> str:
-        return self.record.decision.reason
+        return self.pick.decision.reason
 
     def end_transfer(self, *, arrived: bool) -> None:
         """The transfer has ended, or is not waited for; `arrived`: the KV is where the request goes."""
@@ -90,8 +87,8 @@ class Reservation:
             self.counters.end_prefill()
         if served:
             self._dispatcher.bind_session(self)
-            if self.record.decision.migrate_from:
-                self._dispatcher.ledger.add_migration(self.record, self._t_first_ns, self.movement)
+            if self.pick.decision.migrate_from:
+                self._dispatcher.ledger.add_migration(self.pick, self._t_first_ns, self.movement)
 
     def end(
         self, status: str, *, http_status: int | None = None, usage: Usage | tuple[bytes, ...] = (), error: str = ""
@@ -107,16 +104,14 @@ class Reservation:
             self.claim.release_right()
         self._dispatcher.ledger.add_outcome(
             PendingOutcome(
-                self.record,
+                self.pick,
                 status,
                 http_status,
-                self._t_dispatch_ns,
                 self._t_first_ns,
                 t_end_ns,
                 usage,
                 error,
                 self.movement,
-                self._draft,
                 self._t_transfer_ns,
             )
         )
@@ -175,18 +170,12 @@ class Dispatcher:
 
     def pick_instance(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
         """Decide. `count_pick` must follow before anything else happens: no other pick comes between."""
-        t_ns = self.driver.now_ns()
-        routed = self._routed_request(request, tried)
-        view = self._cluster.take_view()
-        draft = self._decide(request, routed, view)
-        t_end_ns = self.driver.now_ns()
-        record = DecisionRecord(self._seq, t_ns, (t_end_ns - t_ns) / 1e3, routed, view, draft.decision)
-        return Reservation(self, record, draft, t_end_ns)
+        return Reservation(self, self._make_pick(request, tried))
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
-        decision, binding = reservation.record.decision, reservation.binding
-        session = reservation.record.request.session
+        decision, binding = reservation.pick.decision, reservation.binding
+        session = reservation.pick.request.session
         if not (binding is not None and session and decision.migrate_from and decision.binds):
             return False
         reservation.claim = self._bindings.claim_migration(session, decision.instance, binding, then)
@@ -198,26 +187,25 @@ class Dispatcher:
         A pick without it is not recorded and takes no number: its request is held still.
         """
         self._seq += 1
-        decision = reservation.record.decision
+        decision = reservation.pick.decision
         if decision.instance:
-            reservation.counters = self._cluster.reserve_counters(decision, reservation.record.request)
+            reservation.counters = self._cluster.reserve_counters(decision, reservation.pick.request)
         reservation.binding = self._bindings.version_of(request.session)
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
             index.insert_keys(request.keys)
             if decision.prefill:
                 self._indexes[decision.prefill].insert_keys(request.keys)
-        self.ledger.add_decision(reservation.record)
+        self.ledger.add_pick(reservation.pick)
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
         """The policy would pick an instance that has not been tried, or have the request wait for one."""
-        routed = self._routed_request(request, tried)
-        decision = self._decide(request, routed, self._cluster.take_view()).decision
+        decision = self._make_pick(request, tried).decision
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def bind_session(self, reservation: Reservation) -> None:
         """Bind the session to the instance that has begun to answer its request with a 2xx."""
-        decision, session = reservation.record.decision, reservation.record.request.session
+        decision, session = reservation.pick.decision, reservation.pick.request.session
         if not (decision.binds and session):
             self._bindings.clear_refusals(session, decision.instance)
             return
@@ -239,25 +227,31 @@ class Dispatcher:
         if pause_s > 0:
             self._cluster.pause_instance(instance, min(pause_s, PAUSE_LIMIT_S))
 
-    def _routed_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
-        session = request.session
-        cached_tokens = NO_TOKENS
-        if request.keys:
-            cached_tokens = cached_by_instance(self._indexes, request.keys, request.input_tokens)
-        owner = self._bindings.owner_of(session) if session else ""
+    def _make_pick(self, request: Request, tried: tuple[str, ...]) -> Pick:
+        t_ns = self.driver.now_ns()
+        routed = self._describe_request(request, tried)
+        view = self._cluster.take_view()
+        draft = self._decide(request, routed, view)
+        return Pick(routed, view, draft, self._seq, t_ns, self.driver.now_ns())
+
+    def _describe_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
+        """The request as the policy sees it. Bindings know nothing of a request without a session."""
+        owner = self._bindings.owner_of(request.session)
         return RoutedRequest(
             request=request.request,
-            session=session,
+            session=request.session,
             turn=request.turn,
             input_tokens=request.input_tokens,
             max_tokens=request.max_tokens,
             block_tokens=self.block_tokens,
-            cached_tokens=cached_tokens,
+            cached_tokens=(
+                cached_by_instance(self._indexes, request.keys, request.input_tokens) if request.keys else NO_TOKENS
+            ),
             owner=owner,
-            since_migration_s=self._bindings.since_migration_s(session, self.driver.now_s()) if session else None,
-            rejects=self._bindings.refusals_of(session) if session else NO_TOKENS,
+            since_migration_s=self._bindings.since_migration_s(request.session, self.driver.now_s()),
+            rejects=self._bindings.refusals_of(request.session),
             tried=tried,
-            moving_to=self._bindings.moving_to(session) if session else "",
+            moving_to=self._bindings.moving_to(request.session),
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
             reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,
@@ -265,7 +259,7 @@ class Dispatcher:
 
     def _decide(self, request: Request, routed: RoutedRequest, view: ClusterView) -> Draft:
         instance = request.wanted
-        if not instance or instance in routed.tried or not self._cluster.may_be_picked(instance):
+        if not instance or not self._may_be_picked(instance, routed):
             return self._ask_policy(routed, view)
         why = f"{instance} stores the response that the request continues"
         candidates = tuple(
@@ -280,16 +274,18 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
             return self._decide_instead(routed, view, f"{type(error).__name__}: {error}")
         for instance in (draft.decision.instance, draft.decision.prefill):
-            if instance and (instance in routed.tried or not self._cluster.may_be_picked(instance)):
+            if instance and not self._may_be_picked(instance, routed):
                 return self._decide_instead(routed, view, f"it named {instance}, which may not be picked")
         return draft
+
+    def _may_be_picked(self, instance: str, routed: RoutedRequest) -> bool:
+        return instance not in routed.tried and self._cluster.may_be_picked(instance)
 
     def _decide_instead(self, routed: RoutedRequest, view: ClusterView, why: str) -> Draft:
         self._counts.policy_errors += 1
         if not self._complained:
             self._complained = True
-            text = f"policy {self._policy.name} failed, the fewest requests decide instead: {why}"
-            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.write(visible(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n"))
         loads = [load for load in view.instances if load.available and load.instance not in routed.tried]
         instance = min(loads, key=_count_requests).instance if loads else ""
         return Draft(Decision(self._policy.name, instance, "policy_error"))

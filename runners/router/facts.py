@@ -28,6 +28,8 @@ PROMPTS_LIMIT = 4096
 """More inputs of one request are hashed as text: reading each costs a microsecond that every stream waits for."""
 MAX_TOKENS_LIMIT = 1 << 31
 """A `max_tokens` beyond it counts as not given: no counter is made for such numbers."""
+SHORT_BYTES = 16 << 10
+"""A parser keeps the memory of its longest document: only those of prompts up to this size are used again."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """Token ids, of one input or several (embeddings)."""
 
@@ -49,6 +51,8 @@ class _Body(msgspec.Struct):
 
 _read_body = msgspec.json.Decoder(_Body).decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_spare_parsers: list[simdjson.Parser] = []
+"""In no thread's use: a parser reads no second document while the first exists."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -93,8 +97,9 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     else:
         keys, count = _read_prompt(bytes(read.prompt), block_tokens)
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
-    limits = (read.max_completion_tokens, read.max_output_tokens, read.max_tokens)
-    limit = next((value for value in limits if value is not None), None)
+    limit = read.max_completion_tokens
+    if limit is None:
+        limit = read.max_tokens if read.max_output_tokens is None else read.max_output_tokens
     session = "" if read.session_id is None else session_name(read.session_id)
     if not session and read.user is not None:
         session = session_name(read.user)
@@ -150,12 +155,23 @@ def _pack_ids(prompt: bytes) -> bytes | None:
     """A JSON array of token ids, TOKEN_BYTES each; None = it is something else."""
     if not prompt.startswith(b"[") or prompt.find(b"[", 1) > 0:  # the parser would join inner arrays
         return None
+    short = len(prompt) <= SHORT_BYTES
     try:
-        array = simdjson.Parser().parse(prompt)  # a new one each time: it keeps the memory of its longest document
-        assert isinstance(array, simdjson.Array)
-        return bytes(array.as_buffer(of_type="u"))
+        parser = _spare_parsers.pop() if short else simdjson.Parser()
+    except IndexError:
+        parser = simdjson.Parser()
+    try:
+        packed = _pack_array(parser.parse(prompt))
     except (ValueError, TypeError, RuntimeError):  # the last of a number beyond 64 bits
         return None
+    if short:
+        _spare_parsers.append(parser)
+    return packed
+
+
+def _pack_array(array: object) -> bytes:
+    assert isinstance(array, simdjson.Array)
+    return bytes(array.as_buffer(of_type="u"))
 
 
 def _key_ids(packed: bytes, block_tokens: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
+from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from results.records.migrations import TickMigration
 from runners.router.counts import Counts
 from runners.router.driver import Driver, Timer
@@ -41,14 +41,34 @@ class RecordLog(Protocol):
     def append_record(self, record: DecisionRecord) -> None: ...
 
 
-class PendingOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a decision before it is counted; times are of the driver's `now_ns`."""
+class Pick(msgspec.Struct, frozen=True):
+    """A decision and its grounds, before its outcome: what its DecisionRecord is made of. Other fields are as there."""
 
-    record: DecisionRecord
+    request: RoutedRequest
+    cluster: ClusterView
+    draft: Draft
+    """Has the decision, and lists its candidates for the record."""
+    seq: int
+    t_ns: int
+    t_dispatch_ns: int
+
+    @property
+    def decision(self) -> Decision:
+        """Without the candidates that the draft lists."""
+        return self.draft.decision
+
+    @property
+    def decide_us(self) -> float:
+        return (self.t_dispatch_ns - self.t_ns) / 1e3
+
+
+class PendingOutcome(msgspec.Struct, frozen=True):
+    """The outcome of a pick before it is counted; times are of the driver's `now_ns`."""
+
+    pick: Pick
     status: str
     """As in RoutedOutcome."""
     http_status: int | None
-    t_dispatch_ns: int
     t_first_ns: int
     """0 = no byte came."""
     t_end_ns: int
@@ -56,25 +76,23 @@ class PendingOutcome(msgspec.Struct, frozen=True):
     """Its token counts, or the last pieces of the body to read them from; empty = no counts are wanted."""
     error: str
     movement: Movement | None = None
-    """The transfer that the decision asked for; None = none, or the router has no transport."""
-    draft: Draft | None = None
-    """Lists the decision's candidates; None = the record has them."""
+    """The transfer that the pick asked for; None = none, or the router has no transport."""
     t_transfer_ns: int = 0
     """When the request waited no longer for KV; 0 = it never did."""
 
 
 class Ledger:
-    """Collects decisions and outcomes; `settle_records` brings counts and log up to date, within SETTLE_S by itself."""
+    """Collects picks and outcomes; `settle_records` brings counts and log up to date, within SETTLE_S by itself."""
 
     def __init__(self, log: RecordLog, counts: Counts, driver: Driver) -> None:
         self._log = log
         self._counts = counts
         self._driver = driver
-        self._decisions: deque[DecisionRecord] = deque()
+        self._picks: deque[Pick] = deque()
         self._outcomes: deque[PendingOutcome] = deque()
-        self._latest: deque[DecisionRecord] = deque(maxlen=LATEST)
+        self._latest: deque[Pick] = deque(maxlen=LATEST)
         self._uncounted: dict[int, tuple[PendingOutcome, Usage]] = {}
-        """Outcomes whose transfer is not counted yet; by decision, in the order of their ends."""
+        """Outcomes whose transfer is not counted yet; by pick, in the order of their ends."""
         self._feed = MigrationFeed(driver.now_ns)
         self._timer: Timer | None = None
 
@@ -82,9 +100,9 @@ class Ledger:
     def stores_records(self) -> bool:
         return self._log.is_open
 
-    def add_decision(self, record: DecisionRecord) -> None:
-        self._decisions.append(record)
-        self._latest.append(record)
+    def add_pick(self, pick: Pick) -> None:
+        self._picks.append(pick)
+        self._latest.append(pick)
         if self._timer is None:
             self._timer = self._driver.call_later(SETTLE_S, self._settle_some)
 
@@ -93,9 +111,9 @@ class Ledger:
         if self._timer is None:
             self._timer = self._driver.call_later(SETTLE_S, self._settle_some)
 
-    def add_migration(self, record: DecisionRecord, t_first_ns: int, movement: Movement | None) -> None:
+    def add_migration(self, pick: Pick, t_first_ns: int, movement: Movement | None) -> None:
         """The target of a migration has begun to answer with a 2xx."""
-        self._feed.add_served(t_first_ns, record.request, record.decision, movement)
+        self._feed.add_served(t_first_ns, pick.request, pick.decision, movement)
 
     def take_migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
         """What happened to migrations since the last call; `last`: nothing is waited for."""
@@ -105,19 +123,15 @@ class Ledger:
         """The last LATEST picks, oldest first."""
         return tuple(
             TickPick(
-                record.t_ns,
-                record.request.request,
-                record.request.session,
-                record.decision.instance,
-                record.decision.reason,
+                pick.t_ns, pick.request.request, pick.request.session, pick.decision.instance, pick.decision.reason
             )
-            for record in self._latest
+            for pick in self._latest
         )
 
     def settle_records(self, *, last: bool = False) -> None:
         """Count and log everything but records that wait for a transfer's counters; `last`: these too."""
-        while self._decisions:
-            self._count_decision(self._decisions.popleft())
+        while self._picks:
+            self._count_pick(self._picks.popleft())
         while self._outcomes:
             self._count_outcome(self._outcomes.popleft())
         limit_ns = self._driver.now_ns() - (0 if last else round(COUNTED_WITHIN_S * 1e9))
@@ -129,28 +143,28 @@ class Ledger:
 
     def _settle_some(self) -> None:
         self._timer = None
-        while self._decisions:
-            self._count_decision(self._decisions.popleft())
+        while self._picks:
+            self._count_pick(self._picks.popleft())
         for _ in range(min(AT_ONCE, len(self._outcomes))):
             self._count_outcome(self._outcomes.popleft())
         if self._outcomes and self._timer is None:
             self._timer = self._driver.call_later(NEXT_S, self._settle_some)
 
-    def _count_decision(self, record: DecisionRecord) -> None:
-        counts, decision = self._counts, record.decision
+    def _count_pick(self, pick: Pick) -> None:
+        counts, decision = self._counts, pick.decision
         counts.picks += 1
-        counts.retries += bool(record.request.tried)
+        counts.retries += bool(pick.request.tried)
         counts.decisions[decision.reason] += 1
-        counts.add_decide_time(record.decide_us)
+        counts.add_decide_time(pick.decide_us)
         for instance in (decision.instance, decision.prefill):
             if instance:
-                counts.placed[instance] += 1
+                counts.picks_of[instance] += 1
         if decision.gates or decision.migrate_from:
-            self._feed.add_decision(record.t_ns, record.request, decision)
+            self._feed.add_decision(pick.t_ns, pick.request, decision)
 
     def _count_outcome(self, outcome: PendingOutcome) -> None:
-        counts, record = self._counts, outcome.record
-        counts.outcomes[record.decision.instance, outcome.status] += 1
+        counts, pick = self._counts, outcome.pick
+        counts.outcomes[pick.decision.instance, outcome.status] += 1
         first_byte_s = _first_byte_s(outcome)
         if outcome.status == "ok" and first_byte_s is not None:
             counts.first_byte.add_value(first_byte_s)
@@ -159,19 +173,19 @@ class Ledger:
         if migration:
             counts.migrations[migration] += 1
             if migration == "failed":
-                self._feed.add_failed(outcome.t_end_ns, record.request, record.decision, outcome.status, outcome.error)
+                self._feed.add_failed(outcome.t_end_ns, pick.request, pick.decision, outcome.status, outcome.error)
         usage = _read_usage(outcome)
         movement = outcome.movement
         if movement is None:
             self._write_record(outcome, usage, None)
             return
-        seq = record.seq
+        seq = pick.seq
         self._uncounted[seq] = outcome, usage
         movement.end_answer(usage.prompt_tokens, usage.cached_tokens)
         movement.when_settled(lambda transfer: self._count_transfer(seq, transfer))
 
     def _count_transfer(self, seq: int, transfer: KvTransfer) -> None:
-        """Write the record of a decision whose transfer has settled, or is not waited for any longer."""
+        """Write the record of a pick whose transfer has settled, or is not waited for any longer."""
         uncounted = self._uncounted.pop(seq, None)
         if uncounted is None:
             return
@@ -184,32 +198,30 @@ class Ledger:
     def _write_record(self, outcome: PendingOutcome, usage: Usage, transfer: KvTransfer | None) -> None:
         if not self._log.is_open:
             return
-        routed = RoutedOutcome(
-            status=outcome.status,
-            http_status=outcome.http_status,
-            kv_wait_s=_since_pick_s(outcome, outcome.t_transfer_ns),
-            first_byte_s=_first_byte_s(outcome),
-            last_byte_s=_last_byte_s(outcome),
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            error=outcome.error,
-            migration=_migration_result(outcome),
-            transfer=transfer,
+        pick = outcome.pick
+        record = DecisionRecord(
+            seq=pick.seq,
+            t_ns=pick.t_ns,
+            decide_us=pick.decide_us,
+            request=pick.request,
+            cluster=pick.cluster,
+            decision=pick.draft.complete(),
+            outcome=RoutedOutcome(
+                status=outcome.status,
+                http_status=outcome.http_status,
+                kv_wait_s=_since_pick_s(outcome, outcome.t_transfer_ns),
+                first_byte_s=_first_byte_s(outcome),
+                last_byte_s=_last_byte_s(outcome),
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                error=outcome.error,
+                migration=_migration_result(outcome),
+                transfer=transfer,
+            ),
+            t_dispatch_ns=pick.t_dispatch_ns,
         )
-        record = outcome.record
-        decision = record.decision if outcome.draft is None else outcome.draft.complete()
-        finished = DecisionRecord(
-            seq=record.seq,
-            t_ns=record.t_ns,
-            decide_us=record.decide_us,
-            request=record.request,
-            cluster=record.cluster,
-            decision=decision,
-            outcome=routed,
-            t_dispatch_ns=outcome.t_dispatch_ns,
-        )
-        self._log.append_record(finished)
+        self._log.append_record(record)
 
 
 def _first_byte_s(outcome: PendingOutcome) -> float | None:
@@ -217,11 +229,11 @@ def _first_byte_s(outcome: PendingOutcome) -> float | None:
 
 
 def _since_pick_s(outcome: PendingOutcome, t_ns: int) -> float | None:
-    return (t_ns - outcome.t_dispatch_ns) / 1e9 if t_ns else None
+    return (t_ns - outcome.pick.t_dispatch_ns) / 1e9 if t_ns else None
 
 
 def _last_byte_s(outcome: PendingOutcome) -> float:
-    return (outcome.t_end_ns - outcome.t_dispatch_ns) / 1e9
+    return (outcome.t_end_ns - outcome.pick.t_dispatch_ns) / 1e9
 
 
 def _read_usage(outcome: PendingOutcome) -> Usage:
@@ -231,8 +243,8 @@ def _read_usage(outcome: PendingOutcome) -> Usage:
 
 
 def _migration_result(outcome: PendingOutcome) -> str:
-    """What became of a migration, as in RoutedOutcome; empty = the decision asked for none."""
-    if not outcome.record.decision.migrate_from:
+    """What became of a migration, as in RoutedOutcome; empty = the pick asked for none."""
+    if not outcome.pick.decision.migrate_from:
         return ""
     if not outcome.t_first_ns or outcome.http_status is None or outcome.http_status >= 300:
         return "failed"

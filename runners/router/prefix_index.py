@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from struct import iter_unpack
+from functools import cache
+from struct import Struct
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -114,9 +115,14 @@ def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
     The hash is quick, not cryptographic: who forges two prompts with one key misroutes their own requests.
     """
     whole = len(data) // block_bytes * block_bytes
-    blocks = iter_unpack(f"{block_bytes}s", data if whole == len(data) else memoryview(data)[:whole])
+    blocks = _splitter(block_bytes)(data if whole == len(data) else memoryview(data)[:whole])
     parent = 0
     return tuple([parent := xxh3_64_intdigest(block, parent) for (block,) in blocks])
+
+
+@cache
+def _splitter(block_bytes: int) -> Callable[[bytes | memoryview], Iterator[tuple[bytes]]]:
+    return Struct(f"{block_bytes}s").iter_unpack
 
 
 def chain_key(parent: int | None, block: Sequence[int]) -> int:

@@ -43,8 +43,6 @@ class RequestLifecycle(ABC):
     """The request on its way is the decode request of a handover, and its answer has not begun."""
     _tried: tuple[str, ...] = ()
     _reservation: Reservation = field(init=False)
-    _movement: Movement | None = None
-    """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
     _has_lost_claim: bool = False
     """Another router came first with a migration of its session: this one does not try again."""
     _is_open: bool = False
@@ -156,7 +154,7 @@ class RequestLifecycle(ABC):
     def _start_transfer(self) -> None:
         """Have the KV moved first, where that is possible. `_end_transfer` is not called from here."""
         transfers, reservation = self._traffic.transfers, self._reservation
-        decision, request = reservation.record.decision, reservation.record.request
+        decision, request = reservation.pick.decision, reservation.pick.request
         if not transfers.is_configured or (self._has_lost_claim and decision.migrate_from):
             reservation.end_transfer(arrived=False)
             self._send_body(self._message.body)
@@ -169,7 +167,7 @@ class RequestLifecycle(ABC):
             decision.instance,
             self._message,
         )
-        reservation.movement = self._movement = transfers.start_movement(move, self._end_transfer)
+        reservation.movement = transfers.start_movement(move, self._end_transfer)
 
     def _end_transfer(self, movement: Movement) -> None:
         """The transfer has ended, well or not: the request goes on."""
@@ -199,24 +197,26 @@ class RequestLifecycle(ABC):
 
     def _fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
         """A decode request that is on its way was not served; flags as in `Movement.fail_handover`."""
-        if self.is_handed_over and self._movement is not None:
+        movement = self._reservation.movement
+        if self.is_handed_over and movement is not None:
             self.is_handed_over = False
-            self._movement.fail_handover(why, strike=strike, freed=freed)
+            movement.fail_handover(why, strike=strike, freed=freed)
 
     def _withdraw_request(self, why: str) -> None:
         """Stop the transfer, the claim or the request at the instance, whichever is on its way."""
         if self not in self._traffic.moving:
             self._cancel_request()
-        elif self._movement is not None:
-            self._movement.abandon_transfer(why)
+        elif self._reservation.movement is not None:
+            self._reservation.movement.abandon_transfer(why)
         elif self._reservation.claim is not None:
             self._reservation.claim.stop_waiting()
 
     # what the instance does
     def note_sent(self) -> None:
         """The request's last byte has been sent."""
-        if self.is_handed_over and self._movement is not None:
-            self._movement.note_sent()
+        movement = self._reservation.movement
+        if self.is_handed_over and movement is not None:
+            movement.note_sent()
 
     def accept_head(self, status: int, pause_s: float) -> bool:
         """The instance's head came: whether its body is for the client. 5xx and refusals go elsewhere while they can.
@@ -243,15 +243,16 @@ class RequestLifecycle(ABC):
         """The first byte: from here on the client has an answer, and the answer this instance."""
         self._is_open = True
         traffic, status, instance = self._traffic, self._status, self.instance
+        movement = self._reservation.movement
         del traffic.waiting[self]
         traffic.streaming[self] = None
         served = status < 300
         self._reservation.start_response(served=served)
         if not served:
             self._fail_handover(f"HTTP {status}", strike=False, freed=status not in REFUSALS)
-        elif self.is_handed_over and self._movement is not None:
+        elif self.is_handed_over and movement is not None:
             self.is_handed_over = False
-            self._movement.serve_handover()
+            movement.serve_handover()
             traffic.offer_room()
         if status < 400:
             traffic.health.note_success(instance)
@@ -369,7 +370,6 @@ class RequestLifecycle(ABC):
         usage: Usage | tuple[bytes, ...] = ()
         traffic.end_attempt(self)
         self._fail_handover(error or status, strike=False, freed=True)
-        self._movement = None
         if self._is_open:
             http_status = self._status
             if status == "ok" and traffic.dispatcher.ledger.stores_records:

@@ -23,7 +23,7 @@ def make_tick(
             load.pending_prefill_tokens,
             load.ongoing_tokens,
             bindings.count_active(load.instance),
-            counts.placed[load.instance],
+            counts.picks_of[load.instance],
         )
         for load in cluster.take_view().instances
     )

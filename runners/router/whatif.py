@@ -107,19 +107,19 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     for record in records:
         request = _with_owner(record, served, owners)
         unowned += request.turn > 0 and request.session != "" and not request.owner
-        made = _decide_again(policy, request, record, ahead)
+        decision = _decide_again(policy, request, record, ahead)
         recorded = record.decision
-        ahead += made.advances - recorded.advances
-        same = (made.instance, made.prefill) == (recorded.instance, recorded.prefill)
+        ahead += decision.advances - recorded.advances
+        same = (decision.instance, decision.prefill) == (recorded.instance, recorded.prefill)
         migrations += bool(recorded.migrate_from)
-        instead += bool(made.migrate_from)
-        reasons[recorded.reason, made.reason, same] += 1
+        instead += bool(decision.migrate_from)
+        reasons[recorded.reason, decision.reason, same] += 1
         before[recorded.instance] += 1
-        after[made.instance] += 1
+        after[decision.instance] += 1
         recorded_rows += _measure_met(record, recorded)
-        instead_rows += _measure_met(record, made)
+        instead_rows += _measure_met(record, decision)
         if not same:
-            differences.append(_describe_difference(record, made))
+            differences.append(_describe_difference(record, decision))
         if record.outcome is not None and record.outcome.status == "ok":
             served[request.session] = recorded.instance
     return WhatIf(
@@ -148,18 +148,18 @@ def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord
     cluster = msgspec.structs.replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
     where = f"policy {policy.name} at pick {record.seq}"
     try:
-        made = policy.decide(request, cluster)
+        decision = policy.decide(request, cluster)
     except Exception as error:
         raise PolicyError(f"{where}: {type(error).__name__}: {error}", remedy="correct the policy") from error
-    fault = _find_fault(made, cluster)
+    fault = _find_fault(decision, cluster)
     if fault:
         raise PolicyError(f"{where}: {fault}", remedy="correct the policy")
-    return made
+    return decision
 
 
-def _measure_met(record: DecisionRecord, made: Decision) -> list[tuple[int, int, int]]:
+def _measure_met(record: DecisionRecord, decision: Decision) -> list[tuple[int, int, int]]:
     """New tokens, tokens pending and requests where the request was sent; empty = nowhere."""
-    name, request = made.prefill or made.instance, record.request
+    name, request = decision.prefill or decision.instance, record.request
     return [
         (new_tokens(request, load), load.pending_prefill_tokens, load.num_requests)
         for load in record.cluster.instances
@@ -173,21 +173,21 @@ def _mean_met(rows: Sequence[tuple[int, int, int]]) -> Met:
     return Met(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
 
 
-def _find_fault(made: Decision, cluster: ClusterView) -> str:
+def _find_fault(decision: Decision, cluster: ClusterView) -> str:
     """What is wrong with a decision, for policies that are not ours; empty = it can be carried out."""
     loads = {load.instance: load for load in cluster.instances}
-    for name in (made.instance, made.prefill, made.migrate_from):
+    for name in (decision.instance, decision.prefill, decision.migrate_from):
         if name and name not in loads:
             return f"it names {name!r}, which is no instance"
-    for name in (made.instance, made.prefill):
+    for name in (decision.instance, decision.prefill):
         if name and not loads[name].available:
             return f"it picks {name}, which is not available ({loads[name].why_unavailable or 'no reason given'})"
     return ""
 
 
-def _describe_difference(record: DecisionRecord, made: Decision) -> Difference:
+def _describe_difference(record: DecisionRecord, decision: Decision) -> Difference:
     recorded, request = record.decision, record.request
-    rival = next((one for one in made.candidates if one.instance == recorded.instance), None)
+    rival = next((one for one in decision.candidates if one.instance == recorded.instance), None)
     return Difference(
         seq=record.seq,
         request=request.request,
@@ -195,9 +195,9 @@ def _describe_difference(record: DecisionRecord, made: Decision) -> Difference:
         turn=request.turn,
         recorded=recorded.instance,
         recorded_reason=recorded.reason,
-        instead=made.instance,
-        instead_reason=made.reason,
-        why_not_recorded=why_not(rival, made) if rival is not None else "it was not weighed",
+        instead=decision.instance,
+        instead_reason=decision.reason,
+        why_not_recorded=why_not(rival, decision) if rival is not None else "it was not weighed",
     )
 
 

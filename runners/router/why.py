@@ -51,25 +51,26 @@ def _find_rival(candidate: Candidate, decision: Decision) -> str:
 
 
 def _explain_pick(record: DecisionRecord) -> Iterator[str]:
-    request, made = record.request, record.decision
+    request, decision = record.request, record.decision
     who = f"session {request.session}, turn {request.turn}" if request.session else "no session"
-    where = f"went to {made.instance}" if made.instance else "went nowhere"
-    prefilled = f", its prompt computed by {made.prefill}" if made.prefill else ""
+    where = f"went to {decision.instance}" if decision.instance else "went nowhere"
+    prefilled = f", its prompt computed by {decision.prefill}" if decision.prefill else ""
     yield (
         f"Request {request.request} ({who}; {request.input_tokens} prompt tokens, up to {request.max_tokens} output "
         f"tokens) {where}{prefilled}."
     )
-    yield f"Policy {made.policy}, reason `{made.reason}`: {REASONS.get(made.reason, 'a reason of its own')}."
+    grounds = REASONS.get(decision.reason, "a reason of its own")
+    yield f"Policy {decision.policy}, reason `{decision.reason}`: {grounds}."
     yield from _explain_session(record)
-    for gate in made.gates:
+    for gate in decision.gates:
         yield f"Gate {gate.name} {'passed' if gate.passed else 'failed'}: {gate.text}."
-    if made.keys:
-        keys = ", then ".join(SCORE_KEYS.get(key, key) for key in made.keys)
+    if decision.keys:
+        keys = ", then ".join(SCORE_KEYS.get(key, key) for key in decision.keys)
         yield f"Lowest score wins, compared from left to right: {keys}."
-    for candidate in made.candidates:
-        yield _explain_candidate(candidate, made)
-    if made.tie_break:
-        yield f"Tie: {made.tie_break}."
+    for candidate in decision.candidates:
+        yield _explain_candidate(candidate, decision)
+    if decision.tie_break:
+        yield f"Tie: {decision.tie_break}."
     yield f"Pick {record.seq}, decided in {record.decide_us:.0f} us."
     if record.outcome is not None and record.outcome.transfer is not None:
         yield from _explain_transfer(record.outcome.transfer)
@@ -77,13 +78,13 @@ def _explain_pick(record: DecisionRecord) -> Iterator[str]:
 
 
 def _explain_session(record: DecisionRecord) -> Iterator[str]:
-    request, made = record.request, record.decision
+    request, decision = record.request, record.decision
     if request.owner:
         since = request.since_migration_s
         migrated = "" if since is None else f"; it migrated {since:.1f} s before"
         yield f"The session's owner was {request.owner}{migrated}."
-    if made.migrate_from:
-        yield f"The session migrates: its KV was to be moved from {made.migrate_from} first."
+    if decision.migrate_from:
+        yield f"The session migrates: its KV was to be moved from {decision.migrate_from} first."
     if request.tried:
         yield f"Tried before: {', '.join(request.tried)}."
 
@@ -124,15 +125,15 @@ def _describe_timing(moved: KvTransfer) -> str:
     return f"{whole} ({', '.join(shown)})" if shown else whole
 
 
-def _explain_candidate(candidate: Candidate, made: Decision) -> str:
+def _explain_candidate(candidate: Candidate, decision: Decision) -> str:
     terms = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.terms.items())
     score = f" score ({', '.join(f'{value:g}' for value in candidate.score)})" if candidate.score else ""
     shown = f"{score} [{terms}]" if terms else score
-    if candidate.instance == made.instance:
+    if candidate.instance == decision.instance:
         return f"  {candidate.instance}: picked;{shown}"
-    if candidate.instance == made.prefill:
+    if candidate.instance == decision.prefill:
         return f"  {candidate.instance}: picked for the prompt;{shown}"
-    return f"  {candidate.instance}: not picked: {why_not(candidate, made)};{shown}".rstrip(";")
+    return f"  {candidate.instance}: not picked: {why_not(candidate, decision)};{shown}".rstrip(";")
 
 
 def _explain_outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> str:

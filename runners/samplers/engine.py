@@ -187,14 +187,13 @@ def read_gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The engine steps since the poll before. Steps that computed no token are counted and in nothing else."""
+    """The engine steps since the poll before that computed a token."""
 
     p50_us: float | None = None
     p90_us: float | None = None
     counts: tuple[int, ...] = ()
     """Per bucket of STEP_BUCKETS_US and one more for the rest; empty = no step timing."""
     steps: int = 0
-    empty_steps: int = 0
     lost: int = 0
     """Steps that were overwritten before they were read."""
     reason: str = ""
@@ -234,7 +233,6 @@ class StepTail:
             p90_us=None if p90 is None else p90 / 1e3,
             counts=tuple(counts.tolist()),
             steps=len(timed),
-            empty_steps=int(np.count_nonzero(tokens <= 0)),
             lost=self._lost - lost,
         )
 
@@ -247,9 +245,7 @@ class StepTail:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open_rings(self, *, new_ones: bool) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from launch.gpu_devices import explain_no_gpu, names_gpu
 from results.records.gpu import HEADER, REASON_MARK, UNLIMITED, GpuSample, format_sample, is_of_run
@@ -125,7 +128,25 @@ class Gpus:
             limited_by=None if bits is None else name_limits(int(bits)),
             cell=cell,
             engines=engines,
+            others_mib=self._measure_others(handle, memory.used),
         )
+
+    def _measure_others(self, handle: Any, used_bytes: int) -> float | None:  # noqa: ANN401
+        """MiB in use beside what processes of the run hold; None where the driver lists none of them."""
+        list_processes = getattr(self._nvml, "nvmlDeviceGetComputeRunningProcesses", None)
+        if list_processes is None:
+            return None
+        with suppress(self._nvml.NVMLError):
+            own = [process.usedGpuMemory for process in list_processes(handle) if is_of_this_run(process.pid)]
+            if own and None not in own:
+                others: int = self._read_unreserved(handle, used_bytes) - sum(own)
+                return max(0, others) / MIB
+        return None
+
+    def _read_unreserved(self, handle: Any, used_bytes: int) -> int:  # noqa: ANN401
+        """Bytes in use without what the driver reserves, where NVML states them apart."""
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        return used_bytes if version is None else int(self._nvml.nvmlDeviceGetMemoryInfo(handle, version).used)
 
     def _ask(self, function: str, *arguments: Any, of: str = "") -> float | None:
         """The answer, or the field `of` it; None where this GPU, its driver or this nvidia-ml-py does not know."""
@@ -136,6 +157,13 @@ class Gpus:
             answer = ask(*arguments)
             return float(getattr(answer, of) if of else answer)
         return None
+
+
+def is_of_this_run(pid: int) -> bool:
+    """Whether the process descends from this one, as all of an engine does (`launch/guard.py`)."""
+    with suppress(psutil.Error):
+        return os.getpid() in (parent.pid for parent in psutil.Process(pid).parents())
+    return False
 
 
 def open_gpus() -> Gpus | str:

@@ -42,6 +42,9 @@ REFITS = 8
 """Times that the weights follow the coefficients; after about four they change no more."""
 RESIDUALS = 8192
 """Residuals that a model has at most, in equal parts of every cell that gave the fit."""
+COEFFICIENTS = StepTime.__struct_fields__
+ALIKE = 1e-6
+"""A kind of work is told apart from others where this share of it, or more, is not a combination of theirs."""
 SHORTEST_S = 1e-6
 """No step is expected to take less."""
 SLOWER = 1.1
@@ -100,6 +103,8 @@ class Calibration:
     step_mape: float
     """Mean absolute relative error of a step, over the steps that gave the fit."""
     cells: tuple[CellComparison, ...]
+    not_told_apart: tuple[str, ...] = ()
+    """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
     def list_errors(self, metric: str, *, near_saturation: bool = False) -> list[float]:
         """Of the cells that did not give the fit: those near saturation, or the others."""
@@ -130,7 +135,10 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
         )
     fitting = cells[::2]
     works = [list_busy_steps(cell.steps, *cell.load[1:]) for cell in fitting]
-    step, count, mape = fit_steps(join_steps(works))
+    work = join_steps(works)
+    step, count, mape = fit_steps(work)
+    told_apart = list_told_apart(work.rows)
+    not_told_apart = tuple(name for index, name in enumerate(COEFFICIENTS) if index not in told_apart)
     residuals = [list_residuals(work, step) for work in works]
     model = EngineModel(step, _read_capacity(run, config))
     late = [
@@ -143,9 +151,12 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     compared = mark_near_saturation(
         [compare_cell(cell, model, residuals[index // 2], fitted=index % 2 == 0) for index, cell in enumerate(cells)]
     )
-    sources = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
+    sources: tuple[str, ...] = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
     stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
-    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources, stored), count, mape, compared)
+    if not_told_apart:
+        sources += (f"{', '.join(not_told_apart)}: 0, because these steps do not tell their work apart from others",)
+    engine = EngineFile(f"{config} of {run.name}", model, True, sources, stored)
+    return Calibration(engine, count, mape, compared, not_told_apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +171,7 @@ class BusySteps:
 
     @property
     def rows(self) -> np.ndarray:
-        """A row per step, in the order of StepTime's coefficients."""
+        """A row per step, in the order of COEFFICIENTS."""
         return np.column_stack(
             [
                 np.ones_like(self.step_s),
@@ -180,14 +191,18 @@ def join_steps(works: Sequence[BusySteps]) -> BusySteps:
 def fit_steps(work: BusySteps) -> tuple[StepTime, int, float]:
     """Coefficients of a step, the number of steps, and their mean absolute relative error.
 
-    Raises RunnerError for fewer than FEWEST_STEPS, or where the steps say nothing of a coefficient's kind of work.
+    A coefficient that the steps do not tell apart from those before it is 0: where every decode has one sequence of one
+    length, its time is `base_s`. Raises RunnerError for fewer than FEWEST_STEPS, or where the steps say nothing of a
+    coefficient's kind of work.
     """
-    rows, step_s = work.rows, work.step_s
+    step_s = work.step_s
     if step_s.size < FEWEST_STEPS or not work.prefill_tokens.any() or not work.decode_sequences.any():
         raise RunnerError(
             f"{step_s.size} steps, {int((work.prefill_tokens > 0).sum())} of them with prompts, do not give a model",
             remedy=f"name a run whose cells have at least {FEWEST_STEPS} steps, with prompts and answers",
         )
+    told_apart = list_told_apart(work.rows)
+    rows = work.rows[:, told_apart]
     coefficients, _ = nnls(rows / step_s[:, None], np.ones_like(step_s))  # bent by no slow step
     usual = np.ones(step_s.size, dtype=bool)
     for _ in range(2):  # what is usual is known from a model, and the model from what is usual
@@ -195,7 +210,29 @@ def fit_steps(work: BusySteps) -> tuple[StepTime, int, float]:
         usual = ratio <= np.quantile(ratio, OUTLIERS)
         coefficients = _fit_mean(rows[usual], step_s[usual], coefficients)
     mape = float(np.mean(np.abs(_expect_s(rows, coefficients)[usual] / step_s[usual] - 1)))
-    return StepTime(*map(float, coefficients)), int(usual.sum()), mape
+    every = np.zeros(work.rows.shape[1])
+    every[told_apart] = coefficients
+    try:
+        step = StepTime(*map(float, every))
+    except ValueError as failed:
+        raise RunnerError(
+            f"{step_s.size} steps do not give a model: {failed}",
+            remedy="name a run with several rates and several lengths of prompts and answers",
+        ) from failed
+    return step, int(usual.sum()), mape
+
+
+def list_told_apart(rows: np.ndarray) -> list[int]:
+    """The columns, from the left, that are no combination of those before them to within ALIKE of their length."""
+    kept: list[int] = []
+    directions: list[np.ndarray] = []
+    for column in range(rows.shape[1]):
+        values = rows[:, column]
+        rest = values - sum((direction * (direction @ values) for direction in directions), np.zeros_like(values))
+        if np.linalg.norm(rest) > ALIKE * np.linalg.norm(values):
+            kept.append(column)
+            directions.append(rest / np.linalg.norm(rest))
+    return kept
 
 
 def _fit_mean(rows: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -285,15 +322,20 @@ def _percentile(samples: np.ndarray) -> float | None:
 
 def read_cells(run: Path, config: str) -> Iterator[Cell]:
     """The run's cells of this config that have requests and steps."""
+    for path, record in _read_records(run, config):
+        requests = read_requests(beside_cell(path, "requests")).frame
+        steps = read_steps(beside_cell(path, "engine_step")).frame
+        if requests is not None and steps is not None:
+            yield Cell(record, requests, steps_in_window(steps, record))
+
+
+def _read_records(run: Path, config: str) -> Iterator[tuple[Path, CellRecord]]:
+    """The records of the run's cells of this config, with their files."""
     for layout in RunLayout(run).configs():
         for path in layout.cells():
             record = read_cell(path)
-            if isinstance(record, Gap) or record.config != config:
-                continue
-            requests = read_requests(beside_cell(path, "requests")).frame
-            steps = read_steps(beside_cell(path, "engine_step")).frame
-            if requests is not None and steps is not None:
-                yield Cell(record, requests, steps_in_window(steps, record))
+            if not isinstance(record, Gap) and record.config == config:
+                yield path, record
 
 
 def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) -> BusySteps:
@@ -317,14 +359,10 @@ def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) 
 
 def _read_capacity(run: Path, config: str) -> int:
     """Tokens that the engine has room for in its KV cache, as it reported."""
-    for layout in RunLayout(run).configs():
-        for path in layout.cells():
-            record = read_cell(path)
-            if isinstance(record, Gap) or record.config != config:
-                continue
-            capacity = read_baseline_shape(beside_cell(path, "metrics")).capacity_tokens
-            if capacity is not None:
-                return capacity
+    for path, _ in _read_records(run, config):
+        capacity = read_baseline_shape(beside_cell(path, "metrics")).capacity_tokens
+        if capacity is not None:
+            return capacity
     raise RunnerError(
         f"no cell of {config} in {run.name} says how large its KV cache is", remedy="name another run or --config"
     )

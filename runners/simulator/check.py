@@ -6,6 +6,7 @@ together APC and rank: of policies under one load, each on its own traces or on 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from results.measures.summary import percentile_name
 from results.records.run_folder import run_facts
 from results.records.turns import RoutingCell
 from results.routing.loads import load_of, strip_load
-from results.routing.read import LoadedCell, load_cells
+from results.routing.read import load_cells
 from results.routing.summary import summary_of
 from results.statistics.judgement import Judgement, Outcome
 from runners.errors import RunnerError
@@ -102,54 +103,36 @@ def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Judgement, 
     return tuple(gates)
 
 
+_Policies = defaultdict[str, dict[int, float]]
+_Loads = defaultdict[str, _Policies]
+"""Values of one metric by load, policy and trial."""
+
+
+def _by_policy() -> _Policies:
+    return defaultdict(dict)
+
+
 def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[LoadValues]]:
     """Each metric of every routing run, under the loads that were both measured and simulated.
 
     Trials of several runs are trials one after another.
     """
-    measured = _Measured()
+    measured: dict[str, _Loads] = {name: defaultdict(_by_policy) for name in metrics}
+    simulated: dict[str, _Loads] = {name: defaultdict(_by_policy) for name in metrics}
+    first = 0
     for run in runs:
-        cells, _ = load_cells(run)
-        measured.add_run([cell for cell in cells if not cell.degraded], metrics)
-    return {name: measured.list_loads(name) for name in metrics}
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    simulated: bool
-    load: str
-    policy: str
-    trial: int
-    metric: str
-    value: float
-
-
-class _Measured:
-    """Values of cells of any number of runs."""
-
-    def __init__(self) -> None:
-        self._values: list[_Value] = []
-
-    def add_run(self, cells: Sequence[LoadedCell], metrics: Sequence[str]) -> None:
-        first = 1 + max((one.trial for one in self._values), default=-1)
+        cells = [cell for cell in load_cells(run)[0] if not cell.degraded]
         for cell in cells:
-            record, numbers = cell.record, summary_of(cell).values
-            for name in metrics:
-                value = numbers[name].value if name in numbers else None
+            record, summary = cell.record, summary_of(cell)
+            for name, loads in (simulated if record.simulated else measured).items():
+                value = summary.estimate(name).value
                 if value is not None:
-                    policy, trial = strip_load(record.label), first + record.trial
-                    self._values.append(_Value(bool(record.simulated), _name_load(record), policy, trial, name, value))
-
-    def list_loads(self, metric: str) -> list[LoadValues]:
-        real, simulated = self._by_load(metric, simulated=False), self._by_load(metric, simulated=True)
-        return [LoadValues(load, real[load], simulated[load]) for load in real if load in simulated]
-
-    def _by_load(self, metric: str, *, simulated: bool) -> dict[str, dict[str, dict[int, float]]]:
-        loads: dict[str, dict[str, dict[int, float]]] = {}
-        for one in self._values:
-            if one.metric == metric and one.simulated == simulated:
-                loads.setdefault(one.load, {}).setdefault(one.policy, {})[one.trial] = one.value
-        return loads
+                    loads[_name_load(record)][strip_load(record.label)][first + record.trial] = value
+        first += 1 + max((cell.record.trial for cell in cells), default=-1)
+    return {
+        name: [LoadValues(load, own, simulated[name][load]) for load, own in loads.items() if load in simulated[name]]
+        for name, loads in measured.items()
+    }
 
 
 def _name_load(record: RoutingCell) -> str:

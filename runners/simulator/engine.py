@@ -70,7 +70,6 @@ class Engine:
         self.model = model
         self.blocks = KvBlocks(max(1, model.kv_capacity_tokens // block_tokens), block_tokens)
         self.steps = 0
-        self.busy_ns = 0
         self.computed_tokens = 0
         """Prompt tokens computed, those again after a preemption included."""
         self.prompts = PromptTally()
@@ -409,7 +408,6 @@ class Engine:
         self._stride, self._batch, self._timer = 0, [], None
         self._cores.end_step()
         self.steps += stride
-        self.busy_ns += self._clock.now_ns() - self._began_ns
         begun: list[Job] = []
         ended: list[Job] = []
         for job, new in batch:

@@ -156,9 +156,10 @@ class SimulatedRequest(RequestLifecycle):
         if not engine.can_hold(request.input_tokens, request.max_tokens):
             self._fleet.clock.call_soon(self._refuse_length)
             return
-        if self.is_handed_over and self._movement is not None:
+        movement = self._reservation.movement
+        if self.is_handed_over and movement is not None:
             self.note_sent()
-            job.on_allocated = partial(self._fleet.transfers.carry, self._movement, job, self._fail_pull)
+            job.on_allocated = partial(self._fleet.transfers.carry, movement, job, self._fail_pull)
         engine.submit(job)
 
     def drop_request(self, why: str) -> None:

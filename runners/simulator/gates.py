@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from results.records.percent import format_percent
-from results.statistics.estimates import DRAWS, LEVEL, holm
+from results.statistics.estimates import DRAWS, LEVEL, bound_draws, holm
 from results.statistics.judgement import Judgement, Outcome
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, p_value
 
@@ -276,9 +276,7 @@ def _draw_tau(loads: Sequence[LoadValues], pairs: Sequence[PairOf]) -> tuple[flo
             real, simulated = (_draw_means(values, load.policies, rng) for values in (load.real, load.simulated))
             for first, second in own:
                 agreeing += np.sign(real[first] - real[second]) * np.sign(simulated[first] - simulated[second])
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(agreeing / len(pairs), (tail, 1 - tail))
-    return float(low), float(high)
+    return bound_draws(agreeing / len(pairs))
 
 
 def _draw_means(values: Values, policies: Sequence[str], rng: np.random.Generator) -> dict[str, np.ndarray]:

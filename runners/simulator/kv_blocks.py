@@ -23,8 +23,6 @@ class KvBlocks:
             raise ValueError(f"{capacity} blocks of {block_tokens} tokens: both must be at least 1")
         self.capacity = capacity
         self.block_tokens = block_tokens
-        self.evicted = 0
-        """Idle blocks whose place was taken, since the start."""
         self._users: dict[int, int] = {}
         """Key -> requests that use its block; 0 = none does, and its place may be taken."""
         self._idle: OrderedDict[int, int] = OrderedDict()
@@ -122,7 +120,6 @@ class KvBlocks:
 
     def _evict(self) -> None:
         excess = self._anonymous + self._unnamed_idle + len(self._users) - self.capacity
-        self.evicted += max(0, excess)
         idle, users = self._idle, self._users
         while excess > 0:
             key = next(iter(idle))

@@ -14,9 +14,10 @@ from results.records.frames import Gap, read_record
 from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
 from results.records.turns import CELL_VERSION, RoutingCell, upgrade_cell_from_1
-from results.routing.read import read_rows
+from results.routing.read import read_planned_cells, read_rows
 from runners.errors import RunnerError
 from runners.load.block_prompts import BlockShape, prompt_ids
+from runners.load.replay_plan import request_prefix
 from runners.router.policies import make_policy
 from runners.router.prefix_index import block_keys
 from runners.router.spec import TransferRules
@@ -39,8 +40,7 @@ class CellParity:
 
 def compare_run(run: Path) -> tuple[CellParity, ...]:
     """Every live cell of a `routing` run, in the order of their folders."""
-    plan = _read_object(RunLayout(run).plan)
-    settings = {cell["cell"]: cell.get("params", {}) for cell in plan.get("cells", ())}
+    settings = {cell.cell: cell.params for cell in read_planned_cells(run)}
     cells = (_compare_cell(run, layout, settings) for layout in trial_layouts(run))
     return tuple(cell for cell in cells if cell is not None)
 
@@ -107,7 +107,7 @@ def _describe_router(
 def _find_keys(trace: Trace, shape: BlockShape, block_tokens: int) -> KeysOf:
     """The keys of each turn as the load generator sent it, by the id of its request."""
     turns = [(session.session, place, turn) for session in trace.sessions for place, turn in enumerate(session.turns)]
-    prefix = f"tracon-{shape.seed:x}-"
+    prefix = request_prefix(shape.seed)
 
     def keys_of(request: str) -> tuple[int, ...]:
         session, place, turn = turns[int(request.removeprefix(prefix))]

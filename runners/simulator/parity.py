@@ -22,12 +22,13 @@ from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request, Reservation
 from runners.router.failure import REFUSALS
-from runners.router.ledger import Ledger
+from runners.router.ledger import Ledger, Pick
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import TransferRules
 from runners.simulator.clock import START_NS, SimulatedClock
+from runners.simulator.fleet import DecisionFile
 from runners.simulator.logged_instances import LoggedInstances
 
 UNSURE_NS = 1_000_000
@@ -44,8 +45,8 @@ KeysOf = Callable[[str], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
-    """What a router saw of a request and of its instances, and where it sent it."""
+class ComparedPick:
+    """Of a pick, what is compared: what the router saw of the request and of its instances, and what it decided."""
 
     request: RoutedRequest
     cluster: ClusterView
@@ -59,8 +60,8 @@ class Difference:
     seq: int
     fields: tuple[str, ...]
     """What differs, e.g. `e0.num_requests` or `decision.instance`; `e0`: one of both does not have that instance."""
-    logged: Pick
-    simulated: Pick
+    logged: ComparedPick
+    simulated: ComparedPick
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,10 @@ class _FollowedPolicy:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.logged: Decision | None = None
-        self.made: Pick | None = None
+        self.simulated: ComparedPick | None = None
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        self.made = Pick(request, cluster, self._policy.decide(request, cluster))
+        self.simulated = ComparedPick(request, cluster, self._policy.decide(request, cluster))
         assert self.logged is not None
         return self.logged
 
@@ -134,15 +135,6 @@ class _FollowedCluster(Cluster):
 
     def may_be_picked(self, instance: str) -> bool:
         return True
-
-
-class _NoLog:
-    """Nothing is recorded."""
-
-    is_open = False
-
-    def append_record(self, record: DecisionRecord) -> None:
-        raise AssertionError("nothing is recorded")
 
 
 class _ReplayedLog:
@@ -167,7 +159,7 @@ class _ReplayedLog:
         counts = Counts()
         self._dispatcher = Dispatcher(
             self._policy, self._cluster, self._bindings, self._instances.indexes,
-            Ledger(_NoLog(), counts, self._clock), counts, router.block_tokens, self._clock,
+            Ledger(DecisionFile(None), counts, self._clock), counts, router.block_tokens, self._clock,
             self._list_cut_off if may_migrate(router.policy) else None, router.min_move_tokens, router.reserved_output,
         )  # fmt: skip
         self._record = records[0]
@@ -194,49 +186,48 @@ class _ReplayedLog:
     # a pick
     def _pick(self, record: DecisionRecord) -> None:
         self._record, self._policy.logged = record, record.decision
-        self._policy.made = None
-        asked, decision = record.request, record.decision
+        self._policy.simulated = None
+        routed, decision = record.request, record.decision
         differing = self._follow_members(record.cluster)
         if self._events is None:
             self._follow_loads(record.cluster)
             differing = []
-        keys = self._find_keys(asked)
-        if asked.request not in self._turns:
-            self._turns[asked.request] = self._dispatcher.count_arrival(asked.session)
+        keys = self._find_keys(routed)
+        if routed.request not in self._turns:
+            self._turns[routed.request] = self._dispatcher.count_arrival(routed.session)
         wanted = decision.instance if decision.reason == "stored_response" else ""
-        request = Request(
-            asked.request, asked.session, self._turns[asked.request], keys, asked.input_tokens, asked.max_tokens, wanted
-        )
-        reservation = self._dispatcher.pick_instance(request, asked.tried)
-        made = self._policy.made
-        if made is None:  # the policy was not asked: the request had to go where its stored response is
-            made = Pick(reservation.record.request, reservation.record.cluster, reservation.record.decision)
-        self._compare(record, made, differing)
+        turn = self._turns[routed.request]
+        request = Request(routed.request, routed.session, turn, keys, routed.input_tokens, routed.max_tokens, wanted)
+        reservation = self._dispatcher.pick_instance(request, routed.tried)
+        simulated = self._policy.simulated
+        if simulated is None:  # the policy was not asked: the request had to go where its stored response is
+            simulated = _compared_part(reservation.pick)
+        self._compare(record, simulated, differing)
         self._dispatcher.count_pick(request, reservation)
         if record.outcome is not None:
             self._follow_outcome(record, record.outcome, reservation)
 
-    def _compare(self, record: DecisionRecord, made: Pick, members: Sequence[str]) -> None:
+    def _compare(self, record: DecisionRecord, simulated: ComparedPick, members: Sequence[str]) -> None:
         """`members`: instances that only the log or only the core had."""
-        logged = Pick(record.request, record.cluster, record.decision)
-        fields = (*members, *list_differences(logged, made))
+        logged = _compared_part(record)
+        fields = (*members, *list_differences(logged, simulated))
         if not fields:
             self._equal += 1
         elif self._clock.now_ns() <= self._unsure_until_ns:
             self._unsure += 1
         else:
-            self._differences.append(Difference(record.seq, fields, logged, made))
+            self._differences.append(Difference(record.seq, fields, logged, simulated))
 
-    def _find_keys(self, asked: RoutedRequest) -> tuple[int, ...]:
+    def _find_keys(self, request: RoutedRequest) -> tuple[int, ...]:
         """The prompt's keys; where they are not known, the indexes answer what the log says."""
         keys: tuple[int, ...] = ()
         if self._router.keys_of is not None:
-            keys = self._router.keys_of(asked.request)
+            keys = self._router.keys_of(request.request)
         for name, index in self._instances.indexes.items():
             from_log = self._router.keys_of is None or name in self._lost
-            index.logged_tokens = asked.cached_tokens.get(name, 0) if from_log else None
+            index.logged_tokens = request.cached_tokens.get(name, 0) if from_log else None
         self._without_index += self._router.keys_of is None or bool(self._lost)
-        return keys or ((0,) if asked.cached_tokens else ())
+        return keys or ((0,) if request.cached_tokens else ())
 
     def _follow_members(self, view: ClusterView) -> list[str]:
         """Add and remove instances until they are those of this pick; returns which ones it took."""
@@ -330,7 +321,11 @@ class _ReplayedLog:
             self._bindings.count_refusal(record.request.session, record.decision.instance)
 
 
-def list_differences(logged: Pick, simulated: Pick) -> tuple[str, ...]:
+def _compared_part(pick: DecisionRecord | Pick) -> ComparedPick:
+    return ComparedPick(pick.request, pick.cluster, pick.decision)
+
+
+def list_differences(logged: ComparedPick, simulated: ComparedPick) -> tuple[str, ...]:
     """What differs between two picks; times within TOLERANCE_S are equal. Empty = nothing does."""
     names = [
         f"request.{name}"

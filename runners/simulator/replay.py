@@ -14,11 +14,10 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
-from runners.load.replay import describe_replay, session_fields
-from runners.load.replay_plan import PlannedTurn, ReplayPlan
+from runners.load.replay import describe_replay, make_turn_record, make_unsent_record, session_fields
+from runners.load.replay_plan import PlannedTurn, ReplayPlan, request_prefix
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
-from runners.load.stream import unsent_fields
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.fleet import Fleet, SimulatedRequest
 from runners.simulator.workload import BlockKeys
@@ -159,7 +158,7 @@ class SimulatedReplay:
         exchange.request = self.fleet.send(self._name_turn(turn), session, self.keys[turn.index], tokens, exchange)
 
     def _name_turn(self, turn: PlannedTurn) -> str:
-        return f"tracon-{self.spec.seed:x}-{turn.index}"
+        return f"{request_prefix(self.spec.seed)}{turn.index}"
 
     def _time_out(self, index: int) -> None:
         exchange = self._inflight[index]
@@ -190,7 +189,10 @@ class SimulatedReplay:
         counts.failed += status is RequestStatus.ERROR
         counts.cut += status is RequestStatus.CUT
         counts.last_end_ns = now_ns
-        record = TurnRecord(
+        record = make_turn_record(
+            self.plan,
+            turn,
+            self._name_turn(turn),
             index=turn.index,
             status=status,
             t_send_ns=exchange.sent_ns,
@@ -206,13 +208,7 @@ class SimulatedReplay:
             http_status=http_status,
             finish_reason="length" if well else None,
             error=error,
-            request=self._name_turn(turn),
-            session=self.plan.sessions[turn.session].session,
-            agent=turn.recorded.agent,
-            turn=turn.recorded.turn,
             t_due_ns=exchange.due_ns,
-            reusable_any_tokens=turn.reusable_any_tokens,
-            reusable_intra_tokens=turn.reusable_intra_tokens,
             inflight_sessions=exchange.active,
             instance=exchange.instance,
             session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
@@ -235,19 +231,8 @@ class SimulatedReplay:
                 seen.tpot.add((now_ns, (now_ns - exchange.first_ns) / 1e9 / steps))
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
-        self._write_record(
-            TurnRecord(
-                **unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why),
-                request=self._name_turn(turn),
-                session=self.plan.sessions[turn.session].session,
-                agent=turn.recorded.agent,
-                turn=turn.recorded.turn,
-                t_due_ns=due_ns,
-                reusable_any_tokens=turn.reusable_any_tokens,
-                reusable_intra_tokens=turn.reusable_intra_tokens,
-                inflight_sessions=self._sessions.counts.active,
-            )
-        )
+        active = self._sessions.counts.active
+        self._write_record(make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why))
 
     def _write_record(self, record: TurnRecord) -> None:
         self.file.write(self._encode(record) + b"\n")

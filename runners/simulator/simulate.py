@@ -20,7 +20,8 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.fleet import DecisionFile, Fleet
 from runners.simulator.replay import SimulatedReplay
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
-from runners.simulator.workload import read_workload
+from runners.simulator.workload import make_workload
+from runners.trace.formats import open_trace
 
 TICK_S = 1.0
 """Of the host's time."""
@@ -34,7 +35,7 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pa
     its blocks are not those of the spec or it holds no turn.
     """
     policy = make_policy(spec.router.policy, spec.router.parameters)
-    workload = read_workload(Path(spec.replay.trace_path), spec.replay.pace)
+    workload = make_workload(*open_trace(spec.replay.trace_path), spec.replay.pace)
     block = workload.facts.block_tokens
     if not workload.plan.turns:
         raise SimulationError(f"{spec.replay.trace_path} holds no turn", remedy="give a trace with a request")

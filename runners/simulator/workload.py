@@ -9,14 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from results.traces.prefix_keys import known_depth, prefix_keys
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
-from runners.trace.formats import open_trace
 from runners.trace.session import Session, Trace, TraceFacts, Turn
 
 Numbers = npt.NDArray[np.int64]
@@ -44,11 +42,6 @@ class Workload:
     plan: ReplayPlan
     """Its turns have no hashes: `keys` stand for them."""
     keys: BlockKeys
-
-
-def read_workload(path: Path, pace: Pace) -> Workload:
-    """Raises TraceError where the trace is malformed."""
-    return make_workload(*open_trace(path), pace)
 
 
 def make_workload(facts: TraceFacts, sessions: Iterable[Session], pace: Pace) -> Workload:

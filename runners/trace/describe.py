@@ -8,7 +8,7 @@ follows a sample of the blocks. Hashes that are local to a session need no memor
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +22,6 @@ from results.traces.statistics import measure_kv_footprint, measure_skew, measur
 from runners.errors import RunnerError
 from runners.trace.session import Session, TraceFacts
 from runners.trace.session_prefixes import session_prefixes
-
-PROGRESS_REQUESTS = 4096
-"""Minimum number of requests between two calls of `on_progress`."""
 
 _PER_SESSION = ("turns", "session_input_tokens", "session_span_s")
 
@@ -41,9 +38,8 @@ def describe_trace(
     bytes_per_token: float = BYTES_PER_TOKEN,
     shared_from: int = SHARED_FROM,
     memory_bytes: int = MEMORY_BYTES,
-    on_progress: Callable[[int], None] | None = None,
 ) -> TraceDescription:
-    """Describe a trace; `on_progress` gets the number of requests so far, from time to time.
+    """Describe a trace.
 
     `kv_pool_bytes`: of one instance. `shared_from`: sessions from which a block is a shared prefix. `memory_bytes`: for
     block keys (results.traces.cross_session_reuse). Raises DescribeError where the sessions are not in the order of
@@ -53,17 +49,11 @@ def describe_trace(
     _require_at_least("KV bytes per token", bytes_per_token, 1)
     _require_at_least("the number of sessions that makes a prefix shared", shared_from, 2)
     lengths, reuse = _Lengths(), _ReuseInOrder(facts, shared_from, memory_bytes)
-    reported = 0
     for session in sessions:
         lengths.add(session)
         reuse.add(session)
-        if on_progress is not None and lengths.requests - reported >= PROGRESS_REQUESTS:
-            reported = lengths.requests
-            on_progress(reported)
     if lengths.requests == 0:
         raise DescribeError(f"{facts.source} has no requests", remedy="choose a trace with requests")
-    if on_progress is not None:
-        on_progress(lengths.requests)
     counted = reuse.count_tokens(lengths.sum_series("input_tokens"))
     return _build_description(facts, lengths, counted, shared_from, (kv_pool_bytes, bytes_per_token))
 

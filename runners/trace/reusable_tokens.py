@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from results.traces.prefix_keys import Keys, known_depth, prefix_keys
-from runners.trace.session import Trace, TraceFacts, Turn
+from runners.trace.session import Trace
 
 
 def count_reusable_tokens(trace: Trace, block_tokens: int) -> list[tuple[int, int]]:
@@ -30,7 +30,8 @@ def count_reusable_tokens(trace: Trace, block_tokens: int) -> list[tuple[int, in
     everywhere, own = _KnownPrompts(), [_KnownPrompts() for _ in trace.sessions]
     reusable: dict[tuple[int, int], tuple[int, int]] = {}
     for _, number, index in sorted(turns):
-        prompt = _prompt_of(trace.sessions[number].turns[index], trace.facts)
+        turn = trace.sessions[number].turns[index]
+        prompt = _Prompt(prefix_keys(turn.hashes), turn.input_tokens, trace.facts.block_tokens)
         intra = own[number].add(prompt)
         shared = intra if trace.facts.hash_scope == "session" else everywhere.add(prompt)
         most = prompt.input_tokens - 1
@@ -54,10 +55,6 @@ class _Prompt:
     def count_covered(self, block: int) -> int:
         """Tokens of the prompt in one of its hashed blocks: fewer than `block_tokens` in a partial last block."""
         return min(self.block_tokens, self.input_tokens - block * self.block_tokens)
-
-
-def _prompt_of(turn: Turn, facts: TraceFacts) -> _Prompt:
-    return _Prompt(prefix_keys(turn.hashes), turn.input_tokens, facts.block_tokens)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -199,16 +199,13 @@ def scale_trace(trace: Trace, tokens: float, *, output_tokens: float | None = No
 def sample_trace(trace: Trace, sessions: int, seed: int) -> Trace:
     """Draw `sessions` sessions, or all where there are fewer, in their order; the first arrives at 0."""
     chosen = draw_names((session.session for session in trace.sessions), sessions, seed)
-    return Trace(trace.facts, tuple(rebase_sessions(_select_sessions(trace.sessions, chosen))))
+    sampled = (session for session in trace.sessions if session.session in chosen)
+    return Trace(trace.facts, tuple(rebase_sessions(sampled)))
 
 
 def limit_trace(trace: Trace, limits: Limits) -> Trace:
     """Apply `limit_session` to every session."""
     return Trace(trace.facts, tuple(limit_sessions(trace.sessions, limits)))
-
-
-def _select_sessions(sessions: Iterable[Session], names: Set[str]) -> Iterator[Session]:
-    return (session for session in sessions if session.session in names)
 
 
 def _hash_name(name: str, seed: int) -> int:

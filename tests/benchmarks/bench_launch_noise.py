@@ -235,7 +235,7 @@ async def measure(variants: Sequence[Variant], options: Options, folder: Path) -
     measured: dict[str, Launches] = {variant.name: [] for variant in variants}
     async with AsyncExitStack() as stack:
         backends = {
-            one.launch.method: (await stack.enter_async_context(LocalBackend(one, engine)), one)
+            one.launch.method: (await stack.enter_async_context(LocalBackend(engine)), one)
             for one in (profile, spawning)
         }
         for number in range(1, options.launches + 1):

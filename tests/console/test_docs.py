@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from console import actions, glossary, keys
+from console import actions, keys
 from console.panels.registry import help_entries, panel_kinds
 from console.widgets.header import HEADER_ENTRIES
 
@@ -14,7 +14,31 @@ BEGIN, END = "<!-- {}: made from the code by `python -m tests.console.test_docs`
 
 
 def parts() -> dict[str, str]:
-    return {"keys": "\n".join(keys.table_lines()), "numbers": "\n".join(glossary.number_lines(help_entries()))}
+    return {"keys": "\n".join(key_lines()), "numbers": "\n".join(number_lines())}
+
+
+def key_lines() -> list[str]:
+    lines: list[str] = []
+    for group in actions.GROUPS:
+        lines += [
+            f"### {group}",
+            "",
+            "| key | action | what it does | where | same from a shell |",
+            "|---|---|---|---|---|",
+        ]
+        for action in (each for each in keys.all_actions() if each.group == group):
+            where = "everywhere" if action.screens == actions.EVERYWHERE else ", ".join(action.screens)
+            command = f"`{' '.join(action.command)}`" if action.command else ""
+            names = " ".join(f"`{actions.KEY_NAMES.get(key, key)}`" for key in action.keys)
+            lines.append(f"| {names} | {action.label} | {action.help} | {where} | {command} |")
+        lines.append("")
+    return lines
+
+
+def number_lines() -> list[str]:
+    head = ["| number | unit | meaning | source | worth a second look |", "|---|---|---|---|---|"]
+    rows = ((e.label, e.term.unit, e.term.meaning, e.source, e.watch) for e in help_entries())
+    return head + [f"| {' | '.join(row)} |" for row in rows]
 
 
 def test_the_page_matches_the_code() -> None:

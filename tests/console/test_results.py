@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from console.export import save_file
 from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder, list_sections
 from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
@@ -296,6 +297,16 @@ def test_opening_the_console_imports_nothing_that_analyses() -> None:
     code = f"import sys, console.__main__, console.app; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_goes_where_the_console_was_started_if_the_runs_folder_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").touch()
+    saved = save_file(b"1", "a.csv", tmp_path / "run" / "exports")
+    assert saved.read_bytes() == b"1"
+    assert saved.samefile(tmp_path / "a.csv")
 
 
 def test_a_screenshot_needs_no_terminal_and_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from textual.widgets import Static
 
-from console import keys
 from console.app import TraconApp
 from console.panels import registry
 from console.panels.panel import PanelKind
 from console.screens.dialogs import Detail
 from tests.console.conftest import NARROW, sees, shown, watching
+from tests.console.test_docs import key_lines
 from tests.doc_code import code_blocks, load_module
 
 
@@ -53,7 +53,7 @@ async def test_it_is_on_the_dashboard(live_run: Path, toy: PanelKind) -> None:
 
 
 def test_it_is_in_the_docs(toy: PanelKind) -> None:
-    assert any(line.startswith("| `0` | Toys | every toy of the run |") for line in keys.table_lines())
+    assert any(line.startswith("| `0` | Toys | every toy of the run |") for line in key_lines())
     assert {"toys", "TTFT of a toy"} <= {entry.label for entry in registry.help_entries()}
 
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from launch import patching
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from tests.e2e.engine_pair import PROFILE, Pair
+from tests.e2e.engine_pair import Pair
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -18,5 +18,5 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pai
     """A pair of engines; a test says which transport they run with."""
     engine = find_engine("cpu")
     patching.apply(engine)
-    async with LocalBackend(PROFILE, engine) as backend:
+    async with LocalBackend(engine) as backend:
         yield Pair(backend, engine, tmp_path_factory.mktemp("engines"))

@@ -7,6 +7,7 @@ host memory, for which it needs what its config has for CPU engines.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,9 +135,11 @@ def write_profile(folder: Path) -> Path:
 
 
 def write_config(folder: Path, name: str) -> Path:
-    """The config with what it has for CPU engines as what it has for CUDA engines."""
+    """The config with what it has for CPU engines in the place of what it has for CUDA engines."""
     path = folder / f"{name}.toml"
-    path.write_text((CONFIGS_FOLDER / f"{name}.toml").read_text().replace("[cpu", "[cuda"))
+    tables = re.split(r"^(?=\[)", (CONFIGS_FOLDER / f"{name}.toml").read_text(), flags=re.MULTILINE)
+    others = (table for table in tables if not table.startswith(("[cuda", "[[cuda")))
+    path.write_text("".join(others).replace("[cpu", "[cuda"))
     return path
 
 

@@ -47,7 +47,7 @@ async def drive(folder: Path, engine_python: Path | None) -> dict[str, Any]:
     profile, engine = profile_without_avx512(), find_engine("cpu", engine_python)
     patches = PatchUse(engine)
     patches.apply()
-    async with LocalBackend(profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         pair = Pair(backend, engine, folder, kv_tokens=16384, profile=profile)
         await pair.ready("mooncake")
         prompt = draw(PREFIX)

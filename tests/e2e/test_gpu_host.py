@@ -22,12 +22,15 @@ from results.records.host import read_host
 from results.records.launches import LaunchRecord
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.link import LinkRecord
+from results.records.run_folder import preflight_decisions
+from runners.experiments.gates import SHARE, SHARED_REQUESTS
 from runners.router.spec import HealthRules
 from runners.simulator.calibrate import FEWEST_STEPS
 from runners.simulator.engine_file import read_engine
 from state.store import RunStore
 from tests.e2e.cli import data, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
 from tests.e2e.gpu_runs import arguments, gpu_host, write_config
+from tests.e2e.outbound import Outbound, reached_by_python
 from tests.e2e.test_routing import came_from_elsewhere, transfers
 from tests.patches.ring_file import decode
 
@@ -44,9 +47,19 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tax(host: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Outbound:
+    """On the workspace of `tax`."""
+    return Outbound(tmp_path_factory.mktemp("tax"))
+
+
+@pytest.fixture(scope="module")
+def tax(host: Path, watch: Outbound) -> Path:
     """A run whose process was killed with -9 after the first piece that measures, and resumed to its end."""
-    workspace = tmp_path_factory.mktemp("tax")
+    with watch:
+        return run_tax(host, watch.workspace)
+
+
+def run_tax(host: Path, workspace: Path) -> Path:
     started = tracon(*arguments("connector-tax", host, CONFIG), "--detach", "--json", workspace=workspace)
     assert started.returncode == 0, started.stderr
     run = Path(data(started)["folder"])
@@ -73,6 +86,16 @@ def test_killed_between_two_pieces_it_measures_every_cell_once(tax: Path) -> Non
         events = [recorded.event for recorded in store.events()]
     done = Counter(event.cell for event in events if isinstance(event, CellChanged) and event.state is CellState.DONE)
     assert set(done.values()) == {1}
+
+
+def test_no_process_of_it_reaches_another_host(host: Path, tax: Path, watch: Outbound) -> None:
+    """Installed, an experiment needs no network (docs/gpu.md)."""
+    assert watch.failure is None
+    assert watch.samples > 100
+    engines = {instance.pgid for instance in view_of(tax).instances.values()}
+    assert len(engines & watch.pids) > 1, "engines before the kill and after it"
+    assert watch.beyond == set()
+    assert reached_by_python(host.parent / "host" / "reached") == []
 
 
 def test_engines_have_the_arguments_and_the_environment_of_the_cuda_profile(tax: Path) -> None:
@@ -130,20 +153,52 @@ def test_an_engine_model_is_fitted_to_overlapping_steps(tax: Path, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_confirm_stage_judges_every_config_by_its_launches(host: Path, tmp_path: Path) -> None:
-    done = tracon(*arguments("connector-tax", host, preset="confirmed"), "--json", workspace=tmp_path, timeout_s=RUN_S)
+@pytest.mark.timeout(2700)
+def test_the_confirm_stage_judges_every_config_by_its_launches(
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a host with one GPU: NIXL's two engines share it in pre-flight."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    shipped, moved = ("plain", "plain_again", "noop_connector"), ("mooncake_both", "nixl_both", "lmcache_only")
+    configs = [write_config(host.parent, name) for name in moved]
+    with Outbound(tmp_path) as watch:
+        done = tracon(
+            *arguments("connector-tax", host, *shipped, *configs, preset="confirmed"),
+            "--json",
+            workspace=tmp_path,
+            timeout_s=2500,
+        )
     assert done.returncode == 0, done.stderr[-4000:]
+    assert (watch.failure, watch.beyond) == (None, set())
+    assert reached_by_python(host.parent / "host" / "reached") == []
     run = Path(data(done)["folder"])
+    assert watch.samples > 100
+    engines = {instance.pgid for instance in view_of(run).instances.values()}
+    assert len(engines & watch.pids) > len(moved), "the watch saw the engines"
+    names = {*shipped, *moved}
+    decisions, _ = preflight_decisions(run)
+    assert {name: decision.included for name, decision in decisions.items()} == dict.fromkeys(names, True)
     measured = Counter(
         cell.plan.config
         for cell in view_of(run).cells.values()
         if cell.plan.stage == "confirm" and cell.state is CellState.DONE
     )
-    assert set(measured) == {"plain", "plain_again", "noop_connector"}
+    assert set(measured) == names
     assert min(measured.values()) >= 3
+    assert_nixl_is_proven_on_one_gpu(run)
     report = RunLayout(run).report_md.read_text()
     assert "between launches" in report
-    assert "| plain | on |" in report, "async scheduling"
+    changed = report.partition("What vLLM changed for each config")[2]
+    assert [f"| {name} | on |" in changed for name in sorted(names)] == [True] * len(names), "async scheduling"
+
+
+def assert_nixl_is_proven_on_one_gpu(run: Path) -> None:
+    """Two engines with a part of its memory each, and smaller steps than those that are measured afterwards."""
+    options = [dict(pairwise(launch.argv)) for launch in launches(run) if launch.config == "nixl_both"]
+    settings = Counter((own["--gpu-memory-utilization"], own.get("--max-num-seqs")) for own in options)
+    assert settings.pop((str(SHARE), str(SHARED_REQUESTS))) == 2
+    assert list(settings) == [("0.9", None)]
+    assert "counterpart: " in RunLayout(run).preflight_log("nixl_both").read_text()
 
 
 def assert_they_share_a_gpu(run: Path, engines: int, fraction: str) -> None:

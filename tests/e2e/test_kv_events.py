@@ -70,7 +70,7 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
     heads = [[source.randrange(256) for _ in range(4 * BLOCK)] for _ in range(4)]
     wrong, expected, approximate = [], 0, 0
     try:
-        async with LocalBackend(profile, engine) as backend:
+        async with LocalBackend(engine) as backend:
             instance = await backend.start(spec, ignore_start)
             await instance.wait_ready(120)
             async with httpx.AsyncClient(base_url=instance.url, timeout=60) as client:

@@ -209,7 +209,7 @@ def test_under_a_strict_umask_the_owner_reads_everything(seen: dict[str, Any]) -
 async def test_every_config_answers_with_the_avx2_kernels(config: str, tmp_path: Path) -> None:
     profile, engine = profile_without_avx512(), find_engine("cpu")
     patching.apply(engine)
-    async with LocalBackend(profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         spec = build_launch(
             profile, load_config(config), engine,
             instance="older", port=own_port(23_600, 4), layout=ConfigLayout(tmp_path), launch=1,

@@ -42,7 +42,7 @@ async def engine(folder: Path) -> AsyncIterator[str]:
     )
     environment = find_engine("cpu")
     layout = ConfigLayout(folder)
-    async with LocalBackend(profile, environment) as backend:
+    async with LocalBackend(environment) as backend:
         spec = build_launch(
             profile, plain, environment, instance="plain-1", port=own_port(23_000, 2), layout=layout, launch=1
         )

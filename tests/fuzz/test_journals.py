@@ -17,10 +17,10 @@ from state.errors import StateError
 from state.store import STATE_FILE, RunStore
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
-from tests.runners.router.test_ledger import pick
+from tests.runners.router.test_ledger import make_record
 from tests.state.plans import a_run
 
-LINES = [msgspec.json.encode(pick(seq)) + b"\n" for seq in range(4)]
+LINES = [msgspec.json.encode(make_record(seq)) + b"\n" for seq in range(4)]
 LOG = b"".join(LINES)
 WHOLE = [LOG[:end].rstrip() + tail for end in itertools.accumulate(map(len, LINES)) for tail in (b"", b"\n")]
 """Cuts between two records; the last line feed may be lost."""

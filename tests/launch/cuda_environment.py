@@ -13,6 +13,7 @@ from launch.command import LaunchSpec, build_launch
 from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor import DRIVER_LIBRARY
 from launch.environment import Engine
+from launch.gpu_fit import DEFAULT_REQUESTS
 from launch.profile import config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.cuda_settings import MARK
@@ -29,6 +30,8 @@ MODULES = (
     "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "tracon_patches.noop_connector",
 )  # fmt: skip
 """What an engine on a GPU imports, beside its connector's own package."""
+CUTE = ("nvidia_cutlass_dsl", "cutlass.cute")
+"""The distribution of CuTe DSL, in which vLLM has kernels for GPUs such as an H200, and its module. The lock has it."""
 NEED_DRIVER = ("mooncake.engine",)
 """They link DRIVER_LIBRARY: on a host without a GPU, where no package has it, their import fails for want of it."""
 _IMPORT = """
@@ -54,7 +57,7 @@ TIMEOUT_S = 1200.0
 
 
 def import_modules(engine: Engine) -> dict[str, str]:
-    """Import MODULES and the installed connectors with the probes on, as an engine's process would.
+    """Import MODULES, CuTe DSL and the installed connectors with the probes on, as an engine's process would.
 
     Module, or method without probe, to why not; without those of NEED_DRIVER that lack it.
     """
@@ -63,7 +66,9 @@ def import_modules(engine: Engine) -> dict[str, str]:
     environ = {"AGENTIC_STEP_LOG_PATH": str(folder / "engine_step.jsonl"), "TRACON_TRANSFER_LOG": str(folder)}
     installed = (connector for connector in CONNECTORS if connector in engine.versions)
     lists = (list_modules(connector, engine.kind, engine.site_packages) for connector in installed)
-    modules = [*MODULES, *(module for named in lists for module in named)]
+    distribution, module = CUTE
+    cute = [module] if any(engine.site_packages.glob(f"{distribution}-*.dist-info")) else []
+    modules = [*MODULES, *cute, *(module for named in lists for module in named)]
     failed: dict[str, str] = _read_answer(engine, ("-c", _IMPORT, json.dumps(modules), MARK), environ)
     return {name: why for name, why in failed.items() if name not in NEED_DRIVER or DRIVER_LIBRARY not in why}
 
@@ -84,6 +89,7 @@ def settle_launches(engine: Engine, folder: Path) -> None:
         assert (settings["async_scheduling"], settings["enforce_eager"]) == (True, False), spec.config
         assert settings["cudagraph_mode"] == "FULL_AND_PIECEWISE", spec.config
         assert settings["prefix_caching"] is True, spec.config
+        assert settings["max_num_seqs"] == DEFAULT_REQUESTS, "vLLM's choice for a GPU of this size"
         assert settings["use_v2_model_runner"] is not False, spec.config
 
 

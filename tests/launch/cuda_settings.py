@@ -1,9 +1,9 @@
 """What vLLM's CUDA build makes of launch arguments, on a host without a GPU. To be run by an environment's Python.
 
 `python cuda_settings.py ARGUMENTS.json` takes a list of command lines and prints, after MARK, a list: for each what
-vLLM settled on, as the step probe reads it, and its connector. vLLM's own parser and configuration do the work. What a
-GPU would answer is made up: one A100; for a newer GPU modules also look into kernels of Triton. Kernels need the
-driver and are left out, and every model is described as the dense one, since a mixture of experts asks kernels.
+vLLM settled on, as the step probe reads it, and its connector. vLLM's own parser and configuration do the work, as in
+its server. What a GPU would answer is made up: one H200. Kernels need the driver and are left out, and every model is
+described as the dense one, since a mixture of experts asks kernels.
 """
 
 from __future__ import annotations
@@ -40,22 +40,27 @@ def make_up_gpu() -> None:
         setattr(kernels, question, answer_yes(question))
     platforms: Any = importlib.import_module("vllm.platforms")
     cuda: Any = importlib.import_module("vllm.platforms.cuda")
-    capability = importlib.import_module("vllm.platforms.interface").DeviceCapability(8, 0)
+    capability = importlib.import_module("vllm.platforms.interface").DeviceCapability(9, 0)
     answers = {
         "get_device_capability": capability,
-        "get_device_name": "NVIDIA A100-SXM4-80GB",
-        "get_device_total_memory": 80 << 30,
+        "get_device_name": "NVIDIA H200",
+        "get_device_total_memory": 143_771 << 20,
         "device_count": 1,
-        "num_compute_units": 108,
+        "num_compute_units": 132,
     }
     methods = {name: classmethod(lambda cls, *_, answer=answer, **__: answer) for name, answer in answers.items()}
-    platforms._current_platform = platforms.current_platform = type("A100", (cuda.NonNvmlCudaPlatform,), methods)()
+    platforms._current_platform = platforms.current_platform = type("H200", (cuda.NonNvmlCudaPlatform,), methods)()
 
 
 def find_triton() -> None:
-    """It is installed, but without a driver vLLM does not count it, and refuses its second model runner."""
+    """It is installed, but without a driver vLLM does not count it, and refuses its second model runner.
+
+    Modules that on this GPU look into Triton's configurations of kernels get Triton's own.
+    """
     configs: Any = importlib.import_module("vllm.config.vllm")
     configs.HAS_TRITON = True
+    stand_in: Any = importlib.import_module("vllm.triton_utils").triton
+    stand_in.Config = importlib.import_module("triton").Config
 
 
 def describe_models_as_dense() -> None:
@@ -81,7 +86,8 @@ def read_launch(words: list[str]) -> dict[str, Any]:
     arguments = options.make_arg_parser(parser).parse_args(words)
     options.validate_parsed_serve_args(arguments)
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
-    config = engine.create_engine_config()
+    server = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+    config = engine.create_engine_config(usage_context=server)
     settings = importlib.import_module("tracon_patches.engine_settings").read_settings(config)
     transfer = config.kv_transfer_config
     return {"settings": settings, "connector": transfer and transfer.kv_connector}

@@ -42,7 +42,7 @@ def ignore_start(process: ProcessIdentity, started_by: str) -> None:
 @asynccontextmanager
 async def started(spec: LaunchSpec) -> AsyncIterator[Instance]:
     """The launch, running; ended afterwards."""
-    async with LocalBackend(PROFILE, ENGINE) as backend:
+    async with LocalBackend(ENGINE) as backend:
         yield await backend.start(spec, ignore_start)
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 STUBS = {
-    "torch.py": "",
+    "torch.py": "class version:\n    cuda = '13.0'\n",
     "vllm/__init__.py": "",
     "vllm/_version.py": "__version__ = version = '0.32.0'\n__commit_id__ = commit_id = 'gabcdef012'\n",
     "vllm/entrypoints/__init__.py": "",

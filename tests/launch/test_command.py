@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -141,7 +144,12 @@ def test_a_cuda_engine_names_its_gpus_and_counts_them_as_nvidia_smi_does(
     gpu = spec_of(tmp_path, profile="h20-qwen3-coder-30b")
     assert (gpu.devices, gpu.env["CUDA_DEVICE_ORDER"]) == (("0",), "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
-    assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").devices == ("5",)
+    chosen = spec_of(tmp_path, profile="h20-qwen3-coder-30b")
+    assert chosen.devices == ("5",)
+    write_launch(chosen, ConfigLayout(tmp_path))
+    assert "CUDA_VISIBLE_DEVICES=5,6" in (tmp_path / "launch.sh").read_text()
+    own = spec_of(tmp_path, profile="h20-qwen3-coder-30b", extra_env={"CUDA_VISIBLE_DEVICES": "6"})
+    assert (own.devices, own.env["CUDA_VISIBLE_DEVICES"]) == (("6",), "6")
 
 
 def test_the_shared_environment_says_nothing_of_one_config(tmp_path: Path) -> None:
@@ -168,6 +176,19 @@ def test_launch_sh_runs_exactly_the_recorded_command(tmp_path: Path) -> None:
     write_launch(spec, ConfigLayout(folder))
     ran = subprocess.run([str(folder / "launch.sh")], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout) == [["-c", *argv[3:]], "it's $odd \"`\\", str(folder)]
+
+
+@pytest.mark.parametrize("environ", [{}, {"no_proxy": "corp.example"}, {"NO_PROXY": "corp.example"}, {"no_proxy": "*"}])
+def test_an_engine_of_launch_sh_asks_its_own_servers_without_a_proxy(tmp_path: Path, environ: dict[str, str]) -> None:
+    """As an engine that Tracon starts."""
+    show = "import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])"
+    write_launch(replace(spec_of(tmp_path), argv=(sys.executable, "-c", show), env={}), ConfigLayout(tmp_path))
+    inherited = environ | {"PATH": os.environ["PATH"], "http_proxy": "http://proxy.example:3128"}
+    expected = whole_env({}, inherited)
+    for shell in (["sh"], ["sh", "-u"]):
+        argv = [*shell, str(tmp_path / "launch.sh")]
+        ran = subprocess.run(argv, env=inherited, capture_output=True, text=True, check=True)
+        assert ran.stdout == f"{expected['no_proxy']} {expected['NO_PROXY']}\n"
 
 
 @pytest.mark.parametrize("name", ["WITH SPACE", "A.B", "X$(touch ran)", "Y;touch ran;Z"])
@@ -261,6 +282,64 @@ def test_the_engine_does_not_inherit_the_settings_of_our_own_python() -> None:
     assert env == {"PATH": "/bin", "A": "1"}
 
 
+OWN_HOSTS = "127.0.0.1,localhost,::1"
+
+
+@pytest.mark.parametrize(
+    ("inherited", "lower", "upper"),
+    [
+        ({}, OWN_HOSTS, OWN_HOSTS),
+        ({"no_proxy": "corp.example, localhost"}, *["corp.example,localhost,127.0.0.1,::1"] * 2),
+        ({"NO_PROXY": "corp.example"}, *[f"corp.example,{OWN_HOSTS}"] * 2),
+        ({"no_proxy": "a.example", "NO_PROXY": "b.example"}, f"a.example,{OWN_HOSTS}", f"b.example,{OWN_HOSTS}"),
+        ({"no_proxy": "*"}, "*", "*"),
+    ],
+    ids=["none", "lower case", "upper case", "both", "every host"],
+)
+@pytest.mark.parametrize("proxy", ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"])
+def test_on_a_host_with_a_proxy_an_engine_reaches_its_own_servers_directly(
+    proxy: str, inherited: dict[str, str], lower: str, upper: str
+) -> None:
+    env = whole_env({}, {**inherited, proxy: "http://proxy.example:3128"})
+    assert (env["no_proxy"], env["NO_PROXY"]) == (lower, upper)
+    assert env[proxy] == "http://proxy.example:3128"
+
+
+def test_the_client_of_mooncakes_connector_asks_its_bootstrap_server_without_the_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is httpx's, with the settings that httpx takes from the environment."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in whole_env({}, {"http_proxy": "http://127.0.0.1:9"}).items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        answering = thread.submit(_answer_once, server)
+        assert httpx.get(f"http://127.0.0.1:{server.getsockname()[1]}/query", timeout=10).text == "direct"
+        assert answering.result() == "GET /query HTTP/1.1"
+
+
+def _answer_once(server: socket.socket) -> str:
+    """The first line of the request."""
+    server.settimeout(10)
+    connection, _ = server.accept()
+    with connection:
+        request = connection.recv(65536).decode()
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\ndirect")
+    return request.partition("\r\n")[0]
+
+
+def test_a_host_without_a_proxy_adds_nothing_and_no_record_of_a_launch_has_the_addition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert whole_env({}, {"no_proxy": "corp.example", "http_proxy": ""}) == {
+        "no_proxy": "corp.example", "http_proxy": "",
+    }  # fmt: skip
+    before = spec_of(tmp_path)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    assert spec_of(tmp_path) == before
+
+
 @pytest.mark.parametrize(
     ("online", "usable"),
     [
@@ -310,4 +389,5 @@ def test_no_engine_with_dummy_weights_asks_a_hub(tmp_path: Path, profile: str, c
     spec = spec_of(tmp_path, config, profile, preflight=preflight)
     assert {name: spec.env.get(name) for name in OFFLINE} == OFFLINE
     assert spec.model_folder is not None
-    assert spec.host == spec.env["VLLM_HOST_IP"] == "127.0.0.1"
+    assert spec.url == f"http://127.0.0.1:{spec.port}"
+    assert spec.env["VLLM_HOST_IP"] == "127.0.0.1"

@@ -153,7 +153,7 @@ async def observe(
 async def backend() -> AsyncIterator[LocalBackend]:
     engine = find_engine("cpu")
     patching.apply(engine)
-    async with LocalBackend(PROFILE, engine) as made:
+    async with LocalBackend(engine) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.doctor import PORTS_LOOKED_AT, DoctorReport, examine, narrow_report, to_json
+from launch.doctor import PORTS_LOOKED_AT, DoctorReport, check_libc, examine, narrow_report, to_json
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.errors import LaunchError
@@ -34,7 +34,7 @@ REQUIRES = {
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The Python of an environment with stubs of all that is locked; LMCache's cannot be imported."""
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), (), ()))
+    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), ()))
     monkeypatch.setattr("launch.doctor.loadable", lambda soname: True)
     fake_uv.make_environment(tmp_path / "env")
     fake_uv.install_stubs(tmp_path / "env" / "lib" / "python3.11" / "site-packages", lock_file("cpu"))
@@ -84,7 +84,7 @@ def test_a_package_that_is_not_there_is_named(python: Path) -> None:
 
 def test_a_library_that_nobody_has_stops_what_needs_it(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verbs = next(library for library in SYSTEM_LIBRARIES["cpu"] if library.soname == "libibverbs.so.1")
-    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), (verbs,), ()))
+    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((verbs,), ()))
     monkeypatch.setattr(doctor, "loadable", lambda soname: soname != verbs.soname)
     report = examine("cpu", REQUIRES, engine_python=python)
     assert rows(report)["system libraries"] == Row(
@@ -245,3 +245,29 @@ def test_imports_of_a_cuda_engine_are_tried_on_this_host_whatever_worked_when_it
     for kind, state in (("cuda", MISSING), ("cpu", OK)):
         engine = Engine(kind, python, root, packages, versions, imports=worked, managed=True)
         assert doctor._check_components(engine)["lmcache"].state == state
+
+
+@pytest.mark.parametrize(
+    ("libc", "state", "shown"),
+    [
+        (("glibc", "2.28"), MISSING, "glibc 2.28: "),
+        (("glibc", "2.31"), OK, "2.31"),
+        (("glibc", "2.40"), OK, "2.40"),
+        (("", ""), MISSING, "no glibc: "),
+    ],
+)
+def test_an_old_glibc_stops_before_the_download_for_cuda(
+    libc: tuple[str, str], state: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: libc)
+    row = check_libc()
+    assert (row.what, row.state) == ("glibc", state)
+    assert row.detail.startswith(shown)
+    assert ("2.31" in row.remedy) == (state == MISSING)
+
+
+def test_the_version_of_glibc_matters_to_an_install_alone(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.28"))
+    assert rows(examine("cuda", {}, before_install=True))["glibc"].state == MISSING
+    assert "glibc" not in rows(examine("cuda", {}, engine_python=python))
+    assert "glibc" not in rows(examine("cpu", {}, before_install=True))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import uv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +34,7 @@ from launch.environment import (
 )
 from launch.errors import EngineMissing, InstallFailed
 from launch.install import choose_interpreter, diagnose, exclusive, install, run_step
-from launch.install_plan import PYTHON, Step
+from launch.install_plan import PYTHON, Step, lock_file
 from launch.libraries import Library, apt_remedy, provide
 from tests.launch import fake_uv
 
@@ -78,6 +81,46 @@ def test_install_builds_once_and_then_returns_at_once(installer: Installer) -> N
     assert len(installer.calls()) == calls
     assert [found.root for found in environments()] == [engine.root]
     assert find_engine("cpu", engine.python) == engine
+
+
+def test_a_repeated_install_for_gpus_needs_no_network(installer: Installer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a second `make gpu` (docs/gpu.md)."""
+    engine = install("cuda")
+    built = len(installer.calls())
+
+    def refuse(*_: object) -> None:
+        raise OSError("Network is unreachable")
+
+    installer.fail_with("error sending request: dns error")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    steps: list[str] = []
+    assert install("cuda", progress=lambda step, of, text: steps.append(text)) == engine
+    assert (len(installer.calls()), steps) == (built, [])
+    shutil.rmtree(engine.root)
+    with pytest.raises(InstallFailed, match="the package registry could not be reached"):
+        install("cuda")
+
+
+def test_what_a_second_make_gpu_installs_beside_tracon_needs_no_network(tmp_path: Path) -> None:
+    """The Makefile's command for nvidia-ml-py, by the real uv with nothing in its cache."""
+    fake_uv.make_environment(tmp_path / "env")
+    lines = lock_file("cuda").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("nvidia-ml-py=="))
+    hashes = takewhile(lambda line: line.startswith(" "), lines[first + 1 :])
+    lock = tmp_path / "nvml.lock"
+    lock.write_text("\n".join([lines[first], *hashes]) + "\n")
+    command = (uv.find_uv_bin(), "pip", "install", "--quiet", "--python", str(tmp_path / "env" / "bin" / "python"))
+    environ = {**os.environ, "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run() -> int:
+        again = subprocess.run([*command, "--require-hashes", "--requirement", str(lock)], env=environ, check=False)
+        return again.returncode
+
+    assert run() != 0, "it is not installed yet"
+    version = lines[first].partition("==")[2].removesuffix(" \\")
+    packages = next((tmp_path / "env" / "lib").glob("python3.*")).resolve() / "site-packages"
+    fake_uv.add_metadata(packages, "nvidia-ml-py", version)
+    assert run() == 0
 
 
 def test_a_built_environment_works_from_its_place_and_is_compiled(installer: Installer) -> None:
@@ -392,7 +435,7 @@ def library_folder(tmp_path: Path) -> Path:
 
 def test_libraries_of_the_system_are_left_alone(tmp_path: Path) -> None:
     state = provide("cpu", library_folder(tmp_path), tmp_path / "links", is_loadable=lambda name: True)
-    assert (state.borrowed, state.lacking, state.path) == ((), (), ())
+    assert (state.lacking, state.path) == ((), ())
     assert not (tmp_path / "links").exists()
 
 
@@ -400,7 +443,6 @@ def test_a_missing_library_is_borrowed_and_what_nobody_has_is_named(tmp_path: Pa
     packages, links = library_folder(tmp_path), tmp_path / "links"
     for _ in range(2):  # the second time the links are there
         state = provide("cpu", packages, links, is_loadable=lambda name: name == "libnuma.so.1")
-        assert [library.soname for library in state.borrowed] == ["libibverbs.so.1"]
         assert [library.package for library in state.lacking] == ["libcurl4"]
         assert state.path == (links, packages / "nixl_cu13.libs")
     assert [path.name for path in links.iterdir()] == ["libibverbs.so.1"]

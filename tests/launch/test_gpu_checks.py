@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launch import doctor, gpu_checks
+from launch import doctor, gpu_checks, rdma_checks
 from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
@@ -37,11 +38,9 @@ def rows_of(tmp_path: Path, engine: Engine | None, share: float | None = 0.9) ->
 
 
 def test_a_host_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30))
-    port = tmp_path / "gpu-host" / "infiniband" / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("4: ACTIVE\n")
-    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path)
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30), rdma=())
+    host.add_adapter("mlx5_0", "4: ACTIVE")
+    rdma_checks.PEER_MEMORY.mkdir()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     rows = rows_of(tmp_path, make_engine(tmp_path))
     assert {row.state for row in rows.values()} == {OK}
@@ -121,6 +120,7 @@ def test_before_an_install_a_host_is_judged_by_what_would_be_installed(
 ) -> None:
     host = make_host(tmp_path, monkeypatch, FakeGpu(used=0))
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CC", "true")
     monkeypatch.setattr(doctor, "RUN_BYTES", 1)
     monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 1})
     assert missing_before_install(tmp_path) == {}
@@ -130,9 +130,44 @@ def test_before_an_install_a_host_is_judged_by_what_would_be_installed(
     (host.folder / "version").write_text(DRIVER_TEXT)
     monkeypatch.setattr(doctor, "DISK_BYTES", {"cuda": 10**18})
     assert list(missing_before_install(tmp_path)) == ["disk for engines"]
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert list(missing_before_install(tmp_path)) == ["C compiler", "disk for engines"]
+    monkeypatch.setenv("CC", "true")
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.28"))
+    assert list(missing_before_install(tmp_path)) == ["glibc", "disk for engines"]
     # An environment that exists takes no more room, and none of its connectors is imported here.
     monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
     assert missing_before_install(tmp_path) == {}
+
+
+def test_a_driver_that_the_kernel_does_not_state_is_asked_of_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in WSL, and in containers without the driver's files in /proc."""
+    host = make_host(tmp_path, monkeypatch)
+    engine = make_engine(tmp_path)
+    (host.folder / "version").unlink()
+    row = check_driver(engine)
+    assert row.state == MISSING
+    assert row.detail.startswith("no NVIDIA driver in this kernel, and nvidia-smi states no version; ")
+    host.driver = "580.95.05"
+    host.write_tools()
+    assert check_driver(engine).detail == "driver 580.95.05; torch was built for CUDA 13.0"
+    host.driver = "550.54.15"
+    host.write_tools()
+    assert check_driver(engine).state == MISSING
+    (host.folder / "version").write_text("another system's file\n")
+    assert read_driver() == "550.54.15"
+
+
+@pytest.mark.parametrize(("python", "package"), [("3.12.4", "python3.12-dev"), ("3.11.9", "python3.11-dev")])
+def test_the_headers_of_the_engines_own_python_are_named(
+    python: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch)
+    engine = replace(make_engine(tmp_path), versions={"torch": "2.13.0", "python": python})
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert f"apt-get install gcc {package}" in rows_of(tmp_path, engine)["C compiler"].remedy
 
 
 def test_an_open_kernel_module_states_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +206,34 @@ def test_the_attention_backend_follows_the_gpu(
 def test_memory_that_others_hold_is_named_with_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(tmp_path, monkeypatch, FakeGpu(used=1 << 30), FakeGpu(used=60 << 30))
     row = rows_of(tmp_path, None)["GPU memory"]
-    assert row.state == WARN
-    assert "more than GPU 1 has free" in row.detail
+    assert row.state == WARN, "an engine takes the other"
+    assert "more than GPU 1 has free: engines take the others" in row.detail
+    assert row.remedy.startswith("stop the process that holds it (`nvidia-smi` lists it)")
+    assert rows_of(tmp_path, None, 0.46)["GPU memory"].state == OK
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    row = rows_of(tmp_path, None)["GPU memory"]
+    assert row.state == MISSING
+    assert "more than GPU 1 has free: vLLM refuses to start there" in row.detail
     assert row.remedy.startswith("stop the process that holds it (`nvidia-smi` lists it)")
     assert "gpu_memory_utilization" in row.remedy
-    assert rows_of(tmp_path, None, 0.46)["GPU memory"].state == OK
+
+
+def test_what_others_hold_of_a_split_gpu_says_nothing_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=60 << 30, mig="Enabled"))
+    assert rows_of(tmp_path, None)["GPU memory"].state == MISSING
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a")
+    row = rows_of(tmp_path, None)["GPU memory"]
+    assert (row.state, "what a part of it (MIG) has free is not known" in row.detail) == (WARN, True)
+
+
+def test_an_engine_of_two_gpus_needs_both_of_them_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=60 << 30), FakeGpu(used=0))
+    path = tmp_path / "two.toml"
+    path.write_text("\n".join(CODER_LINES).replace("tensor_parallel_size = 1", "tensor_parallel_size = 2"))
+    assert check_memory(CODER).state == WARN
+    assert check_memory(str(path)).state == MISSING
 
 
 @pytest.mark.parametrize("visible", ["0", "GPU-00000000"])
@@ -198,30 +256,11 @@ def test_memory_rows_name_a_gpu_as_nvidia_smi_does(tmp_path: Path, monkeypatch: 
     assert "more than GPU 2 has free" in rows_of(tmp_path, None)["GPU memory"].detail
 
 
-def test_adapters_that_do_not_reach_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch, rdma=("mlx5_0", "mlx5_1"))
-    row = rows_of(tmp_path, None)["RDMA"]
-    assert row.state == WARN
-    assert "no port is active" in row.detail
-    state = tmp_path / "gpu-host" / "infiniband" / "mlx5_1" / "ports" / "1" / "state"
-    state.parent.mkdir(parents=True)
-    state.write_text("4: ACTIVE\n")
-    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path / "none")
-    row = rows_of(tmp_path, None)["RDMA"]
-    assert row.state == MISSING
-    assert "nvidia_peermem is not loaded: Mooncake registers" in row.detail
-    assert "modprobe nvidia_peermem" in row.remedy
-    assert "make gpu GPU_CONFIGS=" in row.remedy
-
-
 def test_only_configs_with_mooncake_need_an_adapter_that_reaches_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_host(tmp_path, monkeypatch)
-    state = tmp_path / "gpu-host" / "infiniband" / "mlx5_0" / "ports" / "1" / "state"
-    state.parent.mkdir(parents=True)
-    state.write_text("4: ACTIVE\n")
-    monkeypatch.setattr(gpu_checks, "PEER_MEMORY", tmp_path / "none")
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=0), rdma=())
+    host.add_adapter("mlx5_0", "4: ACTIVE")
     ok = dict.fromkeys(("vllm", "torch", "mooncake", "nixl"), Row("x", OK, ""))
     monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
     monkeypatch.setattr(doctor, "_check_components", lambda _engine: ok)
@@ -253,7 +292,7 @@ def test_a_gpu_that_the_model_does_not_fit_into_is_missing(
 ) -> None:
     """Weights, and the KV of a request of 200,000 tokens, on an H100 and an H200."""
     make_host(tmp_path, monkeypatch, FakeGpu(used=0, total=total_mib << 20))
-    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(CODER))
+    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(CODER), before_install=True)
     row = {row.what: row for row in report.rows}["GPU memory"]
     assert row.state == state
     assert ("GPU_PROFILE=h200-qwen3-0.6b-dummy" in row.remedy) == (state == MISSING)
@@ -263,7 +302,7 @@ H100, A100 = FakeGpu(used=0, total=81_559 << 20), FakeGpu(used=0, total=40_960 <
 
 
 def check_memory(profile: str) -> Row:
-    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(profile))
+    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(profile), before_install=True)
     return {row.what: row for row in report.rows}["GPU memory"]
 
 
@@ -326,7 +365,7 @@ def test_other_gpus_that_an_engine_fits_into_are_named(tmp_path: Path, monkeypat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     row = check_memory(CODER)
     assert row.state == WARN
-    assert "leave engines the others: `export CUDA_VISIBLE_DEVICES=1`" in row.remedy
+    assert "more than GPU 0 has free: engines take the others" in row.detail
 
 
 def test_gpus_whose_memory_is_not_known_are_told_apart_from_none(

@@ -21,6 +21,13 @@ def test_a_second_engine_takes_the_next_gpus(visible: str, size: int, devices: s
     assert second_devices(size, {"CUDA_VISIBLE_DEVICES": visible, "PATH": ""}) == devices
 
 
+def test_a_second_engine_skips_gpus_without_room() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1,2", "PATH": ""}
+    assert second_devices(1, environ, full=("1",)) == "2"
+    assert second_devices(1, environ, full=("1", "2")) == ""
+    assert second_devices(1, environ, full=("0",)) == "1", "the first engine's is not its own"
+
+
 def test_without_a_choice_all_gpus_of_the_host_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu())
     assert second_devices(1, {"PATH": str(host.folder)}) == "1"

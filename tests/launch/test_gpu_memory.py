@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from launch.command import LaunchSpec
-from launch.gpu_memory import wait_for_release
+from launch.gpu_memory import measure_held, wait_for_release
+from launch.guard_link import first_of
 from launch.local import LocalBackend
 from tests.fake_gpus import FakeGpu, FakeHost, make_host
-from tests.launch.engines import ENGINE, PROFILE, ignore_start, program
+from tests.launch.engines import ENGINE, ignore_start, program
+from tests.ports import own_port
 
 LONG_S = 3600.0
 """A test that waited this long would be ended."""
@@ -52,40 +56,109 @@ async def test_memory_that_stays_held_is_waited_for_no_longer_than_asked(
 
 
 HELD_MIB = HELD >> 20
+GPU = FakeHost.uuid(0)
 
 
-async def test_what_other_engines_held_before_is_not_waited_for(
+@dataclass
+class Engine:
+    """Of the run; holds HELD of GPU 0 as it did when it was ready."""
+
+    living: bool = True
+    held_mib: Mapping[str, int] = field(default_factory=lambda: {GPU: HELD_MIB})
+
+    def alive(self) -> bool:
+        return self.living
+
+
+async def is_waited_for(*engines: Engine) -> bool:
+    """Whether an engine that ended on GPU 0 beside these is waited for."""
+    try:
+        text = await asyncio.wait_for(wait_for_release(("0",), LONG_S, engines), 0.5)
+    except TimeoutError:
+        return True
+    assert text.startswith("waited 0 s; ")
+    return False
+
+
+async def test_what_living_engines_of_the_run_hold_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_host(tmp_path, monkeypatch, FakeGpu(used=HELD), FakeGpu(used=HELD))
-    both = f"GPU memory in use {HELD_MIB}/{HELD_MIB} MiB"
-    assert await wait_for_release(("0", "1"), LONG_S, (HELD_MIB, HELD_MIB)) == f"waited 0 s; {both}"
-    for shared_mib in ((HELD_MIB, 0), (HELD_MIB,)):
-        waited = asyncio.wait_for(wait_for_release(("0", "1"), LONG_S, shared_mib), 0.5)
-        with pytest.raises(TimeoutError):
-            await waited
+    """Where nvidia-smi lists no process, as in a container."""
+    make_host(tmp_path, monkeypatch, FakeGpu(used=HELD))
+    assert not await is_waited_for(Engine())
+    assert not await is_waited_for(Engine(), Engine(living=False))
+    assert await is_waited_for(Engine(held_mib={FakeHost.uuid(1): HELD_MIB})), "it is on another GPU"
+    assert await is_waited_for(Engine(held_mib={})), "it is not known what it holds"
 
 
-async def test_the_second_engine_on_a_gpu_is_released_while_the_first_holds_its_memory(
+async def test_what_an_engine_held_that_has_ended_since_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = make_host(tmp_path, monkeypatch, FakeGpu(used=FREE))
+    """Two engines: the memory of the first is free again, and the second ends."""
+    make_host(tmp_path, monkeypatch, FakeGpu(used=HELD))
+    assert await is_waited_for(Engine(living=False))
 
-    def sleeper(name: str) -> LaunchSpec:
-        return replace(program(tmp_path / name, "import time; time.sleep(600)"), devices=("0",))
 
-    async with LocalBackend(PROFILE, ENGINE) as backend:
-        await backend.start(sleeper("first"), ignore_start)
-        host.gpus[0].used = HELD
+async def test_what_living_processes_hold_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nvidia-smi lists processes, also those of other users' jobs."""
+    other_job = (os.getpid(), HELD_MIB)
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=HELD + (300 << 20), processes=(other_job,)))
+    assert not await is_waited_for()
+    host.gpus[0].used = 2 * HELD
+    host.write_tools()
+    assert await is_waited_for()
+    assert await is_waited_for(Engine()), "the list counts, not what an engine held when it was ready"
+
+
+@pytest.mark.parametrize("row", [(2**22 + 1, HELD_MIB), (os.getpid(), "[N/A]")])
+async def test_a_list_of_processes_that_says_nothing_leaves_what_engines_held_when_they_were_ready(
+    row: tuple[int, int | str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pid of another namespace, and a process whose memory is not stated."""
+    make_host(tmp_path, monkeypatch, FakeGpu(used=HELD, processes=(row,)))
+    assert await is_waited_for()
+    assert not await is_waited_for(Engine())
+
+
+def server(folder: Path, port: int) -> LaunchSpec:
+    spec = program(folder)
+    argv = tuple(str(port) if word == str(spec.port) else word for word in spec.argv)
+    return replace(spec, argv=argv, port=port, ports={"http": port}, devices=("0",))
+
+
+async def test_two_engines_share_a_gpu_and_each_is_waited_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path, monkeypatch, FakeGpu(used=HELD))
+
+    def use(used: int) -> None:
+        host.gpus[0].used = used
         host.write_tools()
-        second = await backend.start(sleeper("second"), ignore_start)
-        stopped = await asyncio.wait_for(second.stop(5.0, LONG_S), 60.0)
-        assert stopped.release == f"waited 0 s; GPU memory in use {HELD_MIB} MiB"
+
+    port = own_port(21_100, 2)
+    async with LocalBackend(ENGINE) as backend:
+        first = await backend.start(server(tmp_path / "first", port), ignore_start)
+        await first.wait_ready(30.0)
+        use(HELD + 2 * HELD // 3)
+        second = await backend.start(server(tmp_path / "second", port + 1), ignore_start)
+        await second.wait_ready(30.0)
+        assert (first.held_mib, second.held_mib) == ({GPU: HELD_MIB}, {GPU: 2 * HELD_MIB // 3})
+        use(2 * HELD // 3)
+        stopped = await asyncio.wait_for(first.stop(5.0, LONG_S), 60.0)
+        assert stopped.release == f"waited 0 s; GPU memory in use {2 * HELD_MIB // 3} MiB"
+        # Of the second, too, all is waited for, although the GPU shows less than what the first held beside it.
+        stopping = asyncio.create_task(second.stop(5.0, LONG_S))
+        monkeypatch.setattr("launch.gpu_memory.POLL_S", 0.05)
+        await first_of(2.0, stopping)
+        assert not stopping.done()
+        use(FREE)
+        assert (await asyncio.wait_for(stopping, 30.0)).release.endswith("GPU memory in use 100 MiB")
 
 
 async def test_a_part_of_a_gpu_waits_for_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(tmp_path, monkeypatch, FakeGpu(used=FREE), FakeGpu(used=2 * FREE))
     assert (await wait_for_release(("MIG-1",), LONG_S)).endswith("GPU memory in use 100/200 MiB")
+    assert await measure_held(("MIG-1",), ()) == {}, "which GPU it is a part of is not known"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
 from launch.processes import members
 from state.process_identity import ProcessIdentity, identify, is_alive
-from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
+from tests.launch.engines import ENGINE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 
 SOON_S = 30.0
@@ -53,7 +53,7 @@ async def test_it_is_recorded_before_it_runs_and_ready_when_it_serves(tmp_path: 
     def on_started(*row: object) -> None:
         recorded.append((*row, spec.stdout.read_text()))
 
-    async with LocalBackend(PROFILE, ENGINE) as backend:
+    async with LocalBackend(ENGINE) as backend:
         instance = await backend.start(spec, on_started)
         assert await instance.wait_ready(SOON_S) > 0
         assert recorded == [(instance.identity, "spawn/uni", "")]
@@ -74,7 +74,7 @@ async def test_an_error_while_it_is_recorded_means_it_never_runs(tmp_path: Path)
         pids.append(process.pid)
         raise LaunchError("the journal is full")
 
-    async with LocalBackend(PROFILE, ENGINE) as backend:
+    async with LocalBackend(ENGINE) as backend:
         with pytest.raises(LaunchError, match="journal is full"):
             await backend.start(program(tmp_path, STUBBORN, "plain", str(tmp_path)), on_started)
     assert await asyncio.to_thread(wait_until, lambda: not running(pids))
@@ -230,7 +230,7 @@ async def test_a_taken_port_is_refused_before_anything_starts_and_its_holder_nam
     tmp_path: Path, occupied: int
 ) -> None:
     spec = program(tmp_path)
-    async with LocalBackend(PROFILE, ENGINE) as backend:
+    async with LocalBackend(ENGINE) as backend:
         with pytest.raises(PortTaken) as caught:
             await backend.start(replace(spec, port=occupied, ports={"http": occupied}), ignore_start)
     assert f"port {occupied} (http) is taken by pid {os.getpid()}" in str(caught.value)
@@ -241,7 +241,7 @@ async def test_a_taken_port_is_refused_before_anything_starts_and_its_holder_nam
 async def test_a_port_that_only_the_connector_needs_is_checked_too(tmp_path: Path, occupied: int) -> None:
     spec = program(tmp_path)
     ports = {**spec.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT": occupied}
-    async with LocalBackend(PROFILE, ENGINE) as backend:
+    async with LocalBackend(ENGINE) as backend:
         with pytest.raises(PortTaken, match="VLLM_NIXL_SIDE_CHANNEL_PORT"):
             await backend.start(replace(spec, ports=ports), ignore_start)
 

@@ -21,6 +21,8 @@ OURS = (
 """Variables that vLLM itself does not read, or does not declare."""
 EXPERIMENTS = ("--kv-events-config", "--kv-cache-memory-bytes", "--seed")
 VERSIONS = ["0.32.0", "0.26.0"]
+NOT_YET = {"0.32.0": set[str](), "0.26.0": {"kv_cache_layout"}}
+"""Settings that a release does not keep in its configuration: they are null there."""
 
 
 def module(version: str, name: str) -> Path:
@@ -91,7 +93,8 @@ def test_the_settings_that_a_report_compares_are_in_vllms_configuration(version:
 
     folder = packages_of(version) / "vllm" / "config"
     text = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
-    assert [attribute for _, attribute in SETTINGS.values() if f"    {attribute}:" not in text] == []
+    absent = {attribute for _, attribute in SETTINGS.values() if f"    {attribute}:" not in text}
+    assert absent <= NOT_YET[version]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

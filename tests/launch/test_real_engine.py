@@ -52,7 +52,7 @@ async def main(folder):
     profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
     def started(pid, *_):
         (folder / "engine").write_text(str(pid))
-    async with LocalBackend(profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         spec = build_launch(profile, load_config("plain"), engine, instance="plain-1", port=own_port(22_000, 2),
                             layout=ConfigLayout(folder), launch=1)
         instance = await backend.start(spec, started)
@@ -83,7 +83,7 @@ def names_in(folder: Path) -> set[str]:
 async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path: Path, temporary: Path) -> None:
     profile, config, engine = load_profile("cpu-tiny"), load_config("plain"), find_engine("cpu")
     layout = ConfigLayout(tmp_path)
-    async with LocalBackend(profile, engine) as backend:
+    async with LocalBackend(engine) as backend:
         for launch in (1, 2):
             spec = build_launch(
                 profile, config, engine,
@@ -121,7 +121,7 @@ async def test_what_stops_the_processes_of_a_serving_engine_is_named(
     patches = PatchUse(engine)
     patches.apply()
     try:
-        async with LocalBackend(profile, engine) as backend:
+        async with LocalBackend(engine) as backend:
             spec = build_launch(
                 profile, load_config("plain"), engine,
                 instance="plain-1", port=own_port(22_000, 2), layout=ConfigLayout(tmp_path), launch=1,

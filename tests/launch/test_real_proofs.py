@@ -57,7 +57,7 @@ async def verified(backend: LocalBackend, engine: Engine, config: ConnectorConfi
 async def test_every_config_proves_its_connector(tmp_path: Path) -> None:
     engine = find_engine("cpu")
     patching.apply(engine)
-    async with LocalBackend(PROFILE, engine) as backend:
+    async with LocalBackend(engine) as backend:
         results = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
     assert {result.config: result.reason for result in results} == dict.fromkeys(config_names(), "")
     proofs = {result.config: [c.detail for c in result.checks if c.name.startswith("proof")] for result in results}

@@ -29,7 +29,7 @@ def test_a_vllm_whose_steps_cannot_be_timed_is_refused(tmp_path: Path) -> None:
 
 def test_the_environment_named_by_the_user_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), (), ()))
+    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), ()))
     packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
     fake_uv.make_environment(tmp_path / "env")
     make_vllm(packages)

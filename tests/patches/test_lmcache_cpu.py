@@ -149,7 +149,7 @@ def test_a_cuda_build_needs_no_shim(put_modules: PutModules) -> None:
     vars(torch).update(backends=SimpleNamespace(cuda=cuda), accelerator=SimpleNamespace(is_available=lambda: True))
     side, connector = install(put_modules)
     put_modules({"torch": torch})
-    assert not cpu_connectors.give_lmcache_blocks().applied
+    assert cpu_connectors.apply() == {}
     connector("worker")
     assert side.CreateGPUConnector is make
 

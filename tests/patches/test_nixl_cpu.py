@@ -124,6 +124,6 @@ def test_a_cuda_build_needs_no_shim(put_modules: PutModules, factory: type) -> N
     cuda = SimpleNamespace(is_built=lambda: True)
     vars(torch).update(backends=SimpleNamespace(cuda=cuda), accelerator=SimpleNamespace(is_available=lambda: True))
     put_modules({"torch": torch})
-    assert not cpu_connectors.calm_nixl().applied
+    assert cpu_connectors.apply() == {}
     factory.get_connector_class("nixl")  # type: ignore[attr-defined]
     assert factory.agent().config.pthrDelay == 0  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from patches.compile_key import COMPILE_FACTORS
 from patches.hooks import HAS_REQUESTS, SCHEDULE, SCHEDULER_OUTPUT, UPDATE
 from patches.source_check import Sources, check_sources, list_probes
 from tests.launch.vllm_sources import packages_of
@@ -61,6 +62,16 @@ def test_a_hook_that_does_not_fit_says_what_is_there(tmp_path: Path) -> None:
     assert misfits["step probe"]["Scheduler.schedule"] == "unknown signature (self, budget, extra)"
 
 
+def test_a_function_of_a_module_is_found_as_methods_are(tmp_path: Path) -> None:
+    sources = Sources(make_vllm(tmp_path, envs="def compile_factors(): ...\n"))
+    assert sources.misfit(COMPILE_FACTORS) is None
+    make_vllm(tmp_path / "older", envs="class Factors:\n    def compile_factors(): ...\n")
+    assert Sources(tmp_path / "older").misfit(COMPILE_FACTORS) == "missing"
+    make_vllm(tmp_path / "newer", envs="def compile_factors(config): ...\n")
+    assert Sources(tmp_path / "newer").misfit(COMPILE_FACTORS) == "unknown signature (config)"
+    assert Sources(make_vllm(tmp_path / "none")).misfit(COMPILE_FACTORS) == "no module vllm.envs"
+
+
 def test_without_sources_there_is_no_verdict(tmp_path: Path) -> None:
     assert check_sources(tmp_path) == {
         "vllm": None, "misfits": None, "essential": ["Scheduler.schedule", "Scheduler.update_from_output"],
@@ -80,6 +91,7 @@ def test_of_the_release_before_the_steps_and_what_mooncake_moves_are_seen() -> N
         "transfer probe": [],
         "Mooncake's transfers": ["MooncakeConnectorWorker._handle_failed_recv"],
         "NIXL's transfers": ["NixlPullConnectorWorker._read_blocks", "NixlPullConnectorWorker.get_transfer_results"],
+        "compiled kernels": [],
     }
 
 

@@ -378,13 +378,14 @@ def test_the_header_states_what_vllm_settled_on(tmp_path: Path, put_modules: Put
     config = fake_vllm.config(2)
     config.scheduler_config = SimpleNamespace(async_scheduling=True, max_num_seqs=256)
     config.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE"))
-    config.cache_config = SimpleNamespace(num_gpu_blocks=4096)
+    config.cache_config = SimpleNamespace(num_gpu_blocks=4096, kv_cache_layout="LBHNC")
     put_modules(fake_vllm.modules(scheduler := make_scheduler(), make_factory(fake_vllm.Connector)))
     step_probe.install(str(tmp_path / "engine_step.jsonl"))
     scheduler(config)
     settings = only_ring(tmp_path).status["settings"]
     assert (settings["async_scheduling"], settings["max_num_seqs"]) == (True, 256)
     assert (settings["cudagraph_mode"], settings["kv_blocks"]) == ("FULL_AND_PIECEWISE", 4096)
+    assert settings["kv_cache_layout"] == "LBHNC"
     assert settings["kv_capacity_tokens"] is None
 
 

@@ -100,7 +100,7 @@ async def test_a_transfer_of_mooncake_leaves_its_whole_way(tmp_path: Path) -> No
     engine, source = find_engine("cpu"), random.Random(1)
     patching.apply(engine)
     async with (
-        LocalBackend(PROFILE, engine) as backend,
+        LocalBackend(engine) as backend,
         pair(backend, engine, "mooncake_both", tmp_path) as (prefill, decode),
     ):
         address = f"http://127.0.0.1:{prefill.ports[BOOTSTRAP_PORT]}"
@@ -161,7 +161,7 @@ async def test_a_transfer_of_nixl_leaves_what_it_shows(tmp_path: Path) -> None:
     engine, source = find_engine("cpu"), random.Random(2)
     patching.apply(engine)
     async with (
-        LocalBackend(PROFILE, engine) as backend,
+        LocalBackend(engine) as backend,
         pair(backend, engine, "nixl_both", tmp_path) as (prefill, decode),
     ):
         offered: Line = {}

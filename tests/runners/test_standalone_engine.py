@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ import psutil
 import pytest
 
 from launch import patching
+from launch.errors import LaunchError
 from launch.profile import config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
 from runners.errors import RunnerError
 from state.process_identity import this_process
+from tests.fake_gpus import FakeGpu, make_host
 
 
 @pytest.mark.parametrize("config", config_names())
@@ -40,3 +43,18 @@ def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatc
     assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine", "older"]
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3.0)
     assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine"]
+
+
+def test_an_engine_skips_a_gpu_that_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=120 << 30), FakeGpu(used=0))
+    added: list[Mapping[str, str]] = []
+
+    def build_launch(*_: object, extra_env: Mapping[str, str], **__: object) -> None:
+        added.append(extra_env)
+        raise LaunchError("this test starts no engine", remedy="none")
+
+    monkeypatch.setattr(standalone_engine, "find_engine", lambda kind, python: SimpleNamespace(kind=kind))
+    monkeypatch.setattr(standalone_engine, "build_launch", build_launch)
+    (tmp_path / "mine").mkdir()
+    standalone_engine.hold("mine", "plain", "h200-qwen3-0.6b-dummy", tmp_path / "mine", 8100, Path())
+    assert added == [{"CUDA_VISIBLE_DEVICES": "1"}]

@@ -333,7 +333,8 @@ def test_a_copy_of_a_live_run_is_whole_or_refused(tmp_path: Path) -> None:
         assert receiver.poll(60)
         for number in range(examples(40)):
             copy = tmp_path / f"copy-{number}"
-            shutil.copytree(folder, copy)
+            with contextlib.suppress(shutil.Error):  # the log's files may vanish on the way, as under cp -r
+                shutil.copytree(folder, copy)
             with contextlib.suppress(StoreUnusable), RunStore.open(copy, read_only=True) as store:
                 assert store.find_problems() == ()
             shutil.rmtree(copy)

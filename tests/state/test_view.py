@@ -77,7 +77,8 @@ def golden() -> RunView:
 def test_the_golden_journal_reads_as_an_operator_reads_it() -> None:
     view = golden()
     lines = [
-        f"{line.t_unix_s - view.created_unix_s:4.0f} {line.level:7} {line.subject}: {line.text}" for line in view.feed
+        f"{line.t_unix_s - view.row.created_unix_s:4.0f} {line.level:7} {line.subject}: {line.text}"
+        for line in view.feed
     ]
     assert lines == (FIXTURES / "run.feed.txt").read_text().splitlines()
 

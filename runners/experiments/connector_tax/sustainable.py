@@ -12,6 +12,7 @@ from pathlib import Path
 from launch.profile import Capacity
 from results.measures.cells import collect_cells
 from results.measures.saturation import ReferenceRates
+from results.measures.saturation_criteria import LIMITS
 from results.records.percent import format_percent
 from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, Shape
@@ -82,15 +83,20 @@ def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[Shap
 def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
     """The shapes of Phase B and B' that need more tokens/s than any config computed in Phase A.
 
-    Empty where the cell that computed most was not saturated: it did what it was sent, and shows no limit.
+    Empty where the cell that computed most was not at its limit: it did what it was sent, and shows none. At the limit
+    throughput or queue are saturated; where TTFT alone has grown, all that was sent was still computed. A load that
+    needs no more than a cell which was measured without saturation was sent is none of them.
     """
-    saturated = {cell.cell for cell in rates.cells if cell.saturated}
-    at_limit, below = 0.0, 0.0
+    limited = {cell.cell for cell in rates.cells if LIMITS.intersection(cell.fired)}
+    clear = {cell.cell for cell in rates.cells if cell.saturated is False}
+    at_limit, below, sustained = 0.0, 0.0, 0.0
     for cell in collect_cells(root, phases=("A",)).summaries:
+        if cell.cell in clear:
+            sustained = max(sustained, cell.rate_per_s * (cell.shape.input_tokens + cell.shape.output_tokens))
         prompt, generated = cell.value("prompt_tokens_per_s"), cell.value("generation_tokens_per_s")
         if prompt is None or generated is None:
             continue
-        if cell.cell in saturated:
+        if cell.cell in limited:
             at_limit = max(at_limit, prompt + generated)
         else:
             below = max(below, prompt + generated)
@@ -98,7 +104,12 @@ def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, 
         return ()
     limit = f"{at_limit:,.0f} tokens/s ({MEASURED})"
     primes: list[ShapeLoad] = [("ref_load", rates.ref_load_per_s, shape) for shape in grid.shapes_at_ref_load]
-    return tuple(_describe_overloads([*_list_shape_loads(grid, rates.ref_safe_per_s), *primes], at_limit, limit))
+    loads = [
+        (name, rate_per_s, shape)
+        for name, rate_per_s, shape in (*_list_shape_loads(grid, rates.ref_safe_per_s), *primes)
+        if rate_per_s is not None and rate_per_s * sum(shape) > sustained
+    ]
+    return tuple(_describe_overloads(loads, at_limit, limit))
 
 
 def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: str) -> Iterator[str]:

@@ -72,6 +72,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "settings": list(options.settings),
         },
         sums=estimate_sums(grid, profile, seed),
+        gpus=grid.gpus or _count_engines(grid),
+        engines_per_gpu=-(-_count_engines(grid) // grid.gpus) if grid.gpus else 1,
     )
     return add_cold_starts(draft, in_turn=_count_engines(grid) if grid.gpus else 1)
 

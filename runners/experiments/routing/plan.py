@@ -98,6 +98,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "files": digest_files(grid),
         },
         sums=estimate_stages(grid, profile.launch.release_wait_s),
+        gpus=grid.gpus or grid.instances,
+        engines_per_gpu=-(-grid.instances // grid.gpus) if grid.gpus else 1,
         notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
     )
     return add_cold_starts(draft, in_turn=grid.instances if grid.gpus else 1)

@@ -1,7 +1,8 @@
 """The connections to an instance, pooled: a request out, and its response to the caller, as it comes.
 
 A response's head is parsed; its body is passed on byte for byte, framing included. Of an event stream only whole HTTP
-chunks are passed on, so that a stream whose instance dies can still be ended with an event that says so.
+chunks are passed on, so that a stream whose instance dies can still be ended with an event that says so. A chunk that
+comes alone, as a token does, is passed on without the parser, which is between two chunks before and after it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 HEAD_LIMIT_BYTES = 64 << 10
 HELD_LIMIT_BYTES = 256 << 10
 """A chunk longer than this is passed on in pieces; its stream can then only be cut, not ended properly."""
+LONE_CHUNK_LIMIT_BYTES = 4096
+"""A longer chunk goes through the parser, even if it comes alone."""
+JOINED_LIMIT_BYTES = 4 << 10
+"""A body up to this size is sent in one piece with its head: copying it costs less than a second piece."""
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade".split()
 )
@@ -108,6 +113,8 @@ class Link(asyncio.Protocol):
     _keep: bool = False
     _in_chunk: bool = False
     _guarded: bool = False
+    _between_chunks: bool = False
+    """Of a guarded body: the next byte is the first of a chunk, and all before it has been passed on."""
 
     def __post_init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -163,7 +170,18 @@ class Link(asyncio.Protocol):
             self.drop_connection()
             return
         caller.t_read_s = monotonic()
-        self._bytes_seen = True
+        if (
+            self._between_chunks
+            and len(data) <= LONE_CHUNK_LIMIT_BYTES
+            and data.startswith(_SIZE_LINES[len(data)])
+            and data.endswith(b"\r\n")
+        ):
+            caller.body_received(data)
+        else:
+            self._parse_response(caller, data)
+
+    def _parse_response(self, caller: Caller, data: bytes) -> None:
+        self._bytes_seen, self.payload = True, ()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -218,7 +236,8 @@ class Link(asyncio.Protocol):
         self._headers.clear()
         self._gathered = self._held = b""
         self._answer = None
-        self._bytes_seen = self._complete = self._keep = self._in_chunk = self._guarded = self.torn = False
+        self._bytes_seen = self._complete = self._keep = self.torn = False
+        self._in_chunk = self._guarded = self._between_chunks = False
         self._messages = 0
 
     def _gather_head(self, caller: Caller, data: bytes) -> None:
@@ -238,13 +257,14 @@ class Link(asyncio.Protocol):
             self.drop_connection()
         elif body or self._complete:
             self._pass_on(caller, body)
+        else:
+            self._between_chunks = self._guarded and not self._in_chunk
 
     def _pass_on(self, caller: Caller, data: bytes) -> None:
         if self._guarded:
             data = self._whole_chunks(data)
             if not data:
                 return
-        self.payload = ()
         caller.body_received(data)
         if self._complete and self.caller is caller:
             self._finish_response(caller)
@@ -263,7 +283,8 @@ class Link(asyncio.Protocol):
         """What may go to the client now: up to the end of the last whole chunk. The rest waits for more."""
         if self._held:
             data = self._held + data
-        if self._complete or self.torn or (not self._in_chunk and data.endswith(b"\r\n")):
+        self._between_chunks = not self._in_chunk and not self.torn and data.endswith(b"\r\n")
+        if self._complete or self.torn or self._between_chunks:
             self._held = b""
             return data
         cut = whole_chunks(data)
@@ -282,6 +303,20 @@ class Link(asyncio.Protocol):
 
 _SPENT = httptools.HttpResponseParser(object())
 """Takes the place of a dead connection's parser, which refers back to it: such cycles would pile up."""
+
+
+def _list_size_lines() -> tuple[bytes, ...]:
+    """By the length of a whole chunk, the line with its size that it begins with."""
+    lines = [b"no chunk has this length"] * (LONE_CHUNK_LIMIT_BYTES + 1)
+    for size in range(1, LONE_CHUNK_LIMIT_BYTES):
+        line = b"%x\r\n" % size
+        length = len(line) + size + len(b"\r\n")
+        if length <= LONE_CHUNK_LIMIT_BYTES:
+            lines[length] = line
+    return tuple(lines)
+
+
+_SIZE_LINES = _list_size_lines()
 
 
 def whole_chunks(data: bytes) -> int:
@@ -328,11 +363,20 @@ class Pool:
 
     def __init__(self, target: Target, connect_s: float) -> None:
         self.target = target
+        self._post = f"POST {target.base}".encode()
+        self._host = f" HTTP/1.1\r\nhost: {target.host}\r\n".encode()
         self._connect_s = connect_s
         self._tls = ssl.create_default_context() if target.tls else None
         self._idle: list[Link] = []
         self._links: set[Link] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
+
+    def make_post(self, path: bytes, headers: bytes, body: bytes) -> tuple[bytes, ...]:
+        """A POST to this instance, as `send_request` takes it; `headers`: whole lines."""
+        pieces = (self._post, path, self._host, headers, b"content-length: %d\r\n\r\n" % len(body))
+        if len(body) <= JOINED_LIMIT_BYTES:
+            return (b"".join((*pieces, body)),)
+        return b"".join(pieces), body
 
     def send_request(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         """Send a request; the caller is notified of its response. Never waits."""

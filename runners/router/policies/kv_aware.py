@@ -137,26 +137,28 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         pooled = any(load.role == "prefill" for load in cluster.instances)
         return Draft(self._with_prefill(draft.complete(), request, cluster)) if pooled else draft
 
-    def _with_prefill(self, made: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _with_prefill(self, decision: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
-        own = made.instance == request.owner
-        share = cached_share(request, made.instance) if own else 0.0
+        own = decision.instance == request.owner
+        share = cached_share(request, decision.instance) if own else 0.0
         text = (
-            f"{made.instance} holds {share:.2f} of the prompt" if own else f"{made.instance} is not the session's own"
+            f"{decision.instance} holds {share:.2f} of the prompt"
+            if own
+            else f"{decision.instance} is not the session's own"
         )
         passed = share > self.direct_share
         direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
         if direct.passed:
-            return msgspec.structs.replace(made, gates=(*made.gates, direct))
+            return msgspec.structs.replace(decision, gates=(*decision.gates, direct))
         up = find_pickable(request, cluster, ("prefill",)).loads
         full = {load.instance: why for load in up if (why := _why_no_room(load, request.input_tokens + 1))}
         able = [load for load in up if load.instance not in full]
         text = (
             f"{len(able)} prefill instances can be picked and have room for the prompt >= 1; with none "
-            f"{made.instance} computes it"
+            f"{decision.instance} computes it"
         )
-        made = msgspec.structs.replace(
-            made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text))
+        decision = msgspec.structs.replace(
+            decision, gates=(*decision.gates, direct, Gate("prefill", len(able), 1, bool(able), text))
         )
         weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
         works = by_prefill_work(request, able, cluster.fallbacks)
@@ -169,9 +171,9 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             )
             for one in works.list_candidates()
         }
-        candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
+        candidates = by_name(weighed.get(one.instance, one) for one in decision.candidates)
         return msgspec.structs.replace(
-            made, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates
+            decision, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates
         )
 
     def _with_room(self, may: Pickable) -> Pickable:

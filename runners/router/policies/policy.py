@@ -243,23 +243,12 @@ class Draft:
 
     def complete(self) -> Decision:
         """The decision with every instance as it was weighed or ruled out, and with how a tie was decided."""
-        made, may, weighing = self.decision, self._may, self._weighing
+        decision, may, weighing = self.decision, self._may, self._weighing
         if may is None or weighing is None:
-            return made
+            return decision
         candidates = by_name([*weighing.list_candidates(), *may.ruled_out])
-        tie = tie_break(made.instance, weighing, made.keys) if self._won_by_score else ""
-        return Decision(
-            policy=made.policy,
-            instance=made.instance,
-            reason=made.reason,
-            candidates=candidates,
-            keys=made.keys,
-            gates=made.gates,
-            tie_break=tie,
-            binds=made.binds,
-            migrate_from=made.migrate_from,
-            advances=made.advances,
-        )
+        tie = tie_break(decision.instance, weighing, decision.keys) if self._won_by_score else ""
+        return msgspec.structs.replace(decision, candidates=candidates, tie_break=tie)
 
 
 def draft_for(

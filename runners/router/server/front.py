@@ -8,9 +8,9 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
 from http import HTTPStatus
 from time import monotonic
 from typing import Protocol, cast
@@ -31,9 +31,17 @@ STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".enc
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
 
+_NO_HEADERS: Mapping[bytes, bytes] = {}
+
+
 def status_line(status: int) -> bytes:
     """The first line of a response; an instance may give a status that has no name."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+@lru_cache(1024)
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _drop_data(data: bytes) -> None:
@@ -48,6 +56,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     """Path and query as they came."""
     headers: tuple[tuple[bytes, bytes], ...]
     """Names in lower case."""
+    named: Mapping[bytes, bytes]
+    """The same by name."""
     body: bytes
     keep_alive: bool
     version: str
@@ -61,10 +71,15 @@ class HttpRequest(msgspec.Struct, frozen=True):
     def query(self) -> str:
         return self.target.partition(b"?")[2].decode("latin-1")
 
-    def forwarded(self) -> bytes:
-        """The header lines that go on to an instance; the request id is added to them."""
-        kept = [pair for pair in self.headers if pair[0] not in NOT_FORWARDED]
-        return b"\r\n".join([*map(b": ".join, kept), b""])
+    def forwarded(self, request_id: bytes = b"") -> bytes:
+        """The header lines that go on to an instance, and one with the id that the request has there."""
+        pieces: list[bytes] = []
+        for name, value in self.headers:
+            if name not in NOT_FORWARDED:
+                pieces += (name, b": ", value, b"\r\n")
+        if request_id:
+            pieces += (b"x-request-id: ", request_id, b"\r\n")
+        return b"".join(pieces)
 
 
 class OpenRequest(Protocol):
@@ -121,6 +136,8 @@ class ClientConnection(asyncio.Protocol):
     """The request that is served asks for a head alone."""
     _path: bytes = b""
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _named: Mapping[bytes, bytes] = field(default_factory=dict)
+    """The same by name, once the head is whole."""
     _body: bytes | bytearray = b""
     """One piece as it came; several are gathered, since small ones would cost many times their bytes."""
     _head_bytes: int = 0
@@ -167,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer = peer[0]
-            self.local = ipaddress.ip_address(peer[0]).is_loopback
+            self.local = _is_loopback(peer[0])
         why = self._service.admit(self)
         if why:
             self._reject_client(503, why, "router_overloaded")
@@ -198,6 +215,7 @@ class ClientConnection(asyncio.Protocol):
                     self._reject_client(400, "the router is no tunnel: it takes no CONNECT", "bad_request")
                     return
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._clear_request()
                 self._parser = httptools.HttpRequestParser(self)
 
     def _head_without_upgrade(self) -> bytes:
@@ -234,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
 
     # httptools
     def on_message_begin(self) -> None:
-        self._clear_request()
+        self._head_bytes = 0  # all else was cleared behind the last request
         self.t_begin_s = self.t_read_s
 
     def on_url(self, url: bytes) -> None:
@@ -249,13 +267,15 @@ class ClientConnection(asyncio.Protocol):
             return
         self._in_head = False
         headers = dict(self._headers)
-        is_plain = headers.get(b"connection", b"keep-alive").lower() in CONNECTION_ALONE
+        self._named = headers
+        is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
         if not is_plain or len(headers) < len(self._headers):  # of two headers of a name one is in `headers`
             self._headers = without_named(self._headers)
+            self._named = dict(self._headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._service.body_limit_bytes:
             self._reject_body()
-        elif headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
+        elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self._busy:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -286,6 +306,7 @@ class ClientConnection(asyncio.Protocol):
             parser.get_method().decode("latin-1"),
             self._path,
             tuple(self._headers),
+            self._named,
             bytes(self._body),
             parser.should_keep_alive(),
             parser.get_http_version(),
@@ -293,11 +314,13 @@ class ClientConnection(asyncio.Protocol):
         if len(self._queue) >= QUEUE_LIMIT:
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
-        self._ahead_bytes += len(request.body)
-        self._body = b""
+        self._body = b""  # held still
         self._clear_request()
-        self._queue.append(request)
-        if not self._busy:
+        if not (self._busy or self.t_full_s or self._queue or self._transport is None):
+            self._serve(request)
+        else:
+            self._ahead_bytes += len(request.body)
+            self._queue.append(request)
             self._serve_next()
 
     # what a service answers with
@@ -333,8 +356,11 @@ class ClientConnection(asyncio.Protocol):
         try:
             step()
         except Exception as error:  # noqa: BLE001  (no request may hang)
-            sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
-            self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+            self._answer_defect(error)
+
+    def _answer_defect(self, error: Exception) -> None:
+        sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
+        self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
 
     def close(self) -> None:
         """Serve no further request, and close once the client has taken what is written."""
@@ -374,14 +400,20 @@ class ClientConnection(asyncio.Protocol):
         if self._busy or self.t_full_s or not self._queue or self._transport is None:
             return
         request = self._queue.popleft()
+        self._ahead_bytes -= len(request.body)
+        self._serve(request)
+
+    def _serve(self, request: HttpRequest) -> None:
         self._busy = True
         self.keep_alive = request.keep_alive
         self._is_head = request.method == "HEAD"
         self._serving_bytes = len(request.body)
-        self._ahead_bytes -= self._serving_bytes
         if self.is_paused:
             self._resume_ahead()
-        self.guard(partial(self._service.serve, self, request))
+        try:
+            self._service.serve(self, request)
+        except Exception as error:  # noqa: BLE001  (no request may hang)
+            self._answer_defect(error)
 
     def _go_on(self) -> None:
         """The client has taken the last response: the next request, if there is one."""
@@ -408,7 +440,7 @@ class ClientConnection(asyncio.Protocol):
     def _clear_request(self) -> None:
         self._service.held_bytes -= len(self._body)
         self._path = b""
-        self._headers, self._body = [], b""
+        self._headers, self._named, self._body = [], _NO_HEADERS, b""
         self._head_bytes = 0
         self.t_begin_s = 0.0
         self._in_head = True

@@ -78,7 +78,7 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One request of a client: the caller of a link, and what its client connection is busy with."""
 
-    __slots__ = ("_answer", "_client", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
+    __slots__ = ("_answer", "_client", "_head", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Exchange(RequestLifecycle):
         self._client = client
         self._pool: Pool | None = None
         self._answer: Answer
+        self._head: bytes
+        """Of the response to the client, made while the instance computes the first byte of the body."""
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._preamble = b""
         """Events that came before the instance computed anything; until others follow, the request can be retried."""
@@ -107,8 +109,7 @@ class Exchange(RequestLifecycle):
         self._preamble = b""
         self._tail.clear()
         self._pool = pool = self._pools[self.instance]
-        message = self._message
-        pool.send_request(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
+        pool.send_request(self, pool.make_post(self._message.path, self._message.headers, body))
 
     def _cancel_request(self) -> None:
         if self._pool is not None:
@@ -136,13 +137,18 @@ class Exchange(RequestLifecycle):
     # the instance's side
     def head_received(self, answer: Answer) -> bool:
         self._answer = answer
-        return self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS))
+        if not self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS)):
+            return False
+        self._head = response_head(answer, self.instance, self._request.request)
+        return True
 
     def body_received(self, data: bytes) -> None:
-        self._tail.append(data)
         if self._is_open:
-            self._client.write(data)
-        elif self._answer.events and self._message.path.startswith(RESPONSES):
+            self._client.write(data)  # first of all
+            self._tail.append(data)
+            return
+        self._tail.append(data)
+        if self._answer.events and self._message.path.startswith(RESPONSES):
             self._hold_preamble(data)
         else:
             self._open_response(data)
@@ -171,8 +177,11 @@ class Exchange(RequestLifecycle):
             self.complete_with_error(*error)
 
     def _open_response(self, data: bytes) -> None:
-        head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
+        answer, head = self._answer, self._head
+        if not self._client.keep_alive or not (answer.chunked or answer.sized):
+            head = head[:-2] + b"connection: close\r\n\r\n"
         self._client.write(head + data)  # first of all: counting can wait
+        self._head = b""
         self.start_response()
         if self._responses is not None and self._status == 200:
             named = _RESPONSE_ID.search(data)
@@ -228,35 +237,43 @@ class Proxy:
 
             arrival.wait_for(partial(_read_aside, connection, len(request.body), read), take)
 
-    def _route_read(self, connection: ClientConnection, request: HttpRequest, facts: Facts) -> None:
+    def _route_read(self, connection: ClientConnection, http_request: HttpRequest, facts: Facts) -> None:
         stored = self._responses.find_response(facts.previous) if facts.previous else None
-        headers = dict(request.headers)
+        headers = http_request.named
         session = facts.session or (stored.session if stored else "")
         if b"x-session-id" in headers:
             session = session_name(headers[b"x-session-id"]) or session
         if has_controls(session):
             connection.refuse(400, "the session id contains a control character", "bad_request")
             return
-        client_id = headers.get(b"x-request-id", b"")
-        if not 0 < len(client_id) <= REQUEST_ID_LIMIT:
-            client_id = b"tracon-%b" % urandom(16).hex().encode()
-        lines = b"%bx-request-id: %b\r\n" % (request.forwarded(), client_id)
-        message = ClientMessage(request.target, lines, request.body)
-
-        def begin(turn: int) -> None:
-            wanted = stored.instance if stored else ""
-            name = client_id.decode("latin-1")
-            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
-            responses = self._responses if request.target.startswith(RESPONSES) else None
-            exchange = Exchange(self._traffic, self._pools, connection, routed, message, responses)
-            connection.in_flight = exchange
-            exchange.start_request()
-
+        wanted = stored.instance if stored else ""
         dispatcher = self._traffic.dispatcher
         if session and dispatcher.asks_first:
+            begin = partial(self._begin_exchange, connection, http_request, facts, session, wanted)
             Arrival(self._traffic, connection).wait_for(partial(dispatcher.ask_arrival, session), begin)
         else:
-            begin(dispatcher.count_arrival(session))
+            turn = dispatcher.count_arrival(session)
+            self._begin_exchange(connection, http_request, facts, session, wanted, turn)
+
+    def _begin_exchange(
+        self,
+        connection: ClientConnection,
+        http_request: HttpRequest,
+        facts: Facts,
+        session: str,
+        wanted: str,
+        turn: int,
+    ) -> None:
+        client_id = http_request.named.get(b"x-request-id", b"")
+        if not 0 < len(client_id) <= REQUEST_ID_LIMIT:
+            client_id = b"tracon-%b" % urandom(16).hex().encode()
+        name, path = client_id.decode("latin-1"), http_request.target
+        request = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
+        message = ClientMessage(path, http_request.forwarded(client_id), http_request.body)
+        responses = self._responses if path.startswith(RESPONSES) else None
+        exchange = Exchange(self._traffic, self._pools, connection, request, message, responses)
+        connection.in_flight = exchange
+        exchange.start_request()
 
 
 def _read_aside(
@@ -275,13 +292,11 @@ def _read_aside(
     asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(end_reading)
 
 
-def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
-    """The head that a client gets for an instance's `answer` to its `request`."""
+def response_head(answer: Answer, instance: str, request: str) -> bytes:
+    """The head that a client gets for an instance's `answer` to its `request`, if its connection stays open."""
     lines = [*map(b": ".join, answer.headers), b"x-tracon-instance: %b" % instance.encode()]
     if b"x-request-id" not in answer.named:
         lines.append(b"x-request-id: %b" % request.encode("latin-1"))
-    if not keep_alive or not (answer.chunked or answer.sized):
-        lines.append(b"connection: close")
     return b"%b%b\r\n\r\n" % (status_line(answer.status), b"\r\n".join(lines))
 
 

@@ -4,6 +4,8 @@ To Tracon the folder named there has the files of a driver and of RDMA adapters,
 as its GPUs do. In an engine the CPU takes the GPU's part: a CPU build of vLLM turns asynchronous scheduling off, which
 nothing in it needs, and here it stays on as on a GPU. The worker is a process of its own, so that the next step is
 scheduled while the one before runs.
+
+What Python connects to or resolves beyond the loopback is recorded in REACHED.
 """
 
 from __future__ import annotations
@@ -20,6 +22,32 @@ from types import ModuleType
 from typing import Any
 
 HOST = Path(os.environ["TRACON_FAKE_GPU_HOST"])
+REACHED = HOST / "reached"
+"""A line per event: pid, event, host."""
+ADDRESSES: Mapping[str, int] = {
+    "socket.connect": 1,
+    "socket.sendto": 1,
+    "socket.getaddrinfo": 0,
+    "socket.gethostbyname": 0,
+}
+"""Audit events of Python's sockets, with the index of the host, or of its address, among their arguments."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "", "0.0.0.0", "::")
+
+
+def record_other_host(event: str, arguments: tuple[Any, ...], indices: Mapping[str, int] = ADDRESSES) -> None:
+    """Beside the loopback, whatever comes of it: also a connection that is refused, or a name that is not known.
+
+    `indices` is an argument because the interpreter clears the names of a module when it ends, before the last events.
+    """
+    place = indices.get(event)
+    if place is None:
+        return
+    host = arguments[place]
+    host = host[0] if isinstance(host, tuple) else host if place == 0 else None
+    host = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+    if isinstance(host, str) and host not in LOOPBACK:
+        with REACHED.open("a") as file:
+            file.write(f"{os.getpid()} {event} {host}\n")
 
 
 def have_driver(gpu: Any) -> None:  # noqa: ANN401 - a module
@@ -100,3 +128,4 @@ class EditModules(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, EditModules())
+sys.addaudithook(record_other_host)

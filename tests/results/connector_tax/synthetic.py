@@ -396,6 +396,7 @@ def _plan(run: Run, loads: Sequence[Load]) -> dict[str, Any]:
             "kind": "load",
             "config": config,
             "params": {"phase": load.phase, "stem": load.stem} | _plan_rate(load),
+            "trial": load.trial,
         }
         for config in (*run.configs, *run.skipped)
         for load in loads

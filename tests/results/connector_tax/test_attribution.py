@@ -146,6 +146,29 @@ def test_the_settings_of_each_config_are_shown_beside_plain_s() -> None:
     assert table.rows[1][1:4] == ("on", "PIECEWISE", "9000")
 
 
+def test_the_layout_of_the_kv_cache_that_a_connector_asks_for_is_shown_as_a_change() -> None:
+    cells = [
+        make_cell("plain", settings=settings(kv_cache_layout="LBNHC")),
+        make_cell("mooncake_both", settings=settings(kv_cache_layout="LBHNC")),
+    ]
+    changes = list_engine_changes(cells)
+    assert {change.config: change.changed for change in changes} == {
+        "plain": (),
+        "mooncake_both": ("kv_cache_layout: LBNHC -> LBHNC",),
+    }
+    table = engine_changes_table(changes)
+    layouts = [dict(zip(table.columns, row, strict=True))["KV layout"] for row in table.rows]
+    assert layouts == ["LBNHC", "LBHNC"]
+
+
+@pytest.mark.parametrize("recorded", [{}, {"kv_cache_layout": None}], ids=["older run", "older vLLM"])
+def test_a_run_without_the_layout_of_its_kv_caches_has_no_column_for_it(recorded: dict[str, None]) -> None:
+    cells = [make_cell(config, settings=settings(**recorded)) for config in ("plain", "nixl_both")]
+    changes = list_engine_changes(cells)
+    assert [change.changed for change in changes] == [(), ()]
+    assert "KV layout" not in engine_changes_table(changes).columns
+
+
 def test_of_several_launches_the_most_memory_and_the_lowest_clock_are_shown_as_such() -> None:
     gpus = ({"memory_used_mib": 900.0, "clock_mhz": 1400.0}, {"memory_used_mib": 950.0, "clock_mhz": 1980.0})
     cells = [replace(make_cell("plain", trial=trial, settings=settings()), gpu=gpu) for trial, gpu in enumerate(gpus)]

@@ -15,6 +15,8 @@ from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
+from results.connector_tax.page import build_page
+from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
 from results.measures.saturation import ReferenceRates
@@ -230,6 +232,35 @@ def test_requests_without_a_latency_are_counted_where_verdicts_rest(original: Pa
             for row in table.rows}  # fmt: skip
     assert lost["2", "4096x256", "nixl_both"] == "1 failed, 2 dropped"
     assert {count for key, count in lost.items() if key != ("2", "4096x256", "nixl_both")} == {"0"}
+
+
+def test_launches_that_were_lost_stand_against_the_plan(original: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    folder = root / "results" / f"{DATE}_nixl_both"
+    (folder / "cell_C_4096x256-ref_safe_t1.json").unlink()
+    found = analyse(root)
+    table = next(table for table in build_tables(found) if table.title == "Confirm stage")
+    place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "launches")}
+    counts = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["launches"]]
+              for row in table.rows}  # fmt: skip
+    assert counts.pop(("2", "4096x256", "nixl_both")) == "2 of 3"
+    assert set(counts.values()) == {"3"}
+    assert " 3 launches per config" in build_page(found).setting[1], "each was launched three times"
+    for path in folder.glob("cell_C_*_t1.json"):
+        path.unlink()
+    assert " 2 to 3 of 3 launches per config" in build_page(analyse(root)).setting[1]
+
+
+def test_lateness_stands_beside_ttft_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    path = root / "results" / f"{DATE}_nixl_both" / "cell_C_4096x256-ref_safe_t1.json"
+    record = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode(record | {"fidelity": record["fidelity"] | {"lateness_p90_s": 0.0032}}))
+    found = analyse(root)
+    table = build_launch_table(found.cells, found.saturation)
+    late = table.columns.index("late p90 ms")
+    assert late == table.columns.index("TTFT p90 ms") + 1
+    assert sorted({row[late] for row in table.rows}) == ["-", "3.2"], "`-`: the others do not say"
 
 
 def test_what_queueing_adds_and_trends_come_from_joint_draws(analysis: Analysis) -> None:

@@ -81,6 +81,9 @@ def test_sigma_is_what_the_launches_were_made_with(analysis: Analysis) -> None:
     assert 1.2 < math.log1p(row.detectable) / math.log1p(row.sigma) < 1.8
     assert row.launches_for_named is not None
     assert row.launches_for_named > 8
+    assert row.sigma_for_named is not None
+    unit = math.log1p(row.detectable) / math.log1p(row.sigma)
+    assert math.log1p(row.sigma_for_named) == pytest.approx(math.log1p(0.10) / unit), "8 launches detect 10 % there"
 
 
 def test_what_of_the_noise_is_the_host_s_speed_is_told_where_it_was_timed(tmp_path: Path, analysis: Analysis) -> None:
@@ -150,6 +153,7 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     assert " 8 launches detect taxes from TTFT " in page.noise
     assert " % on with a probability of 80 %. " in page.noise
     assert f"10 % takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
+    assert re.search(r"launches per config, about \d+(\.\d)? h\. ", page.noise), "a launch of each takes minutes"
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
     mooncake = next(row for row in written["taxes"] if row["config"] == "mooncake_both")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
-from results.connector_tax.page import TAXES, _find_remedy, build_page, format_fraction
+from results.connector_tax.page import TAXES, build_page, format_fraction
+from results.connector_tax.remedies import find_remedy
+from results.connector_tax.report import list_limits
 from results.connector_tax.tax import Metric
 from results.connector_tax.write import write_results
 from results.records.baseline import BASELINE, REPEAT
@@ -127,7 +131,15 @@ def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Pat
     root = Path(shutil.copytree(roots[3], tmp_path / roots[3].name))
     assert " 3 launches per config" in build_page(analyse(root)).setting[1]
     (root / "results" / f"{DATE}_nixl_both" / "cell_A_r2_t2.json").unlink()
-    assert " 2 to 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 2 to 3 of 3 launches per config" in build_page(analyse(root)).setting[1]
+    for config in DEMO.configs:
+        (root / "results" / f"{DATE}_{config}" / "cell_A_r2_t1.json").unlink()
+    found = analyse(root)
+    assert " 1 to 2 of 3 launches per config" in build_page(found).setting[1]
+    (question,) = build_page(found).undecided
+    assert question.decides.startswith("the run plans 3: `tracon retry`, then `tracon resume`"), "not another run"
+    (limit,) = (text for text in list_limits(found) if "fewer than 3 times" in text)
+    assert limit.endswith("The run plans 3: `tracon retry`, then `tracon resume`, measures those that are missing.")
 
 
 def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path: Path) -> None:
@@ -142,18 +154,68 @@ def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path:
     assert "disturbed" not in build_page(analyse(roots[1])).trouble
 
 
+def write_work(root: Path, work_us: Sequence[float]) -> None:
+    """A second of the host for each of these times, in turn beside all cells of the run."""
+    cells = analyse(root).cells
+    rows = [
+        f"{cell.cell},{cell.t_start_unix_s + 5},0.0,0.5,0.0,0.1,{work}"
+        for cell, work in zip(itertools.cycle(cells), work_us, strict=False)
+    ]
+    RunLayout(root).host_csv.write_text("\n".join([",".join(HEADER), *rows]) + "\n")
+
+
+def test_a_share_of_slow_seconds_that_explains_noise_is_named(roots: dict[int, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
+    write_work(root, [100.0] * 66 + [200.0] * 34)
+    assert "a core was slow in 34 % of the seconds under load" in build_page(analyse(root)).trouble
+    write_work(root, [100.0] * 97 + [200.0] * 3)
+    assert "slow" not in build_page(analyse(root)).trouble
+
+
+def test_cells_whose_client_was_late_beside_ttft_are_counted(analyses: dict[int, Analysis]) -> None:
+    """TTFT begins at the actual send; the arrivals were others all the same."""
+    found = analyses[1]
+    assert "sent late" not in build_page(found).trouble
+    first, second, *others = found.cells
+    late = [replace(cell, fidelity={"lateness_p90_s": share * (cell.value("ttft_p90_s") or 0)})
+            for cell, share in ((first, 0.09), (second, 0.11))]  # fmt: skip
+    page = build_page(replace(found, cells=(*late, *others)))
+    assert (
+        f"in 1 of {len(found.cells)} cells the client sent late, at p90 by more than 10 % of TTFT p90" in page.trouble
+    )
+
+
 def test_what_would_decide_is_launches_that_tell_more(analyses: dict[int, Analysis]) -> None:
     """Also where 10 % is detected already: the interval goes on narrowing with the root of their number."""
     undecided = Judgement("H2", "", "", Outcome.UNDECIDED, "")
 
-    def find_remedy(needed: int) -> str:
-        noise = tuple(replace(row, launches_for_named=needed) for row in analyses[3].launch_noise)
-        return _find_remedy(replace(analyses[3], launch_noise=noise), undecided)
+    def find(needed: int | None, name: str = "H2") -> str:
+        noise = tuple(
+            replace(row, launches_for_named=needed, sigma=0.21, sigma_for_named=0.031)
+            for row in analyses[3].launch_noise
+        )
+        return find_remedy(replace(analyses[3], launch_noise=noise), replace(undecided, name=name))
 
-    assert find_remedy(3) == (
-        "12 launches per config (`--trials 12`), or a host with half the noise: either about halves its interval"
+    # a launch of each of five configs every five minutes
+    assert find(3) == (
+        "12 launches per config (`--trials 12`, about 1.0 h), or a host with half the noise (a sigma of 10 %): either "
+        "about halves its interval"
     )
-    assert "9 (`--trials 9`) detect a single tax of 10 %" in find_remedy(9)
+    assert find(9) == "9 launches per config (`--trials 9`, about 45 min), which detect a single tax of 10 %"
+    assert find(9, "H1").endswith("which detect a tax of 10 %")
+    calmer = (
+        "a calmer host first, with a sigma of at most 3.1 %: there 3 launches per config detect a single tax of 10 %"
+    )
+    assert find(77) == (
+        f"{calmer}; at the sigma here, 21 %, it takes 77 launches per config (`--trials 77`, about 6.4 h)"
+    )
+    assert find(None) == f"{calmer}; at the sigma here, 21 %, it takes more than 200 launches"
+
+
+def test_the_page_says_how_long_the_launches_for_a_named_tax_take(analyses: dict[int, Analysis]) -> None:
+    noise = tuple(replace(row, launches_for_named=150) for row in analyses[3].launch_noise)
+    text = build_page(replace(analyses[3], launch_noise=noise)).noise
+    assert "10 % takes 150 launches per config, about 12 h." in text
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from results.connector_tax.measurements import Load as JudgedLoad
+from results.connector_tax.measurements import Measurements
 from results.measures.cells import analyse_cell, headline, read_cell_record, request_samples, step_samples
 from results.measures.step_durations import STEP_SERIES, step_values
 from results.measures.summary import CellSummary
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus
-from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, request_records, write_cell
+from tests.results.connector_tax.synthetic import SIGMA, Z90, Behaviour, Cell, Load, request_records, write_cell
 from tests.results.statistics.in_memory import covers
 
 CONNECTOR = Behaviour(callbacks_us=(1.5, 150.0, 3.0))
@@ -181,6 +184,58 @@ def test_requests_that_timed_out_are_slow_and_not_absent(folder: ConfigLayout) -
         assert summary.estimate(name).low == pytest.approx(cut.estimate(name).low, rel=0.05)
     assert summary.estimate("ttft_p50_s").n == 199, "all but the one that the engine refused"
     assert np.isinf(request_samples(path)["ttft_s"]).sum() == 40
+
+
+def _cut_decoding(record: RequestRecord, waited_s: float) -> RequestRecord:
+    """The request cut this long after its first token."""
+    assert record.t_first_token_ns is not None
+    return replace(
+        record, status=RequestStatus.CUT, t_end_ns=record.t_first_token_ns + round(waited_s * 1e9),
+        completion_tokens=None,
+    )  # fmt: skip
+
+
+def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayout) -> None:
+    """An eighth is cut 300 s after the first of 256 tokens: 1.2 s a token at least, where the others take 10 ms."""
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    rows = request_records(cell, cell.rng())
+    _rewrite(path, [_cut_decoding(row, 300.0) if row.index % 8 == 0 else row for row in rows])
+    summary = analyse_cell(path)
+    p90 = summary.estimate("tpot_p90_s")
+    assert (p90.value, p90.n) == (None, 200)
+    assert p90.low == pytest.approx(300 / 255, rel=0.01)
+    assert p90.reason == "25 of 200 requests were cut by the end of the drain or timed out: p90 is at least 1.18 s"
+    whole = sorted(
+        ((row.t_last_token_ns or 0) - (row.t_first_token_ns or 0)) / 255e9
+        for row in rows if not row.warmup and row.index % 8
+    )  # fmt: skip
+    assert summary.value("tpot_p50_s") == pytest.approx((whole[99] + whole[100]) / 2, rel=1e-3)
+    assert np.isinf(request_samples(path)["tpot_s"]).sum() == 25
+    assert summary.value("ttft_p90_s") is not None, "all of them had their first token"
+
+
+@pytest.mark.parametrize(("every", "lost"), [(20, 10), (10, 20)])
+def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, every: int, lost: int) -> None:
+    """One in twenty moves p90 less than its own spread; of one in ten the others are perhaps the faster ones."""
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    rows = request_records(cell, cell.rng())
+    _rewrite(path, [_cut_after(row, 300.0) if row.index % every == 0 else row for row in rows])
+    summary = analyse_cell(path)
+    p90 = summary.estimate("tpot_p90_s")
+    assert summary.counts["cut"] == lost, "their number stands beside it"
+    if lost == 10:
+        assert (p90.n, p90.reason) == (190, None)
+        assert p90.value == pytest.approx(Behaviour().tpot_p50_s * math.exp(SIGMA * Z90), rel=0.1)
+        return
+    assert (p90.value, p90.n) == (None, 200)
+    assert p90.reason == "20 of 200 requests were cut or timed out before their first token and have no TPOT"
+    assert p90.low is not None
+    assert p90.low < Behaviour().tpot_p50_s * math.exp(SIGMA * Z90), "the least it can be"
+    measurements = Measurements([summary], lambda _: request_samples(path))
+    taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "tpot_s")
+    assert (dict(taken.trials), taken.reason) == ({}, f"plain: {p90.reason}"), "no tax uses it"
 
 
 def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:

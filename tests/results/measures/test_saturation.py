@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
 from results.measures.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge, judge_alone
 from results.measures.summary import CellSummary, Shape
 from results.records.errors import ArtifactError
+from results.records.schemas import CellRecord
 from results.statistics.estimates import Estimate, unknown
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
@@ -154,6 +160,34 @@ def test_a_cell_whose_queue_was_not_seen_is_not_called_clear() -> None:
     assert found.saturated is None
     assert "lost" in str(found.reason)
     assert judge_alone(cell(waiting=None, ratio=0.5)).saturated is True
+
+
+@pytest.mark.parametrize(
+    ("samples", "fired"),
+    [
+        ([0, 0], False),
+        ([9], None),
+        ([9, 9], None),
+        ([9, 9, 9], True),
+        ([0, 9, 9, 9, 9], None),
+        ([0, 9, 9, 9, 9, 9], True),
+        ([0, 0, 0, 0, 9, 9], False),
+    ],
+)
+def test_a_queue_seen_in_few_samples_is_judged_only_where_they_agree(samples: list[float], fired: bool | None) -> None:
+    """Six samples are the fewest that bound a median; from there on it decides, as specified."""
+    begin = 10**18
+    scrapes = pd.DataFrame({"t_ns": [begin + n * 10**9 for n in range(len(samples))], **dict.fromkeys(SAMPLES, 0.0)})
+    scrapes[WAITING] = [float(sample) for sample in samples]
+    record = cast(CellRecord, SimpleNamespace(t_window_start_ns=begin, t_window_end_ns=begin + 10**10))
+    values = {**cell().values, "waiting_p50": server_values(scrapes, record)["waiting_p50"]}
+    found = judge_alone(replace(cell(), values=values))
+    queue = found.criteria[1]
+    assert (queue.fired, queue.n, found.saturated) == (fired, len(samples), fired)
+    assert queue.specified_fired is (float(np.median(samples)) > 1), "the specification knows no such bound"
+    if fired is None:
+        wanted = f"{len(samples)} samples are too few for a 95 % interval of p50 (needs 6)"
+        assert wanted in str(found.reason)
 
 
 def test_thresholds_are_a_parameter() -> None:

@@ -11,7 +11,7 @@ import pytest
 from results.records.gpu import HEADER, GpuSample, cut_gpu_log, describe_gpu, format_sample, gpu_notes, read_gpu_log
 
 S = 1_000_000_000
-ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a", 1)
+ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a", 1, 500.0)
 IDLE = replace(ONE, utilisation_percent=0.0, memory_used_mib=512.0, clock_mhz=345.0, power_w=75.0, engines=0)
 """Of a GPU that no engine of the run uses."""
 
@@ -37,6 +37,14 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     first, second = read_gpu_log(path).samples
     assert first == GpuSample(7, 0, 40.0, 1000.0, 1500.0)
     assert second.clock_mhz is None
+    assert first.others_mib is None
+
+
+def test_a_run_that_another_version_began_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv"
+    rows = (HEADER[:-1], format_sample(ONE)[:-1], format_sample(ONE))
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    assert read_gpu_log(path).samples == (replace(ONE, others_mib=None),) * 2
 
 
 def test_a_cell_gets_its_own_samples_and_their_sum(tmp_path: Path) -> None:
@@ -114,6 +122,27 @@ def test_the_report_speaks_of_the_gpus_of_the_runs_engines(tmp_path: Path) -> No
     assert clocks == "Nothing limited the clocks of a GPU that the run's engines used."
     assert gpu_notes(write(tmp_path / "gpu.csv", IDLE), "cpu") == ()
     assert gpu_notes(tmp_path / "gpu.csv", "cuda") == ("No GPU was sampled while an engine of this run used it.",)
+
+
+def test_the_report_says_that_other_processes_used_a_gpu_of_the_run(tmp_path: Path) -> None:
+    shared = [replace(ONE, t_ns=second * S, others_mib=mib) for second, mib in enumerate((6144.0, 12_288.0, 1000.0))]
+    alone = [replace(ONE, t_ns=second * S) for second in (3, 4)]
+    free = [replace(ONE, gpu=1), replace(IDLE, gpu=2, others_mib=90_000.0)]
+    notes = gpu_notes(write(tmp_path / "gpu.csv", *shared, *alone, *free), "cuda")
+    (note,) = (one for one in notes if "ther processes" in one)
+    assert note == (
+        "Other processes held up to 12.0 GiB of GPU 0 in 40 % of the seconds: they can have slowed its cells."
+    )
+
+
+@pytest.mark.parametrize(("gpus", "named"), [((0,), "GPU 0"), ((0, 3), "GPUs 0, 3")])
+def test_the_report_says_where_other_processes_are_not_known(gpus: tuple[int, ...], named: str, tmp_path: Path) -> None:
+    known = replace(ONE, gpu=5)
+    samples = [replace(ONE, gpu=gpu, others_mib=None) for gpu in gpus]
+    notes = gpu_notes(write(tmp_path / "gpu.csv", *samples, known), "cuda")
+    assert [one for one in notes if "ther processes" in one] == [
+        f"Whether other processes used {named} is not recorded."
+    ]
 
 
 def test_a_run_that_wanted_gpus_says_that_none_was_sampled(tmp_path: Path) -> None:

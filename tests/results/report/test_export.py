@@ -10,7 +10,8 @@ import pytest
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 from results.registry import compare_runs, export_run
-from results.report.comparison import to_json
+from results.report.comparison import Comparable, to_json
+from results.report.export import read_comparable
 from tests.results.test_reports import write_lifecycle_run, write_routing_run, write_tax_run
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -34,6 +35,21 @@ def test_an_exported_folder_compares_as_its_run_does(run: Path, tmp_path: Path) 
     for first, second in ((run, folder), (folder, run), (folder, folder)):
         compared = to_json(compare_runs(first, second))
         assert compared == to_json(compare_runs(run, run))
+
+
+def test_an_exported_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tax_run(tmp_path / "monday")
+    folder = tmp_path / "handed on"
+    export_run(tmp_path / "monday", folder)
+    read: list[Path] = []
+
+    def read_counted(path: Path) -> Comparable:
+        read.append(path)
+        return read_comparable(path)
+
+    monkeypatch.setattr("results.report.export.read_comparable", read_counted)
+    compare_runs(tmp_path / "monday", folder)
+    assert read == [folder]
 
 
 def test_it_holds_what_the_run_found_and_no_raw_artifact(run: Path, tmp_path: Path) -> None:

@@ -75,11 +75,11 @@ def test_a_degraded_trial_is_named_beside_the_launches_that_are_left() -> None:
     assert "plain is degraded: slow client" in withheld(found)
 
 
-def test_a_run_that_made_three_launches_is_told_to_measure_those_it_lost() -> None:
+def test_a_run_that_plans_three_launches_is_told_to_measure_those_it_lost() -> None:
     found = Estimate(0.3, 0.2, 0.4, 80, launches=2)
     assert withheld(found, remedy=name_remedy(2)) == withheld(found)
     for text in (withheld(found, remedy=name_remedy(8)), str(decisive(found, name_remedy(8)).reason)):
-        assert "the run made 8: `tracon retry`" in text
+        assert "the run plans 8: `tracon retry`" in text
         assert "--trials" not in text
 
 

@@ -16,8 +16,8 @@ from launch.errors import LaunchError
 from launch.profile import load_config, load_profile
 from results.records.decisions import Role
 from results.records.layout import ConfigLayout
-from runners.campaign.engine_group import LAUNCH_TRIES, GroupPlan, engine_group
-from runners.campaign.engine_launcher import Launcher
+from runners.campaign.engine_group import GroupPlan, engine_group
+from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
 
 PROFILE = load_profile("cpu-tiny")
 

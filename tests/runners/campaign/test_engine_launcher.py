@@ -22,7 +22,7 @@ from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
 from runners.campaign.engine_launcher import Launcher
 from state.store import RunStore
-from tests.launch.engines import ENGINE, PROFILE
+from tests.launch.engines import ENGINE
 from tests.launch.programs import CHILD_DIES, SERVER
 from tests.ports import own_port
 from tests.runners.campaign.scripted import scripted_plan
@@ -34,7 +34,7 @@ class Programs(LocalBackend):
     """Starts a small program instead of vLLM."""
 
     def __init__(self, code: str, *arguments: str) -> None:
-        super().__init__(PROFILE, ENGINE)
+        super().__init__(ENGINE)
         self._code, self._arguments = code, arguments
 
     async def start(self, spec: LaunchSpec, on_started: OnStarted) -> Instance:

@@ -13,8 +13,8 @@ from launch.errors import LaunchError
 from launch.local import LocalBackend
 from launch.profile import load_config, load_profile
 from results.records.layout import RunLayout
-from runners.campaign.engine_launcher import Launcher
-from runners.campaign.engine_slot import LAUNCH_TRIES, EngineSlot
+from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
+from runners.campaign.engine_slot import EngineSlot
 from state.store import RunStore
 from tests.runners.campaign.scripted import scripted_plan
 

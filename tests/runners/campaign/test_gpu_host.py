@@ -33,7 +33,7 @@ from runners.campaign.experiment import CellOutcome
 from state import lease as leases
 from state.status import to_json
 from state.store import RunStore
-from tests.fake_gpus import FakeGpu, make_host
+from tests.fake_gpus import FakeGpu, FakeHost, make_host
 from tests.launch.programs import SERVER
 from tests.ports import own_port
 from tests.runners.campaign.scripted import Scripted, scripted_plan
@@ -63,7 +63,7 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
     profile, layout = make_profile(), RunLayout(tmp_path / "run")
     engine = Engine("cuda", Path(sys.executable), tmp_path, tmp_path, {})
     store = RunStore.create(tmp_path / "state", "run", scripted_plan(), "test")
-    async with Programs(profile, engine) as backend:
+    async with Programs(engine) as backend:
         launcher = Launcher(
             backend=backend, profile=profile, configs={"mooncake_both": load_config("mooncake_both")}, engine=engine,
             layout=layout, date="20990101", store=store,
@@ -74,6 +74,8 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
             engines = [member.engine for member in members]
             specs = [one.spec for one in engines]
             assert all(member.engine.alive() for member in members)
+            held = [list(one.held_mib.items()) for one in engines]
+    assert held == [[(FakeHost.uuid(1), mib)] for mib in (100, 0, 0)], "what the first holds is none of the others'"
     assert [spec.env["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["1"] * ENGINES, "of those that the user named"
     for spec in specs:
         assert json.loads((Path(spec.argv[spec.argv.index("--model") + 1]) / "config.json").read_text())["hidden_size"]

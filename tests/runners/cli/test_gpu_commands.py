@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,10 +109,65 @@ def test_what_make_gpu_and_the_page_on_gpus_name_is_planned(experiment: str, pre
 def test_a_plan_says_that_a_model_does_not_fit_by_the_doctors_estimate(
     experiment: str, preset: str, share: str, host: Path, tmp_path: Path
 ) -> None:
-    """On two H100; it is an estimate, and refuses nothing."""
+    """On two H100; a plan is made all the same."""
     FakeHost(host, [FakeGpu("NVIDIA H100", used=0, total=81_559 << 20) for _ in range(2)]).write_tools()
     done = tracon("plan", experiment, "--profile", CODER, "--preset", preset, "--json", workspace=tmp_path)
     assert done.returncode == 0, done.stderr
     notes = [note for note in data(done)["notes"] if DOES_NOT_FIT in note]
     assert len(notes) == (1 if share else 0)
     assert share in "".join(notes)
+
+
+H100_BYTES, H200_BYTES = 81_559 << 20, 143_771 << 20
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "reason"),
+    [
+        ((H100_BYTES, H100_BYTES), (), "fits into none of the GPUs"),
+        ((H100_BYTES, H100_BYTES), ("--accept-small-gpus",), "is taken by"),
+        ((H100_BYTES, H200_BYTES), (), "is taken by"),
+    ],
+    ids=["no GPU", "accepted", "one GPU"],
+)
+def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
+    gpus: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
+) -> None:
+    """A taken port is looked at next: it stops the runs that are not refused before an engine starts."""
+    FakeHost(host, [FakeGpu(used=0, total=total) for total in gpus]).write_tools()
+    python, workspace = make_cuda_environment(tmp_path / "env"), tmp_path / "runs"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tracon(
+            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
+            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    refusals = {text for text in ("fits into none of the GPUs", "is taken by") if text in " ".join(done.stderr.split())}
+    assert refusals == {reason}
+    assert not list(workspace.glob("*connector-tax*"))
+
+
+@pytest.mark.parametrize(
+    ("used", "options", "reason"),
+    [
+        ((120, 120), (), "other processes hold memory of GPU 0, 1"),
+        ((120, 120), ("--accept-small-gpus",), "is taken by"),
+        ((120, 0), (), "is taken by"),
+    ],
+    ids=["both GPUs", "accepted", "one GPU"],
+)
+def test_a_run_is_refused_whose_gpus_others_hold(
+    used: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
+) -> None:
+    """As above; with a free GPU engines take that one."""
+    FakeHost(host, [FakeGpu(used=gib << 30, total=H200_BYTES) for gib in used]).write_tools()
+    python, workspace = make_cuda_environment(tmp_path / "env"), tmp_path / "runs"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tracon(
+            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
+            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    text = " ".join(done.stderr.split())
+    assert {part for part in ("other processes hold memory of GPU 0, 1", "is taken by") if part in text} == {reason}
+    assert not list(workspace.glob("*connector-tax*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -79,10 +80,8 @@ def test_a_life_is_made_of_the_turns_that_were_served() -> None:
     assert [(stay.instance, stay.first_turn, stay.last_turn, stay.reason, stay.migration) for stay in lived.stays] == [
         ("e0", 0, 1, "cold", ""), ("e1", 2, 2, "migration", "transferred")
     ]  # fmt: skip
-    assert [turn.seq for turn in lived.turns] == [0, 2, 3, 4, 5]
-    assert [turn.at_s for turn in lived.turns] == [0.0, 2.0, 3.0, 4.0, 5.0]
-    assert lived.turns[-1].first_byte_s is None
-    assert lived.turns[2].transfer == MOVED
+    assert [pick.seq for pick in lived.picks] == [0, 2, 3, 4, 5]
+    assert lived.begin_ns == RECORDS[0].t_ns
 
 
 def test_it_is_told_turn_by_turn(
@@ -107,8 +106,8 @@ def test_it_is_told_turn_by_turn(
 def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "refused"], said: str) -> None:
     kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
     outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
-    (turn,) = build_life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
-    assert _describe_movement(turn) == said
+    decision = pick(0, 1, "e1", "migrated", outcome, migrate_from="e0").decision
+    assert _describe_movement(decision, outcome) == said
 
 
 def test_every_cell_answers_in_json(
@@ -120,8 +119,14 @@ def test_every_cell_answers_in_json(
     assert "gap:" in err, "what is wrong with the logs is said"
     _, out, _ = called(capsys, monkeypatch, str(run), "s-1", "--json", "--cell", "ear")
     (one,) = json.loads(out)
-    assert one["turns"][2]["transfer"]["external_tokens"] == 1024
-    assert one["turns"][4]["status"] == ""
+    assert list(one) == ["cell", "session", "stays", "turns"]
+    assert [turn["at_s"] for turn in one["turns"]] == [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert one["turns"][2]["transfer"] == asdict(MOVED)
+    assert one["turns"][4] == {
+        "seq": 5, "turn": 3, "at_s": 5.0, "request": "r5", "instance": "e1", "reason": "affinity", "owner": "",
+        "prefill": "", "input_tokens": 400, "indexed_tokens": 32, "cached_tokens": None, "first_byte_s": None,
+        "status": "", "migrate_from": "", "migration": "", "transfer": None,
+    }  # fmt: skip
 
 
 def test_a_session_that_is_not_there_or_not_one_is_refused(

@@ -100,3 +100,14 @@ async def test_a_gpu_without_room_for_two_skips_the_config_and_says_why(
     gate = CellView(CELL.cell, CELL, CellState.SKIPPED, 1, reason=decision.reason)
     view = cast(RunView, SimpleNamespace(cells={CELL.cell: gate}))
     assert gates.why_gated(LATER, view) == decision.reason
+
+
+async def test_a_second_gpu_that_others_hold_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = FakeGpu(used=60 << 30, total=143771 << 20)
+    make_host(tmp_path, monkeypatch, H200, held, H200)
+    slot = await launch_both(tmp_path, monkeypatch, "h200-qwen3-coder-30b-dummy")
+    assert [devices for _, devices in slot.launches] == [{}, {"CUDA_VISIBLE_DEVICES": "2"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    slot = await launch_both(tmp_path / "again", monkeypatch, "h200-qwen3-coder-30b-dummy")
+    assert [one.engine.gpu_memory_utilization for one, _ in slot.launches] == [0.46, 0.46], "they share the first"
+    assert [devices for _, devices in slot.launches] == [{}, {}]

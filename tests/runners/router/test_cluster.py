@@ -48,7 +48,7 @@ def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: li
     cluster = make("a", "b")
     moves = [Decision("test", target, "test", migrate_from=source) for target, source in ("ab", "ba")]
     decisions = [to("a"), to("b"), to("a", prefill="b"), to("b", prefill="a"), *moves]
-    held = [cluster.reserve_counters(made, ask(100 * n + 1, {"a": 16 * n})) for n, made in enumerate(decisions)]
+    held = [cluster.reserve_counters(decision, ask(100 * n + 1, {"a": 16 * n})) for n, decision in enumerate(decisions)]
     for place, step in steps:
         if step in ("arrived", "lost"):
             held[place].end_transfer(arrived=step == "arrived")

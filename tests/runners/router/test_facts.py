@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from hypothesis import example, given
@@ -48,6 +51,49 @@ def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
 def test_several_prompts_are_counted_together() -> None:
     assert facts_of({"prompt": [[1, 2, 3, 4], [5, 6]]})[1:3] == (block_keys([1, 2, 3, 4], 4), 6)
     assert facts_of({"prompt": ["abcd", "efgh"]})[2] >= 2
+
+
+def test_a_prompt_is_read_the_same_after_one_that_cannot_be_read() -> None:
+    ids = list(range(40))
+    expected = facts_of({"prompt": ids})
+    for other in ([1, -1], [1, 1.5], [1 << 70], ["a"], [], "text", list(range(20_000))):
+        facts_of({"prompt": other})
+        assert facts_of({"prompt": ids}) == expected
+
+
+def test_threads_read_prompts_at_the_same_time() -> None:
+    prompts = [list(range(count, 2 * count)) for count in range(20, 60)]
+    bodies = [json.dumps({"prompt": prompt}).encode() for prompt in prompts]
+    expected = [(block_keys(prompt, 4), len(prompt)) for prompt in prompts]
+
+    barrier = Barrier(4)
+
+    def read_all(_: int) -> list[tuple[tuple[int, ...], int]]:
+        barrier.wait()
+        reads = [read_facts(body, 4, chat=False) for body in bodies * 100]
+        return [(read.keys, read.input_tokens) for read in reads]
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(read == expected * 100 for read in threads.map(read_all, range(4)))
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_completion_tokens": 1, "max_output_tokens": 2, "max_tokens": 3}, 1),
+        ({"max_output_tokens": 2, "max_tokens": 3}, 2),
+        ({"max_completion_tokens": None, "max_output_tokens": None, "max_tokens": 3}, 3),
+        ({"max_completion_tokens": 0, "max_tokens": 3}, 0),
+        ({}, 16),
+    ],
+)
+def test_the_first_limit_that_is_stated_counts(limits: dict[str, int | None], expected: int) -> None:
+    assert facts_of({"prompt": [1], **limits})[3] == expected
 
 
 @pytest.mark.parametrize("ids", [[1, -1], [1, 1.5], [1, "a"], [1, 1 << 64], [1, None], [1, [2]]])

@@ -157,6 +157,6 @@ def test_a_retry_is_told_after_the_pick_that_failed() -> None:
 
 
 def test_a_policy_of_ones_own_is_told_as_far_as_it_said_something() -> None:
-    made = Decision("mine", "a", "because")
-    text = "\n".join(explain_picks([DecisionRecord(0, 0, 1.0, ask(), view(load("a"), load("b")), made)]))
+    decision = Decision("mine", "a", "because")
+    text = "\n".join(explain_picks([DecisionRecord(0, 0, 1.0, ask(), view(load("a"), load("b")), decision)]))
     assert "reason `because`: a reason of its own" in text

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +69,66 @@ def test_each_sample_has_how_many_engines_of_the_run_use_the_gpu(
     gpus = open_gpus()
     assert not isinstance(gpus, str)
     assert [sample.engines for sample in gpus.look("one", engines)] == counts
+
+
+@pytest.fixture
+def engine() -> Iterator[int]:
+    """The pid of a process that this one has started, as a run has started its engines."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+OTHER = os.getppid()
+GIB_IN_MIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "others_mib"),
+    [
+        (40 * GIB_IN_MIB, None, 20 * GIB_IN_MIB),
+        (40 * GIB_IN_MIB, 20 * GIB_IN_MIB, 20 * GIB_IN_MIB),
+        (61 * GIB_IN_MIB, None, 0),
+        ("[N/A]", 20 * GIB_IN_MIB, None),
+        (None, 20 * GIB_IN_MIB, None),
+        (None, None, None),
+    ],
+    ids=["not listed", "listed", "none", "memory not stated", "pids of another namespace", "an empty list"],
+)
+def test_memory_that_no_process_of_the_run_holds_is_others(
+    own: int | str | None,
+    other: int | None,
+    others_mib: float | None,
+    engine: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = tuple((pid, mib) for pid, mib in ((engine, own), (OTHER, other)) if mib is not None)
+    make_host(tmp_path, monkeypatch, FakeGpu(used=60 << 30, processes=processes))
+    (sample,) = look(tmp_path / "gpu.csv", ("0",))
+    assert sample.others_mib == others_mib
+    assert read_gpu_log(tmp_path / "gpu.csv").samples[0] == sample
+
+
+def test_what_the_driver_reserves_is_no_process(engine: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, FakeGpu(used=60 << 30, processes=((engine, 59 * GIB_IN_MIB),)))
+    nvml = sys.modules["pynvml"]
+    reserved = {None: 0, 2: 700 << 20}
+    monkeypatch.setattr(nvml, "nvmlMemory_v2", 2, raising=False)
+    monkeypatch.setattr(
+        nvml,
+        "nvmlDeviceGetMemoryInfo",
+        lambda gpu, version=None: SimpleNamespace(used=gpu.used - reserved[version], total=gpu.total),
+    )
+    (sample,) = look(tmp_path / "gpu.csv", ("0",))
+    assert (sample.memory_used_mib, sample.others_mib) == (60 * GIB_IN_MIB, GIB_IN_MIB - 700)
+
+
+def test_without_a_list_of_processes_others_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch)
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetComputeRunningProcesses")
+    (sample,) = look(tmp_path / "gpu.csv", ("0",))
+    assert sample.others_mib is None
 
 
 def test_only_the_gpus_of_the_runs_engines_are_told_and_all_are_written(

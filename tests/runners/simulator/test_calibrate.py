@@ -6,6 +6,8 @@ import json
 import math
 import statistics
 import tarfile
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
 from runners.cli import app
+from runners.cli.simulate import calibration_tables
 from runners.errors import RunnerError
 from runners.simulator.calibrate import (
     STEEP,
@@ -131,6 +135,24 @@ def test_long_prompts_and_answers_take_longer_than_their_tokens_alone() -> None:
 def test_steps_that_do_not_give_a_model_are_refused(prefill: np.ndarray, decode: np.ndarray) -> None:
     with pytest.raises(RunnerError, match="do not give a model"):
         fit_steps(short(prefill, decode, np.full(prefill.size, 0.01)))
+
+
+def test_work_that_never_varies_is_time_of_the_step_and_not_of_what_it_happens_to_be_proportional_to() -> None:
+    """At a low rate every decode has one sequence of one length; the fit took its time for that of the KV it reads."""
+    prefill = np.tile([128.0, *[0.0] * 15], 12)
+    decode = (prefill == 0).astype(float)
+    step_s = np.where(prefill > 0, 0.0067, 0.0039) * np.random.default_rng(3).lognormal(0.0, 0.2, prefill.size)
+    step, _, _ = fit_steps(BusySteps(prefill, decode, prefill / 128 * 8256, decode * 136, step_s))
+    assert step.base_s == pytest.approx(0.0039, rel=0.1)
+    assert step.prefill_token_s == pytest.approx((0.0067 - 0.0039) / 128, rel=0.3)
+    assert (step.decode_sequence_s, step.prefill_context_s, step.decode_context_s) == (0.0, 0.0, 0.0)
+
+
+def test_the_command_names_coefficients_that_the_steps_do_not_tell_apart(run: Path) -> None:
+    calibration = replace(calibrate(run), not_told_apart=("decode_context_s",))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(calibration_tables(calibration))
+    assert "The steps do not tell decode_context_s apart from the others: 0." in console.export_text()
 
 
 def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Path) -> None:

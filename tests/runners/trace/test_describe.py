@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from results.traces.description import TraceDescription
-from runners.trace.describe import PROGRESS_REQUESTS, DescribeError, describe_trace
+from runners.trace.describe import DescribeError, describe_trace
 from runners.trace.formats import open_trace
 from runners.trace.session import Session, Trace
 from tests.runners.trace.made import BLOCK, facts, session, trace, traces, turn
@@ -153,16 +153,6 @@ def test_capacity_follows_pool_and_bytes_per_token() -> None:
     description = described(trace([session("a", [turn([1, 2])])]), kv_pool_bytes=1000, bytes_per_token=10)
     assert description.kv.capacity[0].footprint_bytes == (2 * BLOCK + 2) * 10  # output tokens take room too
     assert description.kv.capacity[0].concurrent == {"Combined 8C": 40, "4P+4D": 20, "6P+2D": 10}
-
-
-def test_progress_is_reported_and_ends_with_all() -> None:
-    def sessions() -> Iterator[Session]:
-        for number in range(PROGRESS_REQUESTS + 10):
-            yield session(str(number), [turn([number], float(number))])
-
-    reported: list[int] = []
-    describe_trace(facts(), sessions(), on_progress=reported.append)
-    assert reported == [PROGRESS_REQUESTS, PROGRESS_REQUESTS + 10]
 
 
 def test_a_session_is_not_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from launch.profile import Capacity, load_profile
 from results.measures.saturation import choose_reference_rates
+from results.measures.saturation_criteria import GROWTH
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, OwnRate, PhaseA, PhaseB
@@ -77,15 +79,46 @@ def test_where_nothing_saturated_no_limit_is_known(tmp_path: Path) -> None:
     assert list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path)) == ()
 
 
+def scale_prompts(path: Path, factor: float) -> None:
+    """The engine's counter of prompt tokens in these scrapes grows by this factor."""
+    scrapes = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for scrape in scrapes:
+        scrape["values"]["vllm:prompt_tokens_total"] *= factor
+    path.write_bytes(msgspec.json.Encoder().encode_lines(scrapes))
+
+
+def test_a_load_that_was_measured_without_saturation_is_no_overload(tmp_path: Path) -> None:
+    """Near the knee the counters of a saturated cell say a little less than a clear one was sent: 8704 tokens/s."""
+    layout = write_run(tmp_path, Run({"plain": Behaviour(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
+    scale_prompts(layout.config(DATE, "plain").metrics("A", "r4"), 1.5)
+    write_checksums(tmp_path)
+    rates = choose_reference_rates(tmp_path)
+    assert rates.ref_load_per_s == 2
+    swept = msgspec.structs.replace(GRID, phase_b=PhaseB((4096, 4400), (256,)))
+    (line,) = list_overloads(tmp_path, swept, rates)
+    assert "4400 x 256" in line
+
+
+def test_a_ttft_that_grew_is_no_limit(tmp_path: Path) -> None:
+    """Criterion 3 alone fires at the highest rate: all that was sent was computed."""
+    write_run(tmp_path, Run({"plain": Behaviour(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
+    rates = choose_reference_rates(tmp_path)
+    assert list_overloads(tmp_path, GRID, rates)
+    grown = tuple(
+        replace(
+            cell, criteria=tuple(replace(one, fired=bool(one.fired) and one.number == GROWTH) for one in cell.criteria)
+        )
+        for cell in rates.cells
+    )
+    assert [cell.fired for cell in grown if cell.saturated] == [(GROWTH,)]
+    assert list_overloads(tmp_path, GRID, replace(rates, cells=grown)) == ()
+
+
 def test_what_computed_most_without_being_saturated_is_no_limit(tmp_path: Path) -> None:
     """nixl_both queues where plain does all that it is sent, and three times as much."""
     run = Run({"plain": Behaviour(), "nixl_both": Behaviour(knee_per_s=2)}, rates_per_s=(1, 2), requests=100, steps=0)
     layout = write_run(tmp_path, run)
-    path = layout.config(DATE, "plain").metrics("A", "r2")
-    scrapes = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-    for scrape in scrapes:
-        scrape["values"]["vllm:prompt_tokens_total"] *= 3
-    path.write_bytes(msgspec.json.Encoder().encode_lines(scrapes))
+    scale_prompts(layout.config(DATE, "plain").metrics("A", "r2"), 3)
     write_checksums(tmp_path)
     rates = choose_reference_rates(tmp_path)
     assert (rates.ref_safe_per_s, rates.ref_load_per_s) == (1, 2)

@@ -145,6 +145,12 @@ def test_each_trial_has_a_trace_of_its_own_which_all_policies_replay(folder: Pat
     assert "every trial replays the same sessions" not in report
 
 
+def test_its_page_names_no_launch_and_no_noise_of_a_host(folder: Path) -> None:
+    report = RunLayout(folder).report_md.read_text()
+    assert "Noise floor: a simulated trial differs" in report
+    assert "a host with less noise" not in report
+
+
 def test_the_analysis_finds_nothing_missing(folder: Path) -> None:
     aggregate = json.loads(RunLayout(folder).aggregate_json.read_bytes())
     assert aggregate["gaps"] == []

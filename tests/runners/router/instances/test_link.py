@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -15,10 +15,25 @@ from hypothesis import strategies as st
 from runners.router.failure import Failure
 from runners.router.instances import upstream
 from runners.router.instances.internal_request import join_chunks
-from runners.router.instances.upstream import Answer, Caller, Link, resolve_instance, whole_chunks
+from runners.router.instances.upstream import (
+    JOINED_LIMIT_BYTES,
+    LONE_CHUNK_LIMIT_BYTES,
+    Answer,
+    Caller,
+    Link,
+    resolve_instance,
+    whole_chunks,
+)
+from runners.target import Target
 from tests.runners.router.routers import until
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
+LIKE_CHUNKS = st.lists(
+    st.binary(min_size=1, max_size=20) | st.sampled_from((b"1\r\na\r\n", b"\r\n", b"0\r\n\r\n", b"x\r\n2\r\nab\r\n")),
+    min_size=1,
+    max_size=6,
+)
+"""Bodies of chunks, some of which look like chunks themselves."""
 
 
 class Taker:
@@ -143,6 +158,112 @@ def test_of_a_stream_that_breaks_only_whole_chunks_were_passed_on(
     assert whole_chunks(passed) == len(passed)
     assert not link.torn
     assert isinstance(taker.ends[-1], Failure)
+
+
+def one_by_one(bodies: list[bytes]) -> list[bytes]:
+    """Each chunk, and then the end."""
+    return [b"%x\r\n%b\r\n" % (len(body), body) for body in bodies] + [b"0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("longest", [1, 16, LONE_CHUNK_LIMIT_BYTES - 20, 2 * LONE_CHUNK_LIMIT_BYTES])
+def test_a_chunk_that_comes_alone_is_passed_on_at_once(longest: int) -> None:
+    taker = Taker()
+    link, pool, _ = link_with(taker)
+    link.data_received(head(events=True))
+    chunks = one_by_one([b"x" * length for length in range(max(1, longest - 40), longest + 1)])
+    for position, chunk in enumerate(chunks):
+        link.data_received(chunk)
+        assert taker.pieces == chunks[: position + 1]
+    assert taker.ends == [True]
+    assert pool.back == [link]
+
+
+@given(LIKE_CHUNKS, st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 3)), max_size=8), st.integers(0, 10_000))
+def test_reads_that_end_near_chunks_neither_lose_nor_split_one(
+    bodies: list[bytes], ends: list[tuple[int, int]], at: int
+) -> None:
+    chunks = one_by_one(bodies)
+    body = b"".join(chunks)
+    places = [0, *accumulate(map(len, chunks))]
+    cuts = [max(0, places[number % len(places)] + by) for number, by in ends]
+    whole, broken = Taker(), Taker()
+    link, _, _ = link_with(whole)
+    link.data_received(head(events=True))
+    for piece in pieces_of(body, cuts):
+        link.data_received(piece)
+        passed = b"".join(whole.pieces)
+        assert whole_chunks(passed) == len(passed)
+    assert b"".join(whole.pieces) == body
+    assert whole.ends == [True]
+
+    link, _, _ = link_with(broken)
+    link.data_received(head(events=True))
+    for piece in pieces_of(body[: at % len(body)], cuts):
+        link.data_received(piece)
+    link.connection_lost(None)
+    assert len(b"".join(broken.pieces)) == max(place for place in places if place <= at % len(body))
+
+
+def test_a_read_that_looks_like_a_chunk_within_another_waits_for_its_end() -> None:
+    taker = Taker()
+    link, _, _ = link_with(taker)
+    link.data_received(head(events=True))
+    link.data_received(b"a\r\nxy")
+    link.data_received(b"3\r\nabc\r\n")
+    assert not taker.pieces
+    link.data_received(b"\r\n")
+    assert b"".join(taker.pieces) == b"a\r\nxy3\r\nabc\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("size_line", "body"), [(b"0003", b"abc"), (b"3;name=value", b"abc"), (b"A", b"x" * 10), (b"0a", b"x" * 10)]
+)
+def test_a_size_that_is_written_otherwise_is_read_too(size_line: bytes, body: bytes) -> None:
+    taker = Taker()
+    link, _, _ = link_with(taker)
+    chunks = [size_line + b"\r\n" + body + b"\r\n", b"2\r\nab\r\n", b"0\r\n\r\n"]
+    for data in (head(events=True), *chunks):
+        link.data_received(data)
+    assert taker.pieces == chunks
+    assert taker.ends == [True]
+
+
+@pytest.mark.parametrize("garbage", [b"zz\r\n", b"3\r\nabcd\r\n", b"3\r\nabXYZ", b"-3\r\nabc\r\n", b"\r\n"])
+def test_garbage_between_chunks_is_a_failure_and_not_passed_on(garbage: bytes) -> None:
+    taker = Taker()
+    link, _, wire = link_with(taker)
+    for data in (head(events=True), b"3\r\nabc\r\n", garbage):
+        link.data_received(data)
+    assert taker.pieces == [b"3\r\nabc\r\n"]
+    assert isinstance(taker.ends[0], Failure)
+    assert taker.ends[0].kind == "protocol"
+    assert wire.closed
+
+
+def test_a_connection_is_as_good_as_new_for_its_next_response() -> None:
+    """Nothing of a stream's state is left for a body that is no stream, and the other way round."""
+    one, two, three = Taker(), Taker(), Taker()
+    link, _, _ = link_with(one)
+    for data in (head(events=True), *one_by_one([b"abc"])):
+        link.data_received(data)
+    link.send_request(two, (b"request",), pooled=True)
+    link.data_received(head(events=False, framing=b"content-length: 8"))
+    link.data_received(b"3\r\nabc\r\n")
+    link.send_request(three, (b"request",), pooled=True)
+    for data in (head(events=True), b"3\r\nab", b"c\r\n0\r\n\r\n"):
+        link.data_received(data)
+    assert (two.pieces, two.ends) == ([b"3\r\nabc\r\n"], [True])
+    assert (three.pieces, three.ends) == ([b"3\r\nabc\r\n0\r\n\r\n"], [True])
+
+
+@pytest.mark.parametrize("length", [0, 1, JOINED_LIMIT_BYTES, JOINED_LIMIT_BYTES + 1])
+def test_a_post_is_the_same_bytes_in_one_piece_or_two(length: int) -> None:
+    target = Target("127.0.0.1", 1, "host:1", "host", "/base", tls=False)
+    headers, body = b"a: b\r\nx-request-id: r\r\n", b"x" * length
+    pieces = upstream.Pool(target, 1.0).make_post(b"/v1/completions?a=b", headers, body)
+    assert b"".join(pieces) == target.head("POST", b"/v1/completions?a=b", headers, length) + body
+    assert len(pieces) == (1 if length <= JOINED_LIMIT_BYTES else 2)
+    assert length <= JOINED_LIMIT_BYTES or pieces[1] is body, "a long body is not copied"
 
 
 @given(st.binary(max_size=80), st.lists(st.integers(0, 10_000), max_size=8))

@@ -31,12 +31,12 @@ def turn(tokens: int = 1000, *, since: float | None = None, moving_to: str = "",
     )
 
 
-def ruled_out(made: Decision) -> dict[str, str]:
-    return {one.instance: one.ruled_out for one in made.candidates if one.ruled_out}
+def ruled_out(decision: Decision) -> dict[str, str]:
+    return {one.instance: one.ruled_out for one in decision.candidates if one.ruled_out}
 
 
-def gates(made: Decision) -> dict[str, bool]:
-    return {gate.name: gate.passed for gate in made.gates}
+def gates(decision: Decision) -> dict[str, bool]:
+    return {gate.name: gate.passed for gate in decision.gates}
 
 
 @pytest.mark.parametrize("parameters", [{}, {"hot_tokens": 4000}, {"cooldown_s": 30}])
@@ -50,8 +50,8 @@ def test_thresholds_have_no_silent_default(parameters: dict[str, object]) -> Non
 
 
 def test_a_new_session_goes_where_the_fewest_prompt_tokens_are_pending() -> None:
-    made = POLICY.decide(ask(9000, {"a": 8990}), view(room("a", 500, bs=1), room("b", 400, bs=9), room("c", 600)))
-    assert (made.instance, made.reason, made.binds, made.migrate_from) == ("b", "cold", True, "")
+    decision = POLICY.decide(ask(9000, {"a": 8990}), view(room("a", 500, bs=1), room("b", 400, bs=9), room("c", 600)))
+    assert (decision.instance, decision.reason, decision.binds, decision.migrate_from) == ("b", "cold", True, "")
 
 
 def test_new_sessions_at_idle_instances_take_turns() -> None:
@@ -61,51 +61,51 @@ def test_new_sessions_at_idle_instances_take_turns() -> None:
 
 
 def test_a_later_turn_stays_with_its_instance_up_to_the_threshold() -> None:
-    made = POLICY.decide(turn(), view(room("a", 4000), room("b")))
-    assert (made.instance, made.reason, made.binds, made.migrate_from) == ("a", "bound", True, "")
-    assert gates(made) == {"hot": False}
+    decision = POLICY.decide(turn(), view(room("a", 4000), room("b")))
+    assert (decision.instance, decision.reason, decision.binds, decision.migrate_from) == ("a", "bound", True, "")
+    assert gates(decision) == {"hot": False}
 
 
 def test_above_the_threshold_it_migrates_to_the_least_busy() -> None:
-    made = POLICY.decide(turn(), view(room("a", 4001), room("b", 300), room("c", 200)))
-    assert (made.instance, made.migrate_from, made.reason) == ("c", "a", "migrated")
-    assert made.binds, "the binding follows once it was served there"
-    assert gates(made) == {"hot": True, "cooldown": True, "one_at_a_time": True, "target": True}
-    assert "it is hot: 4001" in ruled_out(made)["a"]
+    decision = POLICY.decide(turn(), view(room("a", 4001), room("b", 300), room("c", 200)))
+    assert (decision.instance, decision.migrate_from, decision.reason) == ("c", "a", "migrated")
+    assert decision.binds, "the binding follows once it was served there"
+    assert gates(decision) == {"hot": True, "cooldown": True, "one_at_a_time": True, "target": True}
+    assert "it is hot: 4001" in ruled_out(decision)["a"]
 
 
 def test_it_goes_by_load_that_is_seen_and_not_by_the_cache() -> None:
-    made = POLICY.decide(turn(9000, cached={"b": 8990}), view(room("a", 5000), room("b", 300), room("c", 200)))
-    assert made.instance == "c"
+    decision = POLICY.decide(turn(9000, cached={"b": 8990}), view(room("a", 5000), room("b", 300), room("c", 200)))
+    assert decision.instance == "c"
 
 
 @pytest.mark.parametrize(("since", "moves"), [(None, True), (0.0, False), (29.9, False), (30.0, True), (99.0, True)])
 def test_a_session_that_migrated_stays_for_the_cooldown(since: float | None, moves: bool) -> None:
-    made = POLICY.decide(turn(since=since), view(room("a", 5000), room("b")))
-    assert (made.instance, bool(made.migrate_from)) == (("b", True) if moves else ("a", False))
-    assert made.reason == ("migrated" if moves else "hot_cooldown")
-    assert gates(made)["cooldown"] == moves
+    decision = POLICY.decide(turn(since=since), view(room("a", 5000), room("b")))
+    assert (decision.instance, bool(decision.migrate_from)) == (("b", True) if moves else ("a", False))
+    assert decision.reason == ("migrated" if moves else "hot_cooldown")
+    assert gates(decision)["cooldown"] == moves
 
 
 def test_a_second_turn_in_flight_stays_while_the_first_migrates() -> None:
-    made = POLICY.decide(turn(moving_to="b"), view(room("a", 5000), room("b", 1000), room("c")))
-    assert (made.instance, made.migrate_from, made.reason) == ("a", "", "hot_moving")
-    assert "one is, to b" in made.gates[-1].text
+    decision = POLICY.decide(turn(moving_to="b"), view(room("a", 5000), room("b", 1000), room("c")))
+    assert (decision.instance, decision.migrate_from, decision.reason) == ("a", "", "hot_moving")
+    assert "one is, to b" in decision.gates[-1].text
 
 
 @pytest.mark.parametrize(("pending", "moves"), [(4999, True), (5000, False), (5001, False)])
 def test_a_target_must_be_strictly_less_busy(pending: int, moves: bool) -> None:
-    made = POLICY.decide(turn(), view(room("a", 5000), room("b", pending)))
-    assert bool(made.migrate_from) == moves
-    assert made.instance == ("b" if moves else "a")
-    assert moves or "not less busy than a" in ruled_out(made)["b"]
+    decision = POLICY.decide(turn(), view(room("a", 5000), room("b", pending)))
+    assert bool(decision.migrate_from) == moves
+    assert decision.instance == ("b" if moves else "a")
+    assert moves or "not less busy than a" in ruled_out(decision)["b"]
 
 
 @pytest.mark.parametrize(("free", "moves"), [(1000, True), (999, False), (0, False), (None, False)])
 def test_a_target_must_have_room_for_the_context(free: int | None, moves: bool) -> None:
-    made = POLICY.decide(turn(1000, max_tokens=100), view(room("a", 5000), room("b", 0, free)))
-    assert bool(made.migrate_from) == moves
-    assert moves or "1000" in ruled_out(made)["b"]
+    decision = POLICY.decide(turn(1000, max_tokens=100), view(room("a", 5000), room("b", 0, free)))
+    assert bool(decision.migrate_from) == moves
+    assert moves or "1000" in ruled_out(decision)["b"]
 
 
 @pytest.mark.parametrize(("free", "moves"), [(1100, True), (1099, False)])
@@ -115,17 +115,22 @@ def test_what_the_router_reserves_for_an_answer_needs_room_too(free: int, moves:
 
 
 def test_a_busier_target_with_room_beats_the_least_busy_without() -> None:
-    made = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 4000)))
-    assert (made.instance, made.migrate_from) == ("c", "a")
-    assert ruled_out(made)["b"] == "500 KV tokens free, 1000 needed"
+    decision = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 4000)))
+    assert (decision.instance, decision.migrate_from) == ("c", "a")
+    assert ruled_out(decision)["b"] == "500 KV tokens free, 1000 needed"
 
 
 def test_without_a_target_it_stays_and_says_why_of_each() -> None:
-    made = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 6000), room("d", free=None)))
-    assert (made.instance, made.migrate_from, made.reason, made.binds) == ("a", "", "hot_no_target", True)
-    assert gates(made)["target"] is False
-    assert set(ruled_out(made)) == {"b", "c", "d"}
-    assert "not known" in ruled_out(made)["d"]
+    decision = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 6000), room("d", free=None)))
+    assert (decision.instance, decision.migrate_from, decision.reason, decision.binds) == (
+        "a",
+        "",
+        "hot_no_target",
+        True,
+    )
+    assert gates(decision)["target"] is False
+    assert set(ruled_out(decision)) == {"b", "c", "d"}
+    assert "not known" in ruled_out(decision)["d"]
 
 
 @pytest.mark.parametrize("least", [0, 1, 1000])
@@ -135,8 +140,8 @@ def test_whether_kv_can_move_there_now_does_not_change_the_target(policy: EAR, l
     cluster = view(room("a", 5000), room("b"), room("c", 300))
     held = msgspec.structs.replace(turn(cached={"a": 912}), min_move_tokens=least)
     for cut_off in ({}, {"b": "quarantined for 9 s"}, {"b": "quarantined", "c": "it has no transfer"}):
-        made = policy.decide(msgspec.structs.replace(held, cut_off=cut_off), cluster)
-        assert (made.instance, made.migrate_from, made.reason) == ("b", "a", "migrated")
+        decision = policy.decide(msgspec.structs.replace(held, cut_off=cut_off), cluster)
+        assert (decision.instance, decision.migrate_from, decision.reason) == ("b", "a", "migrated")
 
 
 @pytest.mark.parametrize("least", [0, 1, 1000])
@@ -156,8 +161,8 @@ def test_how_much_kv_there_is_to_move_does_not_keep_a_session(cached: dict[str, 
     asked = msgspec.structs.replace(turn(1000, cached=cached), min_move_tokens=least)
     cluster = view(room("a", 5000), room("b", 100), room("c", 200))
     for policy in (POLICY, MIGRATION_ONLY):
-        made = policy.decide(asked, cluster)
-        assert (made.instance, made.migrate_from, made.reason) == (goes_to, "a", "migrated")
+        decision = policy.decide(asked, cluster)
+        assert (decision.instance, decision.migrate_from, decision.reason) == (goes_to, "a", "migrated")
     alone = AFFINITY_ONLY.decide(asked, cluster)
     assert (alone.instance, alone.gates) == ("a", ())
 
@@ -194,11 +199,11 @@ def test_it_decides_as_the_specification_is_written() -> None:
             min_move_tokens=(0, 1, 1000)[int(rng.integers(3))],
             cut_off={name: "quarantined" for name in names if rng.random() < 0.3},
         )
-        made = EAR(hot_tokens=2000, cooldown_s=30, tie="first").decide(asked, cluster)
-        migrated += bool(made.migrate_from)
+        decision = EAR(hot_tokens=2000, cooldown_s=30, tie="first").decide(asked, cluster)
+        migrated += bool(decision.migrate_from)
         expected = follow_the_specification(asked, cluster, 2000, 30)
-        if made.instance != expected or bool(made.migrate_from) != (expected != asked.owner):
-            differing.append((number, made.instance, expected))
+        if decision.instance != expected or bool(decision.migrate_from) != (expected != asked.owner):
+            differing.append((number, decision.instance, expected))
     assert migrated > 700
     assert differing == []
 
@@ -208,8 +213,8 @@ def test_alone_it_stays() -> None:
 
 
 def test_when_all_are_hot_it_is_sticky() -> None:
-    made = POLICY.decide(turn(), view(*(room(name, 9000) for name in "abc")))
-    assert (made.instance, made.reason) == ("a", "hot_no_target")
+    decision = POLICY.decide(turn(), view(*(room(name, 9000) for name in "abc")))
+    assert (decision.instance, decision.reason) == ("a", "hot_no_target")
 
 
 @pytest.mark.parametrize("since", [None, 0.0])
@@ -217,40 +222,45 @@ def test_when_all_are_hot_it_is_sticky() -> None:
 def test_a_dead_owner_is_replaced_at_once_and_nothing_is_fetched_from_it(lost: str, since: float | None) -> None:
     dead = () if lost == "gone" else (room("a", 9000, available=lost != "down"),)
     tried = ["a"] if lost == "failed this request" else []
-    made = POLICY.decide(turn(since=since, tried=tried), view(*dead, room("b", 9500), room("c", 9400)))
-    assert (made.instance, made.migrate_from, made.reason) == ("c", "", "fallback_owner_down")
-    assert made.binds
+    decision = POLICY.decide(turn(since=since, tried=tried), view(*dead, room("b", 9500), room("c", 9400)))
+    assert (decision.instance, decision.migrate_from, decision.reason) == ("c", "", "fallback_owner_down")
+    assert decision.binds
 
 
 def test_a_paused_owner_keeps_its_session() -> None:
-    made = POLICY.decide(turn(), view(room("a", 9000, paused_for_s=2.0), room("b")))
-    assert (made.instance, made.migrate_from, made.reason, made.binds) == ("b", "", "owner_paused", False)
+    decision = POLICY.decide(turn(), view(room("a", 9000, paused_for_s=2.0), room("b")))
+    assert (decision.instance, decision.migrate_from, decision.reason, decision.binds) == (
+        "b",
+        "",
+        "owner_paused",
+        False,
+    )
 
 
 def test_a_paused_instance_is_no_target() -> None:
-    made = POLICY.decide(turn(), view(room("a", 9000), room("b", paused_for_s=2.0), room("c", 8000)))
-    assert (made.instance, made.migrate_from) == ("c", "a")
+    decision = POLICY.decide(turn(), view(room("a", 9000), room("b", paused_for_s=2.0), room("c", 8000)))
+    assert (decision.instance, decision.migrate_from) == ("c", "a")
 
 
 def test_a_target_that_failed_this_request_is_not_asked_again() -> None:
-    made = POLICY.decide(turn(tried=["b"]), view(room("a", 9000), room("b"), room("c", 8000)))
-    assert (made.instance, made.migrate_from) == ("c", "a")
+    decision = POLICY.decide(turn(tried=["b"]), view(room("a", 9000), room("b"), room("c", 8000)))
+    assert (decision.instance, decision.migrate_from) == ("c", "a")
     assert POLICY.decide(turn(tried=["b"]), view(room("a", 9000), room("b"))).instance == "a"
 
 
 def test_nobody_left_is_nowhere() -> None:
-    made = POLICY.decide(turn(), view(room("a", available=False)))
-    assert (made.instance, made.reason, made.binds) == ("", "no_instance", False)
+    decision = POLICY.decide(turn(), view(room("a", available=False)))
+    assert (decision.instance, decision.reason, decision.binds) == ("", "no_instance", False)
 
 
 def test_without_a_session_nothing_migrates() -> None:
-    made = POLICY.decide(ask(session=""), view(room("a", 9000), room("b")))
-    assert (made.instance, made.migrate_from) == ("b", "")
+    decision = POLICY.decide(ask(session=""), view(room("a", 9000), room("b")))
+    assert (decision.instance, decision.migrate_from) == ("b", "")
 
 
 def test_affinity_only_stays_however_hot() -> None:
-    made = AFFINITY_ONLY.decide(turn(), view(room("a", 90_000), room("b")))
-    assert (made.instance, made.reason, made.gates) == ("a", "bound", ())
+    decision = AFFINITY_ONLY.decide(turn(), view(room("a", 90_000), room("b")))
+    assert (decision.instance, decision.reason, decision.gates) == ("a", "bound", ())
     assert AFFINITY_ONLY.decide(ask(), view(room("a", 1), room("b"))).instance == "b", "cold start by load, as in full"
 
 
@@ -271,7 +281,7 @@ def test_migration_only_without_a_target_or_in_cooldown_still_places_by_load() -
 
 
 def test_with_neither_it_balances_load() -> None:
-    made = EAR(hot_tokens=0, cooldown_s=0, affinity=False, migration=False).decide(
+    decision = EAR(hot_tokens=0, cooldown_s=0, affinity=False, migration=False).decide(
         turn(), view(room("a", 5000), room("b", 4000))
     )
-    assert (made.instance, made.migrate_from, made.gates) == ("b", "", ())
+    assert (decision.instance, decision.migrate_from, decision.gates) == ("b", "", ())

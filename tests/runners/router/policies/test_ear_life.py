@@ -30,7 +30,7 @@ class Flight:
     """A request on its way or being served."""
 
     request: RoutedRequest
-    made: Decision
+    decision: Decision
     reservation: CounterReservation
     moves: int
     """Migrations of its session that were served before its pick."""
@@ -74,35 +74,35 @@ class Life(RuleBasedStateMachine):
             moving_to=bindings.moving_to(session),
         )  # fmt: skip
         view = self.cluster.take_view()
-        made = self.policy.decide(request, view)
-        if not made.instance:
+        decision = self.policy.decide(request, view)
+        if not decision.instance:
             return
-        if made.migrate_from:
-            self.check(request, made, {load.instance: load for load in view.instances})
+        if decision.migrate_from:
+            self.check(request, decision, {load.instance: load for load in view.instances})
         self.flying.append(
-            Flight(request, made, self.cluster.reserve_counters(made, request), len(self.migrated_s[session]))
+            Flight(request, decision, self.cluster.reserve_counters(decision, request), len(self.migrated_s[session]))
         )
 
     @rule(instance=st.sampled_from("abc"), tokens=st.sampled_from((150, 310, 800, 1200)))
     def load(self, instance: str, tokens: int) -> None:
         """A request of another client."""
         request = RoutedRequest("other", "", 0, tokens, 50, 16, {})
-        made = Decision("other", instance, "other", binds=False)
-        self.flying.append(Flight(request, made, self.cluster.reserve_counters(made, request), 0))
+        decision = Decision("other", instance, "other", binds=False)
+        self.flying.append(Flight(request, decision, self.cluster.reserve_counters(decision, request), 0))
 
-    def check(self, request: RoutedRequest, made: Decision, seen: dict[str, InstanceLoad]) -> None:
+    def check(self, request: RoutedRequest, decision: Decision, seen: dict[str, InstanceLoad]) -> None:
         """Section 4.3: never from one that is not hot, never to a busier or too small one, never from the dead."""
-        source, target = seen[made.migrate_from], seen[made.instance]
-        assert made.migrate_from == request.owner
-        assert made.binds
+        source, target = seen[decision.migrate_from], seen[decision.instance]
+        assert decision.migrate_from == request.owner
+        assert decision.binds
         assert source.available
-        assert made.migrate_from not in request.tried
+        assert decision.migrate_from not in request.tried
         assert source.pending_prefill_tokens > HOT_TOKENS
         assert target.pending_prefill_tokens < source.pending_prefill_tokens
         assert target.free_kv_tokens is not None
         assert target.free_kv_tokens >= request.input_tokens
         under_way = [one for one in self.flying if one.request.session == request.session and not one.served]
-        assert not any(one.made.migrate_from for one in under_way), "one migration of a session at a time"
+        assert not any(one.decision.migrate_from for one in under_way), "one migration of a session at a time"
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -112,14 +112,14 @@ class Life(RuleBasedStateMachine):
             return
         one.served = True
         one.reservation.end_prefill()
-        if not one.made.binds:
+        if not one.decision.binds:
             return
-        session, migrates = one.request.session, bool(one.made.migrate_from)
+        session, migrates = one.request.session, bool(one.decision.migrate_from)
         before = self.bindings.owner_of(session)
-        self.bindings.commit_binding(session, one.made.instance, self.now, migrates=migrates)
+        self.bindings.commit_binding(session, one.decision.instance, self.now, migrates=migrates)
         if migrates:
             self.migrated_s[session].append(self.now)
-            assert self.bindings.owner_of(session) == one.made.instance, "whatever is still open elsewhere"
+            assert self.bindings.owner_of(session) == one.decision.instance, "whatever is still open elsewhere"
         elif self.affinity and self.steady and not one.request.tried and one.moves < len(self.migrated_s[session]):
             # (one that found an instance failing is bound where it was served in the end)
             assert self.bindings.owner_of(session) == before, "what was picked before a migration does not undo it"
@@ -189,8 +189,8 @@ def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> Non
         one = life.flying[-1]
         one.served = True
         one.reservation.end_prefill()
-        life.bindings.commit_binding("s0", one.made.instance, life.now, migrates=bool(one.made.migrate_from))
-        if one.made.migrate_from:
+        life.bindings.commit_binding("s0", one.decision.instance, life.now, migrates=bool(one.decision.migrate_from))
+        if one.decision.migrate_from:
             life.migrated_s["s0"].append(life.now)
             for held in [other for other in life.flying if other is not one]:
                 held.reservation.end()

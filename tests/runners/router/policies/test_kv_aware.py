@@ -12,14 +12,14 @@ from runners.router.policies.kv_aware import KvAware
 from tests.runners.router.views import BLOCK, ask, load, view
 
 
-def bonus(made: Decision, instance: str) -> float:
-    return next(one.terms["floor_bonus"] for one in made.candidates if one.instance == instance)
+def bonus(decision: Decision, instance: str) -> float:
+    return next(one.terms["floor_bonus"] for one in decision.candidates if one.instance == instance)
 
 
 def test_overlap_comes_first_whatever_the_load() -> None:
-    made = KvAware().decide(ask(2000, {"a": 50 * BLOCK}), view(load("a", bs=30, assigned=30), load("b")))
-    assert made.instance == "a"
-    assert made.candidates[0].terms["overlap_blocks"] == 50
+    decision = KvAware().decide(ask(2000, {"a": 50 * BLOCK}), view(load("a", bs=30, assigned=30), load("b")))
+    assert decision.instance == "a"
+    assert decision.candidates[0].terms["overlap_blocks"] == 50
 
 
 def test_equal_overlap_goes_to_the_owner_then_to_fewer_requests_then_to_fewer_sessions() -> None:
@@ -31,8 +31,8 @@ def test_equal_overlap_goes_to_the_owner_then_to_fewer_requests_then_to_fewer_se
 def test_the_floor_bonus_has_the_specifications_numbers() -> None:
     """Mean 16, K = 200: an instance without a session gets 200, one that is one session short gets 12."""
     loads = load("a", assigned=0), load("b", assigned=15), load("c", assigned=33)
-    made = KvAware(load_floor_bonus=200).decide(ask(), view(*loads))
-    assert [bonus(made, name) for name in "abc"] == [200, 12, 0]
+    decision = KvAware(load_floor_bonus=200).decide(ask(), view(*loads))
+    assert [bonus(decision, name) for name in "abc"] == [200, 12, 0]
     hot = ask(2000, {"c": 50 * BLOCK})
     assert KvAware(load_floor_bonus=200).decide(hot, view(*loads)).instance == "a", "200 beats a boilerplate of 50"
     short = load("a", assigned=15), load("b", assigned=17)
@@ -40,8 +40,8 @@ def test_the_floor_bonus_has_the_specifications_numbers() -> None:
 
 
 def test_the_bonus_is_off_by_default() -> None:
-    made = KvAware().decide(ask(), view(load("a"), load("b", assigned=99)))
-    assert bonus(made, "a") == 0
+    decision = KvAware().decide(ask(), view(load("a"), load("b", assigned=99)))
+    assert bonus(decision, "a") == 0
 
 
 @pytest.mark.parametrize("form", ["mean", "max"])
@@ -84,16 +84,16 @@ def test_a_the_cold_bonus_protects_once() -> None:
 def test_c_inflight_first_sends_warm_sessions_to_idle_instances() -> None:
     request, cluster = ask(2000, {"a": 1600}, owner="a"), view(load("a", bs=1), load("b"))
     assert KvAware().decide(request, cluster).instance == "a"
-    made = KvAware(order="inflight_first").decide(request, cluster)
-    assert made.instance == "b"
-    assert made.keys[0] == "inflight"
+    decision = KvAware(order="inflight_first").decide(request, cluster)
+    assert decision.instance == "b"
+    assert decision.keys[0] == "inflight"
 
 
 def test_d_overlap_on_a_loaded_instance_is_worth_less() -> None:
     request, cluster = ask(2000, {"a": 50 * BLOCK, "b": 20 * BLOCK}), view(load("a", bs=48), load("b", bs=0))
     assert KvAware().decide(request, cluster).instance == "a"
-    made = KvAware(overlap_discount="fixed", max_inflight=64).decide(request, cluster)
-    assert made.instance == "b", "50 x (1 - 48/64) = 12.5 < 20"
+    decision = KvAware(overlap_discount="fixed", max_inflight=64).decide(request, cluster)
+    assert decision.instance == "b", "50 x (1 - 48/64) = 12.5 < 20"
     assert KvAware(overlap_discount="largest").decide(request, cluster).instance == "b", "the busiest counts nothing"
     over = KvAware(overlap_discount="fixed", max_inflight=10).decide(request, cluster)
     assert over.candidates[0].terms["counted_overlap"] == 0, "never negative"
@@ -114,9 +114,9 @@ def test_f_small_overlap_is_not_counted() -> None:
 
 def test_g_three_refusals_move_a_session_and_the_least_refused_takes_it_where_all_refuse() -> None:
     request = ask(2000, {"a": 1600}, owner="a", rejects={"a": 3})
-    made = KvAware().decide(request, view(load("a"), load("b", bs=9)))
-    assert (made.instance, made.reason, made.binds) == ("b", "reject_migration", True)
-    assert not made.gates[0].passed
+    decision = KvAware().decide(request, view(load("a"), load("b", bs=9)))
+    assert (decision.instance, decision.reason, decision.binds) == ("b", "reject_migration", True)
+    assert not decision.gates[0].passed
     two = ask(2000, {"a": 1600}, owner="a", rejects={"a": 2})
     assert KvAware().decide(two, view(load("a"), load("b"))).instance == "a"
     everyone = ask(2000, owner="a", rejects={"a": 5, "b": 3, "c": 4})
@@ -129,8 +129,8 @@ def test_q1e_a_full_kv_pool_is_skipped_and_keeps_its_session() -> None:
     full = load("a", kv_capacity_tokens=1000, free_kv_tokens=50)
     request = ask(2000, {"a": 1600}, owner="a")
     assert KvAware().decide(request, view(full, load("b"))).instance == "a", "off by default"
-    made = KvAware(backpressure_above=0.9).decide(request, view(full, load("b")))
-    assert (made.instance, made.reason, made.binds) == ("b", "backpressure", False)
+    decision = KvAware(backpressure_above=0.9).decide(request, view(full, load("b")))
+    assert (decision.instance, decision.reason, decision.binds) == ("b", "backpressure", False)
     alone = KvAware(backpressure_above=0.9).decide(request, view(full, load("b", available=False)))
     assert alone.instance == "a", "where all are full, fullness is ignored"
 
@@ -159,11 +159,11 @@ def pools(**changed: InstanceLoad) -> ClusterView:
 
 def test_with_pools_it_decodes_where_the_overlap_is_and_prefills_where_the_least_is_pending() -> None:
     cluster = pools(p0=load("p0", pp=900, role="prefill"), p1=load("p1", pp=300, bs=9, role="prefill"))
-    made = KvAware().decide(ask(2000, {"d1": 20 * BLOCK, "p0": 40 * BLOCK}), cluster)
-    assert (made.instance, made.prefill) == ("d1", "p0"), "900 + 2000 - 640 beats 300 + 2000"
-    assert made.binds
-    assert "prefill" in next(one.ruled_out for one in made.candidates if one.instance == "p1")
-    assert {one.instance for one in made.candidates} == set(POOLS)
+    decision = KvAware().decide(ask(2000, {"d1": 20 * BLOCK, "p0": 40 * BLOCK}), cluster)
+    assert (decision.instance, decision.prefill) == ("d1", "p0"), "900 + 2000 - 640 beats 300 + 2000"
+    assert decision.binds
+    assert "prefill" in next(one.ruled_out for one in decision.candidates if one.instance == "p1")
+    assert {one.instance for one in decision.candidates} == set(POOLS)
 
 
 def test_a_turn_goes_straight_to_its_sessions_instance_while_that_holds_the_prompt() -> None:
@@ -184,18 +184,20 @@ def test_what_other_sessions_left_there_is_no_reason_to_go_straight() -> None:
 
 def test_without_a_prefill_instance_that_is_up_the_decode_instance_computes() -> None:
     down = {name: load(name, role="prefill", available=False) for name in ("p0", "p1")}
-    made = KvAware().decide(ask(), pools(**down))
-    assert made.instance.startswith("d")
-    assert made.prefill == ""
-    assert not next(gate for gate in made.gates if gate.name == "prefill").passed
+    decision = KvAware().decide(ask(), pools(**down))
+    assert decision.instance.startswith("d")
+    assert decision.prefill == ""
+    assert not next(gate for gate in decision.gates if gate.name == "prefill").passed
 
 
 def test_a_prompt_is_computed_where_it_has_room() -> None:
     full = load("p0", role="prefill", free_kv_tokens=2000)
     room = load("p1", pp=9000, role="prefill", free_kv_tokens=2001)
-    made = KvAware().decide(ask(2000), pools(p0=full, p1=room))
-    assert made.prefill == "p1"
-    assert "2000 KV tokens free, 2001 needed" in next(one.ruled_out for one in made.candidates if one.instance == "p0")
+    decision = KvAware().decide(ask(2000), pools(p0=full, p1=room))
+    assert decision.prefill == "p1"
+    assert "2000 KV tokens free, 2001 needed" in next(
+        one.ruled_out for one in decision.candidates if one.instance == "p0"
+    )
     nowhere = KvAware().decide(ask(2000), pools(p0=full, p1=msgspec.structs.replace(room, free_kv_tokens=0)))
     assert (nowhere.prefill, nowhere.instance[0]) == ("", "d"), "the decode instance computes it"
     assert not next(gate for gate in nowhere.gates if gate.name == "prefill").passed
@@ -203,12 +205,12 @@ def test_a_prompt_is_computed_where_it_has_room() -> None:
 
 def test_the_floor_bonus_counts_the_instances_that_decode_alone() -> None:
     cluster = pools(d0=load("d0", assigned=16, role="decode"), d1=load("d1", role="decode"))
-    made = KvAware(load_floor_bonus=200).decide(ask(2000, {"d0": 50 * BLOCK}), cluster)
-    assert made.instance == "d1"
-    assert bonus(made, "d1") == 200, "mean 8 over two, not 4 over four"
+    decision = KvAware(load_floor_bonus=200).decide(ask(2000, {"d0": 50 * BLOCK}), cluster)
+    assert decision.instance == "d1"
+    assert bonus(decision, "d1") == 200, "mean 8 over two, not 4 over four"
 
 
 def test_without_pools_nothing_is_prefilled_elsewhere() -> None:
-    made = KvAware().decide(ask(), view(load("a"), load("b")))
-    assert made.prefill == ""
-    assert made.gates == ()
+    decision = KvAware().decide(ask(), view(load("a"), load("b")))
+    assert decision.prefill == ""
+    assert decision.gates == ()

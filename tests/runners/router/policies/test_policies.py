@@ -16,17 +16,17 @@ from runners.router.policies.sticky import Sticky, placing_order
 from tests.runners.router.views import ask, load, view
 
 
-def scores(made: Decision) -> dict[str, tuple[float, ...]]:
-    return {one.instance: one.score for one in made.candidates}
+def scores(decision: Decision) -> dict[str, tuple[float, ...]]:
+    return {one.instance: one.score for one in decision.candidates}
 
 
 def test_round_robin_takes_turns_among_those_that_are_up() -> None:
     loads = load("a", bs=9), load("b", available=False, why_unavailable="breaker open"), load("c")
     picked = [RoundRobin().decide(ask(), view(*loads, picks=n)).instance for n in range(4)]
     assert picked == ["a", "c", "a", "c"]
-    made = RoundRobin().decide(ask(), view(*loads))
-    assert {one.instance: one.ruled_out for one in made.candidates}["b"] == "breaker open"
-    assert not made.binds
+    decision = RoundRobin().decide(ask(), view(*loads))
+    assert {one.instance: one.ruled_out for one in decision.candidates}["b"] == "breaker open"
+    assert not decision.binds
 
 
 def test_load_only_goes_by_requests_then_tokens_then_turn() -> None:
@@ -39,12 +39,12 @@ def test_load_only_goes_by_requests_then_tokens_then_turn() -> None:
 
 
 def test_lmetric_weighs_prompt_work_by_batch_size() -> None:
-    made = LMetric().decide(
+    decision = LMetric().decide(
         ask(60_000, {"b": 59_800}), view(load("a", bs=1), load("b", bs=2, pp=100), load("c", bs=3, pp=5_000))
     )
-    assert {name: score[0] for name, score in scores(made).items()} == {"a": 60_000, "b": 600, "c": 195_000}
-    assert made.instance == "b"
-    assert not made.binds, "lmetric never writes affinity"
+    assert {name: score[0] for name, score in scores(decision).items()} == {"a": 60_000, "b": 600, "c": 195_000}
+    assert decision.instance == "b"
+    assert not decision.binds, "lmetric never writes affinity"
 
 
 def test_lmetric_swallows_the_cache_on_an_idle_instance_unless_the_offset_is_one() -> None:
@@ -65,16 +65,16 @@ def test_idle_ties_pin_the_first_instance_only_where_that_is_asked_for() -> None
     turns = Counter(LMetric().decide(ask(), view(*loads, fallbacks=n)).instance for n in range(20))
     assert first == {"a"}
     assert turns == dict.fromkeys("abcd", 5)
-    made = LMetric().decide(ask(), view(*loads, fallbacks=1))
-    assert made.advances
-    assert made.tie_break == "a, b, c, d are equal on work_x_requests (0); decided by turns_away"
+    decision = LMetric().decide(ask(), view(*loads, fallbacks=1))
+    assert decision.advances
+    assert decision.tie_break == "a, b, c, d are equal on work_x_requests (0); decided by turns_away"
 
 
 def test_leastwork_counts_work_that_is_left_not_requests() -> None:
-    made = LeastWork().decide(ask(1000, {"b": 900}, turn=1), view(load("a", pp=200), load("b", bs=7, pp=900)))
-    assert scores(made)["a"][0] == 1200
-    assert scores(made)["b"][0] == 1000
-    assert made.instance == "b"
+    decision = LeastWork().decide(ask(1000, {"b": 900}, turn=1), view(load("a", pp=200), load("b", bs=7, pp=900)))
+    assert scores(decision)["a"][0] == 1200
+    assert scores(decision)["b"][0] == 1000
+    assert decision.instance == "b"
 
 
 def test_leastwork_is_its_authors_rule_and_its_variant_weighs_a_first_prompt_whole() -> None:
@@ -87,16 +87,16 @@ def test_leastwork_is_its_authors_rule_and_its_variant_weighs_a_first_prompt_who
 def test_the_linear_mix_moves_from_load_to_cache_with_its_weight() -> None:
     cluster, request = view(load("a", bs=0), load("b", bs=4)), ask(1000, {"b": 800})
     assert KvLinear(w=0.3).decide(request, cluster).instance == "a"
-    made = KvLinear(w=0.6).decide(request, cluster)
-    assert made.instance == "b"
-    assert scores(made)["b"][0] == pytest.approx(-(0.6 * 0.8 - 0.4 * 1))
+    decision = KvLinear(w=0.6).decide(request, cluster)
+    assert decision.instance == "b"
+    assert scores(decision)["b"][0] == pytest.approx(-(0.6 * 0.8 - 0.4 * 1))
 
 
 def test_the_linear_form_of_pr1035_compares_with_the_mean() -> None:
     cluster, request = view(load("a", bs=0), load("b", bs=4)), ask(1000, {"b": 900})
-    made = KvLinear(form="pr1035").decide(request, cluster)
-    assert scores(made)["b"][0] == pytest.approx(-(0.9 - 1.0 * (4 - 2) / 2))
-    assert made.instance == "a"
+    decision = KvLinear(form="pr1035").decide(request, cluster)
+    assert scores(decision)["b"][0] == pytest.approx(-(0.9 - 1.0 * (4 - 2) / 2))
+    assert decision.instance == "a"
     assert KvLinear(form="pr1035", beta=0.4).decide(request, cluster).instance == "b"
 
 
@@ -139,8 +139,8 @@ def test_sticky_rebinds_when_its_instance_is_down_and_goes_home_only_where_it_is
 
 
 def test_sticky_without_a_session_goes_by_load() -> None:
-    made = Sticky().decide(ask(session=""), view(load("a", bs=1), load("b")))
-    assert (made.instance, made.reason, made.binds) == ("b", "no_session", False)
+    decision = Sticky().decide(ask(session=""), view(load("a", bs=1), load("b")))
+    assert (decision.instance, decision.reason, decision.binds) == ("b", "no_session", False)
 
 
 def test_bounded_sticky_passes_on_from_a_full_instance() -> None:
@@ -152,8 +152,8 @@ def test_bounded_sticky_passes_on_from_a_full_instance() -> None:
 
 def test_a_paused_instance_is_skipped_but_keeps_its_session() -> None:
     loads = load("a", paused_for_s=0.8), load("b")
-    made = Sticky().decide(ask(owner="a"), view(*loads))
-    assert (made.instance, made.reason, made.binds) == ("b", "owner_paused", False)
+    decision = Sticky().decide(ask(owner="a"), view(*loads))
+    assert (decision.instance, decision.reason, decision.binds) == ("b", "owner_paused", False)
     everyone = LMetric().decide(ask(), view(load("a", paused_for_s=0.8), load("b", paused_for_s=0.1)))
     assert everyone.instance in ("a", "b")
     assert everyone.gates[0].text == "all 2 are paused: pauses are ignored"
@@ -168,19 +168,19 @@ PD = (
 
 
 def test_static_pools_prefill_by_work_and_decode_by_free_kv() -> None:
-    made = StaticPD().decide(ask(1000), view(*PD))
-    assert (made.prefill, made.instance) == ("p1", "d1")
+    decision = StaticPD().decide(ask(1000), view(*PD))
+    assert (decision.prefill, decision.instance) == ("p1", "d1")
     assert StaticPD().decide(ask(1000, {"p0": 900}), view(*PD)).prefill == "p0", "500 + 100 against 100 + 1000"
 
 
 def test_static_pools_check_that_prompt_and_reserved_output_fit() -> None:
-    made = StaticPD().decide(ask(2000), view(*PD))
-    assert {one.instance: one.ruled_out for one in made.candidates}["d0"] == "1500 KV tokens free, 2000 needed"
+    decision = StaticPD().decide(ask(2000), view(*PD))
+    assert {one.instance: one.ruled_out for one in decision.candidates}["d0"] == "1500 KV tokens free, 2000 needed"
     longer = msgspec.structs.replace(ask(1450), reserved_tokens=100)
     assert {one.instance: one.ruled_out for one in StaticPD().decide(longer, view(*PD)).candidates}["d0"] == (
         "1500 KV tokens free, 1550 needed"
     )
-    assert made.instance == "d1"
+    assert decision.instance == "d1"
     full = StaticPD().decide(ask(4500), view(*PD))
     assert (full.instance, full.reason) == ("", "wait_decode_kv")
     assert StaticPD(on_full="reject").decide(ask(4500), view(*PD)).reason == "reject_decode_kv"
@@ -190,9 +190,9 @@ def test_static_pools_check_that_the_prompt_fits_where_it_is_computed() -> None:
     """What it keeps for others is not free there."""
     full = load("p0", role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1000, retained_tokens=4000)
     room = load("p1", pp=9000, role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1001)
-    made = StaticPD().decide(ask(1000), view(full, room, *PD[2:]))
-    assert (made.prefill, made.instance) == ("p1", "d1")
-    assert {one.instance: one.ruled_out for one in made.candidates}["p0"] == "1000 KV tokens free, 1001 needed"
+    decision = StaticPD().decide(ask(1000), view(full, room, *PD[2:]))
+    assert (decision.prefill, decision.instance) == ("p1", "d1")
+    assert {one.instance: one.ruled_out for one in decision.candidates}["p0"] == "1000 KV tokens free, 1001 needed"
     waits = StaticPD().decide(ask(1000), view(full, *PD[2:]))
     assert (waits.instance, waits.reason) == ("", "wait_prefill_kv")
     assert [(gate.name, gate.passed) for gate in waits.gates] == [("fits", True), ("prompt_fits", False)]
@@ -201,16 +201,16 @@ def test_static_pools_check_that_the_prompt_fits_where_it_is_computed() -> None:
 
 def test_without_a_prefill_instance_the_decode_instance_computes() -> None:
     down = [load(name, role="prefill", available=False, why_unavailable="breaker open") for name in ("p0", "p1")]
-    made = StaticPD().decide(ask(1000), view(*down, *PD[2:]))
-    assert (made.instance, made.prefill, made.reason) == ("d1", "", "decode_alone")
-    assert {one.instance: one.ruled_out for one in made.candidates}["p0"] == "breaker open"
+    decision = StaticPD().decide(ask(1000), view(*down, *PD[2:]))
+    assert (decision.instance, decision.prefill, decision.reason) == ("d1", "", "decode_alone")
+    assert {one.instance: one.ruled_out for one in decision.candidates}["p0"] == "breaker open"
 
 
 def test_static_pools_can_be_cut_from_instances_without_roles() -> None:
     loads = [load(name, ot=ot) for name, ot in (("a", 0), ("b", 0), ("c", 9), ("d", 3))]
-    made = StaticPD(prefill_count=2).decide(ask(), view(*loads))
-    assert made.prefill in ("a", "b")
-    assert made.instance == "d", "without known capacities the fewest tokens under way"
+    decision = StaticPD(prefill_count=2).decide(ask(), view(*loads))
+    assert decision.prefill in ("a", "b")
+    assert decision.instance == "d", "without known capacities the fewest tokens under way"
     assert StaticPD().decide(ask(), view(*loads)).reason == "no_prefill_instance"
     down = [load(one.instance, available=one.instance > "b") for one in loads]
     alone = StaticPD(prefill_count=2).decide(ask(), view(*down))
@@ -219,8 +219,8 @@ def test_static_pools_can_be_cut_from_instances_without_roles() -> None:
 
 
 def test_whole_requests_never_go_to_a_prefill_instance() -> None:
-    made = LMetric().decide(ask(), view(load("p", role="prefill"), load("d", role="decode", bs=5)))
-    assert made.instance == "d"
+    decision = LMetric().decide(ask(), view(load("p", role="prefill"), load("d", role="decode", bs=5)))
+    assert decision.instance == "d"
 
 
 def test_a_policy_without_its_rule_cannot_be_made() -> None:

@@ -46,19 +46,19 @@ def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
     @settings(max_examples=examples(20), deadline=None)
     @given(asked(), clusters())
     def holds(request: RoutedRequest, cluster: ClusterView) -> None:
-        made = policy.decide(request, cluster)
+        decision = policy.decide(request, cluster)
         up = {load.instance for load in cluster.instances if load.available} - set(request.tried)
-        assert {made.instance, made.prefill} <= up | {""}
+        assert {decision.instance, decision.prefill} <= up | {""}
         whole = {load.instance for load in cluster.instances if load.role != "prefill"}
-        assert name == "static_pd" or bool(made.instance) == bool(up & whole), "an instance is picked if one may be"
-        assert [one.instance for one in made.candidates] == [load.instance for load in cluster.instances]
-        assert made.reason in REASONS
-        assert made.instance or not (made.binds or made.prefill or made.migrate_from)
-        weighed = [one for one in made.candidates if one.score]
-        assert all(len(one.score) == len(made.keys) for one in weighed)
-        assert all(bool(one.ruled_out) != bool(one.score) for one in made.candidates if made.instance)
-        assert policy.decide(request, cluster) == made
-        assert msgspec.json.decode(msgspec.json.encode(made), type=Decision) == made
+        assert name == "static_pd" or bool(decision.instance) == bool(up & whole), "an instance is picked if one may be"
+        assert [one.instance for one in decision.candidates] == [load.instance for load in cluster.instances]
+        assert decision.reason in REASONS
+        assert decision.instance or not (decision.binds or decision.prefill or decision.migrate_from)
+        weighed = [one for one in decision.candidates if one.score]
+        assert all(len(one.score) == len(decision.keys) for one in weighed)
+        assert all(bool(one.ruled_out) != bool(one.score) for one in decision.candidates if decision.instance)
+        assert policy.decide(request, cluster) == decision
+        assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
     holds()
 

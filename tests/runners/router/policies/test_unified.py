@@ -12,18 +12,22 @@ from tests.runners.router.views import ask, load, view
 
 
 def test_both_gates_pass_and_the_owner_is_taken_although_others_score_better() -> None:
-    made = Unified().decide(ask(1000, {"a": 501}, owner="a"), view(load("a", bs=2, pp=50), load("b"), load("c", bs=1)))
-    assert (made.instance, made.reason, made.binds) == ("a", "affinity", True)
-    assert [gate.passed for gate in made.gates] == [True, True]
-    assert not made.advances
-    assert {one.instance: one.score[0] for one in made.candidates} == {"a": 1098, "b": 0, "c": 1000}
+    decision = Unified().decide(
+        ask(1000, {"a": 501}, owner="a"), view(load("a", bs=2, pp=50), load("b"), load("c", bs=1))
+    )
+    assert (decision.instance, decision.reason, decision.binds) == ("a", "affinity", True)
+    assert [gate.passed for gate in decision.gates] == [True, True]
+    assert not decision.advances
+    assert {one.instance: one.score[0] for one in decision.candidates} == {"a": 1098, "b": 0, "c": 1000}
 
 
 def test_gate_one_is_strict() -> None:
-    made = Unified().decide(ask(1000, {"a": 500}, owner="a"), view(load("a", bs=1), load("b", bs=1), load("c", bs=1)))
-    assert made.reason == "fallback_low_cache"
-    assert made.gates[0].value == 0.5
-    assert made.instance == "a", "the fallback still sees what a holds"
+    decision = Unified().decide(
+        ask(1000, {"a": 500}, owner="a"), view(load("a", bs=1), load("b", bs=1), load("c", bs=1))
+    )
+    assert decision.reason == "fallback_low_cache"
+    assert decision.gates[0].value == 0.5
+    assert decision.instance == "a", "the fallback still sees what a holds"
 
 
 def test_gate_two_compares_with_the_mean_of_all() -> None:
@@ -57,17 +61,17 @@ def test_gate_two_can_never_fail_with_two_instances_unless_the_owner_is_left_out
 )
 def test_a_full_cache_hit_on_an_overloaded_owner(policy: Unified, instance: str) -> None:
     """The specification's open question: with ratio 1.0 the fallback elects the same owner again (0 x BS = 0)."""
-    made = policy.decide(ask(1000, {"a": 1000}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
-    assert made.reason == "fallback_overload"
-    assert made.instance == instance
-    out = {one.instance: one.ruled_out for one in made.candidates}
+    decision = policy.decide(ask(1000, {"a": 1000}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
+    assert decision.reason == "fallback_overload"
+    assert decision.instance == instance
+    out = {one.instance: one.ruled_out for one in decision.candidates}
     assert bool(out["a"]) == (policy.exclude_owner_on_gate2_fail or policy.hard_ceiling == 20)
 
 
 def test_hybrid_high_cache_breaks_on_overload() -> None:
     """Named after the specification's own test: it works when at least one block is not cached."""
-    made = Unified().decide(ask(1000, {"a": 984}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
-    assert made.instance == "b", "16 x 20 against 1000 x 0"
+    decision = Unified().decide(ask(1000, {"a": 984}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
+    assert decision.instance == "b", "16 x 20 against 1000 x 0"
 
 
 def test_an_excluded_owner_is_taken_where_nobody_else_is_left() -> None:
@@ -96,9 +100,9 @@ def test_a_shared_prompt_draws_fresh_sessions_together_unless_they_are_spread() 
     loads = load("a", active_sessions=3), load("b"), load("c")
     request = ask(1000, {"a": 112})
     assert Unified().decide(request, view(*loads)).instance == "a", "as the specification's second key has it"
-    made = UnifiedSpread().decide(request, view(*loads))
-    assert (made.policy, made.instance) == ("unified_spread", "b")
-    assert made.keys[1] == "active_sessions"
+    decision = UnifiedSpread().decide(request, view(*loads))
+    assert (decision.policy, decision.instance) == ("unified_spread", "b")
+    assert decision.keys[1] == "active_sessions"
     warm = ask(1000, {"a": 112}, owner="c")
     assert UnifiedSpread().decide(warm, view(*loads)).instance == "a", "only for sessions without an owner"
 
@@ -132,11 +136,11 @@ def test_the_inputs_of_approach_a_are_accepted_and_change_nothing() -> None:
 
 
 def test_approach_a_adds_contention_queue_and_prefill_in_seconds() -> None:
-    made = ApproachA().decide(ask(7000, {"a": 3500}), view(load("a", bs=4, pp=700), load("b", pp=7000)))
-    cost = {one.instance: one.score[0] for one in made.candidates}
+    decision = ApproachA().decide(ask(7000, {"a": 3500}), view(load("a", bs=4, pp=700), load("b", pp=7000)))
+    cost = {one.instance: one.score[0] for one in decision.candidates}
     assert cost["a"] == pytest.approx(4 * 0.05 + 0.1 + 0.5)
     assert cost["b"] == pytest.approx(1.0 + 1.0)
-    assert made.instance == "a"
+    assert decision.instance == "a"
 
 
 def test_approach_a_keeps_its_owner_within_both_gates_only() -> None:

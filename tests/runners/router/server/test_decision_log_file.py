@@ -12,7 +12,7 @@ from results.records.decisions import DecisionRecord
 from runners.router.decision_log import read_log
 from runners.router.server.log import RecordFile
 from tests.runners.router.routers import until
-from tests.runners.router.test_ledger import pick
+from tests.runners.router.test_ledger import make_record
 
 
 async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ async def test_a_torn_write_costs_its_own_records_and_no_later_one(
 ) -> None:
     path = tmp_path / "d.jsonl"
     log = RecordFile(str(path))
-    room = [len(msgspec.json.encode(pick(0))) + 30]  # the first record and part of the second
+    room = [len(msgspec.json.encode(make_record(0))) + 30]  # the first record and part of the second
 
     def write_while_there_is_room(file: int, data: bytes | memoryview) -> int:
         if not room:
@@ -54,12 +54,12 @@ async def test_a_torn_write_costs_its_own_records_and_no_later_one(
     real_write = os.write
     monkeypatch.setattr("runners.router.server.log.os.write", write_while_there_is_room)
     for seq in range(3):
-        log.append_record(pick(seq))
+        log.append_record(make_record(seq))
     await until(lambda: log.lost == 2)
     assert log.error == "No space left on device"
     room.clear()
     for seq in range(3, 5):
-        log.append_record(pick(seq))
+        log.append_record(make_record(seq))
     await log.close()
     read = read_log(path, "d")
     assert [record.seq for record in read.records] == [0, 3, 4]
@@ -69,9 +69,9 @@ async def test_a_torn_write_costs_its_own_records_and_no_later_one(
 async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     log = RecordFile(str(path))
-    log.append_record(pick(0))
+    log.append_record(make_record(0))
     await until(lambda: path.stat().st_size > 0)
     os.truncate(path, 0)
-    log.append_record(pick(1))
+    log.append_record(make_record(1))
     await log.close()
     assert [record.seq for record in msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())] == [1]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
+from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -16,7 +16,7 @@ from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.instances.upstream import Answer, Pool
-from runners.router.ledger import Ledger, PendingOutcome
+from runners.router.ledger import Ledger, PendingOutcome, Pick
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection
 from runners.router.server.proxy import Exchange
@@ -63,6 +63,9 @@ class FakePool:
         self.target = Target(name, 1, name, name, "", tls=False)
         self.open: list[Exchange] = []
 
+    def make_post(self, path: bytes, headers: bytes, body: bytes) -> tuple[bytes, ...]:
+        return (body,)
+
     def send_request(self, caller: Exchange, payload: tuple[bytes, ...]) -> None:
         assert caller not in self.open, "one request of an exchange at a time"
         self.open.append(caller)
@@ -101,17 +104,17 @@ class Notes:
     stores_records = True
 
     def __init__(self) -> None:
-        self.decisions: list[DecisionRecord] = []
+        self.picks: list[Pick] = []
         self.outcomes: list[PendingOutcome] = []
 
-    def add_decision(self, record: DecisionRecord) -> None:
-        self.decisions.append(record)
+    def add_pick(self, pick: Pick) -> None:
+        self.picks.append(pick)
 
     def add_outcome(self, outcome: PendingOutcome) -> None:
         self.outcomes.append(outcome)
 
-    def add_migration(self, record: DecisionRecord, t_first_ns: int, movement: Movement | None) -> None:
-        assert record.decision.migrate_from
+    def add_migration(self, pick: Pick, t_first_ns: int, movement: Movement | None) -> None:
+        assert pick.decision.migrate_from
 
 
 class Life(RuleBasedStateMachine):
@@ -254,9 +257,9 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def every_pick_has_ended_once_or_is_open(self) -> None:
-        ended = [outcome.record.seq for outcome in self.notes.outcomes]
+        ended = [outcome.pick.seq for outcome in self.notes.outcomes]
         assert len(ended) == len(set(ended))
-        assert len(ended) + len(self.open()) == len(self.notes.decisions)
+        assert len(ended) + len(self.open()) == len(self.notes.picks)
         for outcome in self.notes.outcomes:
             if outcome.movement is not None:
                 assert outcome.movement.over

@@ -1,0 +1,19 @@
+"""What the runs on a fake GPU host are made of; no engine is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.profile import config_names, load_config
+from tests.e2e.gpu_runs import write_config
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_a_config_for_the_fake_gpu_host_is_that_of_a_cpu_engine(name: str, tmp_path: Path) -> None:
+    shipped, here = load_config(name), load_config(write_config(tmp_path, name))
+    assert here.env_on("cuda") == shipped.env_on("cpu")
+    assert here.kv_transfer_on("cuda") == shipped.kv_transfer_on("cpu")
+    assert here.requires_on("cuda") == shipped.requires_on("cpu")
+    assert here.preflight == shipped.preflight
