@@ -34,6 +34,10 @@ BINS = 120
 """Stretches of time of a heat map."""
 PANELS = 6
 """Policies that figure 10 shows at most."""
+MOST_ARROWS = 150
+"""Migrations of a trial that figure 10 shows as arrows; more would cover each other, and it shows their number."""
+HALF_ROW = 0.42
+"""Of an instance's row in figure 10: the tallest bar."""
 HEAT, ARROW = "heat", "arrow"
 """What a row of figure 10 is."""
 _ARROWS: Mapping[str, tuple[Dashes, str]] = {
@@ -104,11 +108,20 @@ def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
         f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.migrations.events)})' for cell in shown)}. "
         "Shade: the most prompt tokens pending in that stretch of time, by the router's counters at every pick and at "
         "1 Hz; white: nothing pending; hatched: not seen. Framed: hot, more than the policy's T_hot pending. Arrows: "
-        "from source to target at the pick, by what became of the session's KV; unneeded: nothing had to move. One "
-        "launch each, no interval."
-        f"{left_out}"
+        "from source to target at the pick, by what became of the session's KV; unneeded: nothing had to move. "
+        f"{_describe_bars_of_moves(table)}One launch each, no interval.{left_out}"
     )
     return FigureData(table, caption)
+
+
+def _describe_bars_of_moves(table: pd.DataFrame) -> str:
+    many = [label for label, rows in table.groupby("label", sort=False) if (rows["kind"] == ARROW).sum() > MOST_ARROWS]
+    if not many:
+        return ""
+    return (
+        f"Bars stand for more than {MOST_ARROWS} arrows ({', '.join(map(str, many))}): sessions that came to the "
+        "instance, above its middle, and left it, below, in that stretch of time; the panel's title has the most. "
+    )
 
 
 def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[dict[str, object]]:
@@ -182,6 +195,19 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     for place, row in enumerate(values):
         for first, end in _find_runs(row > hot_tokens) if hot_tokens is not None else ():
             axes.add_patch(_make_frame(edges[first], place - 0.46, edges[end] - edges[first]))
+    if len(arrows) > MOST_ARROWS:
+        most_moves = f"; bars: up to {_draw_moves(axes, arrows, names, edges)} sessions"
+    else:
+        most_moves = ""
+        _draw_arrows(axes, arrows, at)
+    name_rows(axes, names)
+    axes.grid(visible=False)
+    threshold = "" if hot_tokens is None else f": hot above {hot_tokens:g} tokens"
+    title = f"{rows['label'].iloc[0]}, trial {rows['trial'].iloc[0]}{threshold}{most_moves}"
+    axes.set_title(title, loc="left", fontsize=8)
+
+
+def _draw_arrows(axes: Axes, arrows: pd.DataFrame, at: Mapping[str, int]) -> None:
     for source, target, t_s, outcome in arrows[["instance", "target", "t_s", "outcome"]].itertuples(index=False):
         if source not in at or target not in at:
             continue
@@ -190,10 +216,36 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
         axes.annotate("", (t_s, at[target]), xytext=(t_s, at[source]), arrowprops=look)
         if outcome not in _ARROWS:
             axes.plot([t_s], [(at[source] + at[target]) / 2], "x", color=color, markersize=6)
-    name_rows(axes, names)
-    axes.grid(visible=False)
-    threshold = "" if hot_tokens is None else f": hot above {hot_tokens:g} tokens"
-    axes.set_title(f"{rows['label'].iloc[0]}, trial {rows['trial'].iloc[0]}{threshold}", loc="left", fontsize=8)
+
+
+def _draw_moves(axes: Axes, arrows: pd.DataFrame, names: Sequence[str], edges_s: Samples) -> int:
+    """Bars of the sessions that came and left, stacked by what became of their KV; returns the most in one bar."""
+    outcomes = [*_ARROWS, *sorted(set(arrows["outcome"]) - set(_ARROWS))]
+    groups = [arrows[arrows["outcome"] == outcome] for outcome in outcomes]
+    stacks = {
+        end: np.cumsum([count_moves(group[end], group["t_s"], names, edges_s) for group in groups], axis=0)
+        for end in ("target", "instance")
+    }
+    most = max(int(stack.max(initial=0)) for stack in stacks.values())
+    for end, side in (("target", -1), ("instance", 1)):  # the first instance is on top: upwards is less
+        heights = side * HALF_ROW * np.concatenate([np.zeros((1, len(names), len(edges_s) - 1)), stacks[end]]) / most
+        for below, above, outcome in zip(heights, heights[1:], outcomes, strict=False):
+            color = _ARROWS.get(outcome, ((), _LOST))[1]
+            for place in range(len(names)):
+                if (below[place] != above[place]).any():
+                    bottom, top = place + below[place], place + above[place]
+                    axes.stairs(top, edges_s, baseline=bottom, fill=True, color=color, rasterized=True)
+    return most
+
+
+def count_moves(instances: pd.Series, t_s: pd.Series, names: Sequence[str], edges_s: Samples) -> npt.NDArray[np.int64]:
+    """Moves of each of `names` between each two of `edges_s`, names x bins; other instances are left out."""
+    grid = np.zeros((len(names), len(edges_s) - 1), dtype=np.int64)
+    rows = pd.Index(names).get_indexer(pd.Index(instances))
+    bins = np.searchsorted(edges_s, t_s.to_numpy(dtype=np.float64), side="right") - 1
+    inside = (rows >= 0) & (bins >= 0) & (bins < grid.shape[1])
+    np.add.at(grid, (rows[inside], bins[inside]), 1)
+    return grid
 
 
 def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

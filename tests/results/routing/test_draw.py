@@ -14,7 +14,7 @@ from results.report.figure import Figure
 from results.report.figure_files import draw
 from results.report.marks import WIDE
 from results.routing.load_figures import MEASURED, draw_occupancy
-from results.routing.migration_figures import ARROW, HEAT, draw_timeline
+from results.routing.migration_figures import ARROW, HEAT, MOST_ARROWS, count_moves, draw_timeline
 from results.routing.policy_figures import draw_latencies
 from results.routing.schematics import draw_architecture, draw_coupling_schematic
 from results.routing.sensitivity_figures import draw_thresholds
@@ -100,6 +100,24 @@ def test_what_was_not_seen_is_not_drawn_as_nothing_pending() -> None:
 def test_every_kind_of_arrow_is_named_and_no_other(outcomes: tuple[str, ...], named: list[str]) -> None:
     assert keys(timeline(0, 0, outcomes=outcomes)) == named
     assert keys(timeline(0, 2000, outcomes=outcomes, hot_tokens=None)) == named  # no threshold, nothing is hot
+
+
+def test_more_moves_than_arrows_can_show_are_counted_in_bars() -> None:
+    few, many = (timeline(0, 0, 0, outcomes=("transferred",) * count) for count in (MOST_ARROWS, MOST_ARROWS + 1))
+    assert len(draw_timeline(few).axes[0].texts) == MOST_ARROWS
+    (axes, _) = draw_timeline(many).axes
+    assert not axes.texts
+    assert f"bars: up to {MOST_ARROWS + 1} sessions" in axes.get_title(loc="left")
+    left, came = (bar.get_path().get_extents() for bar in reversed(axes.patches))
+    assert (left.y0, came.y1) == (0, 1), "a's bar hangs from its middle, b's stands on its own: the axis points down"
+    assert left.height == pytest.approx(came.height)
+    assert left.height > 0
+
+
+def test_moves_are_counted_by_instance_and_stretch_of_time() -> None:
+    at_s = pd.Series([0.0, 0.9, 1.0, 2.5, 3.0])
+    grid = count_moves(pd.Series(["b", "a", "b", "b", "gone"]), at_s, ["a", "b"], np.array([0.0, 1.0, 2.0, 3.0]))
+    assert grid.tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
 def grid(thrash: float) -> Figure:
