@@ -31,10 +31,14 @@ class Target:
 
 
 async def resolve_target(url: str, refusal: type[RunnerError]) -> Target:
-    """The target of a base URL. Raises `refusal` where its host has no address."""
-    parts = urlsplit(url)
+    """The target of a base URL. Raises `refusal` where it is none, or its host has no address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise refusal(f"{url}: {error}", remedy="Correct the URL.") from error
     name, tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
+    port = port or (443 if tls else 80)
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -12,14 +12,13 @@ from runners.errors import RunnerError
 
 
 def require_free_gpus(draft: DraftPlan) -> None:
-    """Raises RunnerError where other processes hold so much that too few GPUs have room for the run's engines."""
+    """Raises RunnerError if other processes leave too few GPUs with room for the run's engines."""
     choice, gpus = _choose(draft), _count_gpus(draft)
     if choice is None or not choice.full or not len(choice.free) < gpus <= len(choice.devices):
         return
     raise RunnerError(
         f"other processes hold memory of GPU {', '.join(choice.full)}: {choice.shortage}; vLLM refuses to start there",
-        remedy=f"{STOP_HOLDER}; or name other GPUs in CUDA_VISIBLE_DEVICES; or start it all the same: "
-        "--accept-small-gpus",
+        remedy=f"{STOP_HOLDER}; or name other GPUs in CUDA_VISIBLE_DEVICES; or start it anyway: --accept-small-gpus",
     )
 
 

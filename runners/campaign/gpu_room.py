@@ -24,7 +24,7 @@ def require_gpu_room(experiment: Experiment, options: RunOptions, draft: DraftPl
     raise RunnerError(
         f"an engine of {options.experiment}, preset {options.preset}, fits into none of the GPUs that it "
         f"may take ({', '.join(room.small)}), by an estimate: {room.sizes}",
-        remedy="; or ".join((*_list_remedies(experiment, options), "start it all the same: --accept-small-gpus")),
+        remedy="; or ".join((*_list_remedies(experiment, options), "start it anyway: --accept-small-gpus")),
     )
 
 

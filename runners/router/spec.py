@@ -212,7 +212,6 @@ class RouterSpec:
 
 def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
     """What is wrong with one instance, and what it has to be; None = nothing."""
-    parts = urlsplit(spec.url)
     name = spec.instance
     usable = name.isascii() and name.isprintable() and not set(name) & set(' /"\\')
     if not (name and usable and len(name) <= INSTANCE_NAME_LIMIT):
@@ -220,27 +219,34 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
             f"instance name {name!r}",
             f"1 to {INSTANCE_NAME_LIMIT} printable characters without blank, slash or quote",
         )
-    if "@" in parts.netloc:
+    if "@" in spec.url.partition("//")[2].partition("/")[0]:
         return f"instance {name}: its url contains a user or a password", "the URL without them, http://HOST:PORT"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_http(spec.url):
         return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"
     if (spec.block_tokens or 1) < 1 or (spec.kv_capacity_tokens or 1) < 1:
         return f"instance {name}: block_tokens or kv_capacity_tokens is below 1", "at least 1, or null"
     return None if spec.transfer is None else _transfer_problem(spec, spec.transfer)
 
 
+def _is_http(url: str) -> bool:
+    """Whether a server can listen there."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other, a port that is no number or none that there is
+        return False
+
+
 def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, str] | None:
     name, role = spec.instance, transfer.kv_role
     unfit = {"prefill": "kv_consumer", "decode": "kv_producer"}.get(spec.role)
-    parts = urlsplit(transfer.bootstrap)
-    listens = parts.scheme in ("http", "https") and bool(parts.hostname)
     if transfer.transport not in TRANSPORTS:
         return f"instance {name}: transport is {transfer.transport!r}", f"one of {', '.join(TRANSPORTS)}"
     if role not in KV_ROLES:
         return f"instance {name}: kv_role is {role!r}", f"one of {', '.join(KV_ROLES)}, as its connector was started"
     if role == unfit:
         return f"instance {name}: its role is {spec.role}, and its connector is a {role}", "kv_both, or the other one"
-    if transfer.transport == "mooncake" and role != "kv_consumer" and not listens:
+    if transfer.transport == "mooncake" and role != "kv_consumer" and not _is_http(transfer.bootstrap):
         return (
             f"instance {name}: bootstrap {transfer.bootstrap!r} is no http(s) URL",
             "the base URL of its Mooncake bootstrap server, http://HOST:PORT with its VLLM_MOONCAKE_BOOTSTRAP_PORT",

@@ -44,7 +44,7 @@ RESIDUALS = 8192
 """Residuals that a model has at most, in equal parts of every cell that gave the fit."""
 COEFFICIENTS = StepTime.__struct_fields__
 ALIKE = 1e-6
-"""A kind of work is told apart from others where this share of it, or more, is not a combination of theirs."""
+"""A kind of work gets a coefficient of its own if at least this share of it is no linear combination of the others."""
 SHORTEST_S = 1e-6
 """No step is expected to take less."""
 SLOWER = 1.1

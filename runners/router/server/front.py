@@ -23,6 +23,8 @@ from runners.router.instances.upstream import CONNECTION_ALONE, HOP_BY_HOP, with
 
 HEAD_LIMIT_BYTES = 64 << 10
 """Of a request's head, and of its trailers."""
+HEADER_LIMIT = 256
+"""Of a request's head: more would take twenty times the bytes that they have on the wire."""
 QUEUE_LIMIT = 16
 """Requests that a client may send ahead on one connection."""
 AHEAD_LIMIT_BYTES = 1 << 20
@@ -266,6 +268,9 @@ class ClientConnection(asyncio.Protocol):
         if self._parser.should_upgrade():  # the head comes again (`_parse`)
             return
         self._in_head = False
+        if len(self._headers) > HEADER_LIMIT:
+            self._reject_client(431, f"a request head of more than {HEADER_LIMIT} headers", "bad_request")
+            return
         headers = dict(self._headers)
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
@@ -454,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
         self._reject_client(413, f"a request body of more than {limit} bytes", "bad_request")
 
     def _reject_client(self, status: int, message: str, kind: str) -> None:
-        """The connection is good for nothing more: say why, once what is in flight has ended, and close."""
+        """The connection is good for nothing more: say why, or where a response is in flight, close behind that one."""
         if self._refused:
             return
         self._refused = True

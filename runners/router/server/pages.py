@@ -204,7 +204,7 @@ class Pages:
             return False
         try:
             instance = msgspec.json.decode(request.body, type=InstanceSpec)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             connection.refuse(400, f"not an instance: {error}", "bad_request")
             return False
         await self._fleet.add_instance(instance)

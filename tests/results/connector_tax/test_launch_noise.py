@@ -164,14 +164,14 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
 def test_a_launch_of_one_plain_that_is_missing_takes_no_launch_from_the_taxes(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=3))
     (tmp_path / "results" / f"{DATE}_{REPEAT}" / "cell_A_r2_t2.json").unlink()
-    row = rows(write_results(tmp_path), "mooncake_both")
+    row = rows(analyse(tmp_path), "mooncake_both")
     assert (row.estimate.launches, row.withheld) == (3, "")
     assert row.verdict is not None
 
 
 def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=2))
-    analysis = write_results(tmp_path)
+    analysis = analyse(tmp_path)
     assert noise(analysis).detectable is None
     assert "detect taxes" not in build_page(analysis).noise
     assert "100 % takes" not in build_page(analysis).noise
@@ -180,7 +180,7 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
 
 def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=1))
-    analysis = write_results(tmp_path)
+    analysis = analyse(tmp_path)
     assert analysis.launch_noise == ()
     assert "is not known (one launch per config" in build_page(analysis).noise
     assert rows(analysis, "mooncake_both").p is None

@@ -59,7 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return write_results(original)
+    return analyse(original)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Analysis]:
     for trials in (1, 2):
         root = tmp_path_factory.mktemp(f"few{trials}") / NAME
         write_run(root, replace(RUN, trials=trials))
-        found[trials] = write_results(root)
+        found[trials] = analyse(root)
     return found
 
 

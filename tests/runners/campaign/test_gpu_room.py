@@ -30,7 +30,7 @@ def refusal(experiment: str, preset: str, profile: str = CODER) -> RunnerError:
     with pytest.raises(RunnerError) as caught:
         require(experiment, preset, profile)
     assert caught.value.exit_code == 2
-    assert caught.value.remedy.endswith("start it all the same: --accept-small-gpus")
+    assert caught.value.remedy.endswith("start it anyway: --accept-small-gpus")
     return caught.value
 
 

@@ -121,6 +121,23 @@ def test_a_plan_says_that_a_model_does_not_fit_by_the_doctors_estimate(
 H100_BYTES, H200_BYTES = 81_559 << 20, 143_771 << 20
 
 
+REFUSALS = ("fits into none of the GPUs", "other processes hold memory of GPU 0, 1", "is taken by")
+
+
+def refuse_run(folder: Path, options: tuple[str, ...]) -> set[str]:
+    """Why a run does not start. A taken port is looked at last: it stops the runs that nothing else refuses."""
+    python, workspace = make_cuda_environment(folder / "env"), folder / "runs"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tracon(
+            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
+            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert not list(workspace.glob("*connector-tax*"))
+    text = " ".join(done.stderr.split())
+    return {refusal for refusal in REFUSALS if refusal in text}
+
+
 @pytest.mark.parametrize(
     ("gpus", "options", "reason"),
     [
@@ -133,18 +150,8 @@ H100_BYTES, H200_BYTES = 81_559 << 20, 143_771 << 20
 def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
     gpus: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
 ) -> None:
-    """A taken port is looked at next: it stops the runs that are not refused before an engine starts."""
     FakeHost(host, [FakeGpu(used=0, total=total) for total in gpus]).write_tools()
-    python, workspace = make_cuda_environment(tmp_path / "env"), tmp_path / "runs"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = tracon(
-            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
-            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
-        )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    refusals = {text for text in ("fits into none of the GPUs", "is taken by") if text in " ".join(done.stderr.split())}
-    assert refusals == {reason}
-    assert not list(workspace.glob("*connector-tax*"))
+    assert refuse_run(tmp_path, options) == {reason}
 
 
 @pytest.mark.parametrize(
@@ -159,15 +166,6 @@ def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
 def test_a_run_is_refused_whose_gpus_others_hold(
     used: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
 ) -> None:
-    """As above; with a free GPU engines take that one."""
+    """With a free GPU engines take that one."""
     FakeHost(host, [FakeGpu(used=gib << 30, total=H200_BYTES) for gib in used]).write_tools()
-    python, workspace = make_cuda_environment(tmp_path / "env"), tmp_path / "runs"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = tracon(
-            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
-            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
-        )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    text = " ".join(done.stderr.split())
-    assert {part for part in ("other processes hold memory of GPU 0, 1", "is taken by") if part in text} == {reason}
-    assert not list(workspace.glob("*connector-tax*"))
+    assert refuse_run(tmp_path, options) == {reason}

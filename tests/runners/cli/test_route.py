@@ -64,6 +64,9 @@ async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
     [
         ((), "it has no instance"),
         (("-i", "ftp://x"), "no http(s) URL"),
+        (("-i", "http://h:99999"), "no http(s) URL"),
+        (("-i", "http://h:port"), "no http(s) URL"),
+        (("-i", "http://[h"), "no http(s) URL"),
         (("-i", "http://127.0.0.1:1", "--policy", "nope"), "no policy 'nope'"),
         (("-i", "http://127.0.0.1:1", "--policy", "unified", "--set", "nope=1"), "no parameter 'nope'"),
         (("-i", "http://127.0.0.1:1", "--set", "nope"), "KEY=VALUE"),
@@ -71,6 +74,7 @@ async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
         (("-i", "http://127.0.0.1:1", "--kv-events", "z=tcp://h:1"), "names z"),
         (("--spec", "/nowhere.json"), "/nowhere.json"),
         (("-i", "a=http://h:1", "--transfer", "mooncake"), "bootstrap '' is no http(s) URL"),
+        (("-i", "a=http://h:1,bootstrap=http://h:99999", "--transfer", "mooncake"), "is no http(s) URL"),
         (("-i", "a=http://h:1", "--transfer", "pigeon"), "transport is 'pigeon'"),
         (("-i", "a=http://h:1,bootstrap=http://h:9"), "no transport is named"),
         (("-i", "a=http://h:1,shoe=9", "--transfer", "nixl"), "no setting shoe"),

@@ -157,6 +157,14 @@ async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
         assert bad_name.status_code == 409
 
 
+async def test_an_instance_that_is_no_text_is_refused_as_one() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        json = {"content-type": "application/json"}
+        answer = await routed.http.post("/admin/instances", content=b'{"instance":"\xff","url":"http://h:1"}', headers=json)
+        assert answer.status_code == 400
+        assert "not an instance" in answer.text
+
+
 async def test_the_operators_pages_are_closed_to_other_machines() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         await routed.http.get("/health")

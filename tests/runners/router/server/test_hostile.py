@@ -13,7 +13,7 @@ from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
-from runners.router.server.front import AHEAD_LIMIT_BYTES, ClientConnection
+from runners.router.server.front import AHEAD_LIMIT_BYTES, HEADER_LIMIT, ClientConnection
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
@@ -77,6 +77,15 @@ async def test_a_session_id_beyond_ascii_is_the_same_in_header_and_body() -> Non
         head = HEAD + b"x-session-id: %b\r\ncontent-length: %d\r\n\r\n" % (name.encode(), len(BODY))
         assert b" 200 " in await answer_to(routed, head + BODY)
         assert [pick.session for pick in routed.server.tick().latest] == [name, name]
+
+
+async def test_a_head_of_more_headers_than_any_client_sends_is_refused() -> None:
+    """A header takes some 100 bytes here, whatever it takes on the wire: heads sent ahead held twenty times theirs."""
+    async with instances("a") as (a,), router([a]) as routed:
+        head = HEAD + b"content-length: %d\r\n" % len(BODY) + b"a:\r\n" * (HEADER_LIMIT - 2)
+        assert b" 200 " in await answer_to(routed, head + b"\r\n" + BODY)
+        assert b" 431 " in await answer_to(routed, head + b"a:\r\n\r\n" + BODY)
+        assert len(a.seen) == 1
 
 
 async def test_trailers_are_dropped_and_bounded() -> None:
