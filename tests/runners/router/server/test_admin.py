@@ -159,8 +159,8 @@ async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
 
 async def test_an_instance_that_is_no_text_is_refused_as_one() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        json = {"content-type": "application/json"}
-        answer = await routed.http.post("/admin/instances", content=b'{"instance":"\xff","url":"http://h:1"}', headers=json)
+        body, json = b'{"instance":"\xff","url":"http://h:1"}', {"content-type": "application/json"}
+        answer = await routed.http.post("/admin/instances", content=body, headers=json)
         assert answer.status_code == 400
         assert "not an instance" in answer.text
 
