@@ -9,7 +9,7 @@ import pandas as pd
 
 from results.capacity.analyse import CapacityAnalysis
 from results.capacity.report import FIGURE
-from results.capacity.search import Standing
+from results.capacity.search import Standing, best_split
 from results.records.count import format_count
 from results.report.figure import Figure
 from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
@@ -27,9 +27,9 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
-        f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the "
-        "nearest to the objective. Filled: the size holds the objective; open: it does not, or that is undecided. A "
-        "size that leaves the percentile unserved has no mark."
+        f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the one "
+        "that holds the objective, else the nearest to it. Filled: the size holds the objective; open: it does not, or "
+        "that is undecided. A size that leaves the percentile unserved has no mark."
     )
     return (Figure(FIGURE, TITLE, caption, table, {limit.title: limit.limit_s for limit in analysis.limits}),)
 
@@ -38,8 +38,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
     """A row per policy, number of instances and limit."""
     for policy in analysis.policies:
         for count in sorted({size.instances for size in policy.points}):
-            own = [size for size in policy.points if size.instances == count]
-            size = min(own, key=lambda one: policy.points[one].distance)
+            size = best_split(policy.points, count)
             point = policy.points[size]
             for limit in analysis.limits:
                 estimate = point.estimates[limit.name]

@@ -144,7 +144,7 @@ def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
         undecided = sorted(size for size, point in points.items() if point.standing is Standing.UNDECIDED)
         return Answer(None, undecided[0] if undecided else None, (), unfinished)
     fewest = holding[0]
-    best = {size.instances: _best_split(points, size.instances) for size in points}
+    best = {size.instances: best_split(points, size.instances) for size in points}
     larger = (size for count, size in sorted(best.items()) if count > fewest.instances)
     failing = tuple(size for size in larger if points[size].standing is not Standing.HOLDS)
     possible = fewest
@@ -153,7 +153,7 @@ def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
     return Answer(fewest, possible, failing, unfinished)
 
 
-def _best_split(points: Mapping[Size, Assessed], count: int) -> Size:
+def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
     """Of the sizes with this many instances the one that holds, else the one nearest to the objective."""
     own = [size for size in points if size.instances == count]
     return min(own, key=lambda size: (points[size].standing is not Standing.HOLDS, points[size].distance))

@@ -56,3 +56,13 @@ def test_nothing_that_is_one_is_a_plural(points: dict[Size, Assessed], distinct_
     whole = analysis(policy(Search(1, 1), points), distinct_traces=distinct_traces, gaps=(Gap("a", "is damaged"),))
     said = f"{build_page(whole)} {build_report(whole)} {build_figures(whole)[0].caption}"
     assert ONE_OF_MANY.findall(said) == []
+
+
+def test_of_the_splits_of_a_size_the_figure_shows_the_one_that_the_answer_rests_on() -> None:
+    """An undecided split may be nearer to the objective, on average, than one that holds it."""
+    points = {Size(3, 1): assess_value(1.5, spread=2.0), Size(3, 2): assess_value(1.9, spread=1.001)}
+    assert points[Size(3, 1)].distance < points[Size(3, 2)].distance
+    one = policy(Search(3, 3), points)
+    assert one.answer.fewest == Size(3, 2)
+    (row,) = build_figures(analysis(one))[0].table.to_dict("records")
+    assert (row["size"], row["objective"]) == ("2P+1D", str(Standing.HOLDS))
