@@ -314,7 +314,7 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
 
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
-    unrest = explain_unrest(read_rest())
+    unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:

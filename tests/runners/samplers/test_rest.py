@@ -57,6 +57,12 @@ def test_a_plan_says_so(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> 
     assert not any("not at rest" in note for note in notes)
 
 
+def test_a_simulated_plan_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: HostRest(9.0, 2, 0.9, 0.0))
+    command = ["plan", "routing", "--profile", "h20-qwen3-coder-30b", "--preset", "fleet", "--json"]
+    assert not any("not at rest" in note for note in json.loads(CliRunner().invoke(app, command).stdout)["notes"])
+
+
 def test_the_journal_of_the_run_says_so(tmp_path: Path) -> None:
     prepared = prepare(RunOptions("connector-tax", preset="smoke"))
     folder = create_run(Workspace(tmp_path), prepared, explain_unrest(HostRest(9.0, 2, 0.9, 0.0)))
