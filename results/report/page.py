@@ -16,7 +16,7 @@ from rich.text import Text
 
 from results.records.layout import RunLayout
 from results.report.judgements import outcome_text
-from results.statistics.judgement import SEVERAL, Judgement, Outcome
+from results.statistics.judgement import SEVERAL, Judgement
 
 MOST_BYTES = 8000
 """Of the page as Markdown."""
