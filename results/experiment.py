@@ -1,4 +1,4 @@
-"""What an experiment offers for its results: each `results/<experiment>/experiment.py` declares one of these.
+"""The results of an experiment: each `results/<experiment>/experiment.py` declares one `ExperimentResults`.
 
 Those modules import what computes the results inside their functions: the registry loads in milliseconds.
 """
@@ -25,28 +25,28 @@ Analysis = TypeVar("Analysis")
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResults(Generic[Analysis]):
-    """One experiment's results, from a run's folder to what is shown of them."""
+    """One experiment's results, from a run's folder to the report."""
 
     name: str
     """As in the run's plan."""
     measured_kinds: frozenset[str]
     """The kinds of its cells that have numbers to analyse."""
     documents: Callable[[RunLayout], Mapping[str, Path]]
-    """What `tracon report --json` prints: name to a JSON file, of those that `write` leaves in the run's folder."""
+    """What `tracon report --json` prints: name to a JSON file that `write` leaves in the run's folder."""
     analyse: Callable[[Path], Analysis]
     """Reads the run's folder; writes nothing but Parquet copies. Raises ResultsError."""
     write: Callable[[Path], Analysis]
     """Analyses, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
     report: Callable[[Analysis], ReportText]
     curves: Callable[[Analysis, int], RenderableType | None] | None = None
-    """For a terminal of this many columns, below the report's tables; returns None where there is nothing to draw."""
+    """Curves below the report's tables in a terminal of this many columns; returns None where nothing can be drawn."""
     charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
-    """For the console, as sections of their own."""
+    """For the console, one section each."""
     page: Callable[[Analysis], Page] | None = None
-    """The result on one page: the beginning of every form of the report, and what a run shows when it ends."""
+    """The result on one page: it begins every form of the report and is shown when a run ends."""
     comparable: Callable[[Analysis, Path], Comparable] | None = None
-    """What of the run in this folder another run of the experiment can be held against."""
+    """The numbers of the run in this folder that are compared with another run of the experiment."""
     upgrades: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
-    """By name of a document: brings one that an older version wrote to today's names."""
+    """By name of a document: converts one of an older version."""
     why_no_compare: str = ""
     """Why two runs are not compared, and what is compared instead."""

@@ -83,7 +83,7 @@ def compare_runs(first: Path, second: Path) -> Comparison:
 
 
 def export_run(source: Path, target: Path) -> tuple[Path, ...]:
-    """Analyse the run in `source`, then write what it found into `target`, to hand on; returns the files there.
+    """Analyse the run in `source`, then copy its results to `target`; returns the files there.
 
     Raises ResultsError where `source` is no run or `target` is one, OSError where a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What a search has shown, computed from the run's folder and written nowhere."""
+"""The analysis of a search, computed from the run's folder; nothing is written."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class CapacityAnalysis:
     traces: int
     """Of each point."""
     distinct_traces: int
-    """Of those, with different sessions: the others differ by step noise alone."""
+    """Traces with different sessions; the others differ by step noise alone."""
     policies: tuple[PolicyCapacity, ...]
     """In the order of the plan."""
     gaps: tuple[Gap, ...]
 
 
 def analyse(root: Path) -> CapacityAnalysis:
-    """Raises ResultsError where `root` is no folder of such a run."""
+    """Raises ResultsError where `root` is not the folder of a capacity search."""
     facts, gaps = run_facts(root)
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).inputs
@@ -73,25 +73,25 @@ def analyse(root: Path) -> CapacityAnalysis:
     records: dict[str, Mapping[Size, list[PointRecord]]] = {}
     for folder in sorted(RunLayout(root).points.glob("*")):
         try:
-            own = read_points(folder)
+            points = read_points(folder)
         except (OSError, msgspec.DecodeError) as error:
             gaps += (Gap(folder.name, f"is damaged: {error}"),)
             continue
-        records |= {rows[0].label: own for rows in own.values()}
+        records |= {rows[0].label: points for rows in points.values()}
     policies = tuple(
         _analyse_policy(label, search, limits, plan.grid.trials, records.get(label, {}))
         for label, search in plan.search.searches.items()
     )
-    sums = {one.trace_sha256 for own in records.values() for rows in own.values() for one in rows}
+    sums = {one.trace_sha256 for points in records.values() for rows in points.values() for one in rows}
     return CapacityAnalysis(facts, plan.search.slo, limits, plan.grid.trials, len(sums), policies, gaps)
 
 
 def _analyse_policy(
     label: str, search: Search, limits: tuple[Limit, ...], traces: int, records: Mapping[Size, list[PointRecord]]
 ) -> PolicyCapacity:
-    whole = {size: tuple(rows) for size, rows in sorted(records.items()) if len(rows) == traces}
+    complete = {size: tuple(rows) for size, rows in sorted(records.items()) if len(rows) == traces}
     points = {
         size: assess(limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
-        for size, rows in whole.items()
+        for size, rows in complete.items()
     }
-    return PolicyCapacity(label, search, answer(search, points), points, whole)
+    return PolicyCapacity(label, search, answer(search, points), points, complete)

@@ -61,11 +61,11 @@ def draw_capacity(figure: Figure) -> Drawing:
     """A panel per limit."""
     table = figure.table
     drawing = sheet(4.2 * len(figure.lines) + 1.6, 3.4)
-    own = pens(table["label"])
+    pen_of = pens(table["label"])
     panels = drawing.subplots(1, len(figure.lines), squeeze=False)[0]
     for axes, (name, limit_s) in zip(panels, figure.lines.items(), strict=True):
         rows = table[table["metric"] == name]
-        for label, pen in own.items():
+        for label, pen in pen_of.items():
             known = rows[(rows["label"] == label) & rows["value"].notna()]
             draw_line(axes, known["instances"], known, "value", pen)
             short = known[known["objective"] != str(Standing.HOLDS)]
@@ -76,7 +76,7 @@ def draw_capacity(figure: Figure) -> Drawing:
         axes.set_title(f"{name} (s), limit {limit_s:g} s", loc="left")
         axes.set_xlabel("instances")
         axes.xaxis.get_major_locator().set_params(integer=True)
-    for label, pen in own.items():
+    for label, pen in pen_of.items():
         panels[-1].plot([], [], label=label, **pen.line())
     legend_beside(panels[-1])
     title_sheet(drawing, f"SIMULATED: {figure.title}")

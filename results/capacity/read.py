@@ -1,4 +1,4 @@
-"""The points of a search as they lie in the run's folder."""
+"""Reads the points of a search from the run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POINT = msgspec.json.Decoder(PointRecord)
 
 
 def read_points(folder: Path) -> Mapping[Size, list[PointRecord]]:
-    """Of one policy, whose folder it is, by size, each in the order of its traces; none where there is no folder.
+    """The points in the folder of one policy, by size, in the order of their traces; empty where there is no folder.
 
     Raises msgspec.DecodeError for a damaged file.
     """

@@ -1,4 +1,4 @@
-"""What a search for the fewest instances says: its page, its tables, and what it does not say."""
+"""The report of a search for the fewest instances: its page, its tables, and its limits."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def build_page(analysis: CapacityAnalysis) -> Page:
 
 
 def _order(policy: PolicyCapacity) -> int:
-    """By the number of instances; equal ones stay as the plan has them."""
+    """Sort key: the number of instances."""
     fewest = policy.answer.fewest
     return policy.search.most + 1 if fewest is None else fewest.instances
 
 
 def describe_answer(policy: PolicyCapacity) -> str:
-    """One sentence or a few; every number with its interval."""
+    """A few clauses; every number with its interval."""
     answer = policy.answer
     if answer.unfinished is not None:
         return f"the search is not over: a point of {answer.unfinished.phrase} is missing."
@@ -108,14 +108,14 @@ def _describe_brackets(analysis: CapacityAnalysis) -> str:
 
 _ANSWERS: tuple[Column[PolicyCapacity], ...] = (
     Column("policy", lambda policy: policy.label),
-    Column("fewest that hold", lambda policy: _text(policy.answer.fewest)),
-    Column("undecided from", lambda policy: _text(policy.answer.possible)),
+    Column("fewest that hold", lambda policy: _show_size(policy.answer.fewest)),
+    Column("undecided from", lambda policy: _show_size(policy.answer.possible)),
     Column("points", lambda policy: str(len(policy.points))),
     Column("what it rests on", describe_answer),
 )
 
 
-def _text(size: Size | None) -> str | None:
+def _show_size(size: Size | None) -> str | None:
     return None if size is None else size.text
 
 

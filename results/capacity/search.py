@@ -1,4 +1,4 @@
-"""Which size of a fleet to simulate next, and what the simulated ones say. Pure functions of points.
+"""Which size of a fleet to simulate next, and the answer of the simulated ones. Pure functions of points.
 
 The search doubles the number of instances until one holds the objective, then halves the distance to the largest that
 does not. It takes "holds" to be monotone in the number of instances, and checks that at the neighbours of its answer.
@@ -18,11 +18,11 @@ from results.statistics.estimates import Estimate, unknown
 from results.statistics.launch_fit import mean_over_launches
 
 UNSERVED = 1e3
-"""Distance from the objective of a size that leaves the percentile itself unserved, before the share of such turns."""
+"""Distance from the objective of a size whose percentile is unserved, before the share of unserved turns is added."""
 
 
 class Standing(StrEnum):
-    """Of a size against the objective."""
+    """Whether a size holds the objective."""
 
     HOLDS = "holds"
     """Every trace meets every limit, and so does the upper end of each interval."""
@@ -53,7 +53,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """What all traces of one size say together."""
+    """One size, over all its traces."""
 
     standing: Standing
     distance: float
@@ -64,7 +64,7 @@ class Assessed:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where one policy's search begins and ends."""
+    """The range of one policy's search."""
 
     start: int
     most: int
@@ -77,20 +77,20 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a search has shown so far."""
+    """The answer of a search so far."""
 
     fewest: Size | None
     """The fewest instances that hold the objective; None = none of the simulated sizes does."""
     possible: Size | None
-    """The fewest that may: the sizes from here to `fewest` are undecided."""
+    """The fewest instances that may hold it: the sizes from here to `fewest` are undecided."""
     not_monotone: tuple[Size, ...]
     """Larger sizes that do not hold it although `fewest` does."""
     unfinished: Size | None
-    """What is still to be simulated before the search is over."""
+    """The size that the search needs next; None = the search is over."""
 
 
 def assess(limits: Sequence[Limit], rows: Sequence[Mapping[str, float | None]], served: Sequence[float]) -> Assessed:
-    """`rows`: values by limit, one row per trace. `served`: the share of its turns that was completed."""
+    """`rows`: values by limit, one row per trace. `served`: per trace, the share of its turns that completed."""
     estimates = {limit.name: _estimate([row[limit.name] for row in rows]) for limit in limits}
     standings = {_judge(limit, [row[limit.name] for row in rows], estimates[limit.name]) for limit in limits}
     standing = Standing.UNDECIDED
@@ -125,7 +125,7 @@ def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> 
 
 
 def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[Size, ...], Size | None]:
-    """The sizes of `points` that the search has come by, in order, and the one it needs next; None = it is over."""
+    """The sizes of `points` that the search visited, in order, and the size it needs next; None = it is over."""
     visited: dict[Size, None] = {}
     known: dict[int, Standing] = {}
     while (count := _choose_count(search, known)) is not None:
@@ -137,7 +137,7 @@ def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[S
 
 
 def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
-    """What the points show, whether or not the search is over."""
+    """The answer of the points, whether or not the search is over."""
     _, unfinished = trace_path(search, points)
     holding = sorted(size for size, point in points.items() if point.standing is Standing.HOLDS)
     if not holding:
@@ -154,13 +154,13 @@ def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
 
 
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
-    """Of the sizes with this many instances the one that holds, else the one nearest to the objective."""
-    own = [size for size in points if size.instances == count]
-    return min(own, key=lambda size: (points[size].standing is not Standing.HOLDS, points[size].distance))
+    """Of the sizes with this many instances, the one that holds the objective, else the nearest to it."""
+    splits = [size for size in points if size.instances == count]
+    return min(splits, key=lambda size: (points[size].standing is not Standing.HOLDS, points[size].distance))
 
 
 def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
-    """The number of instances to settle next; None = the answer is known, and its neighbours too."""
+    """The number of instances to settle next; None = the answer and its neighbours are known."""
     holding = [count for count, standing in known.items() if standing is Standing.HOLDS]
     if not holding:
         largest = max(known, default=0)
@@ -183,7 +183,7 @@ def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
 def _settle_count(
     search: Search, points: Mapping[Size, Assessed], count: int, visited: dict[Size, None]
 ) -> tuple[Standing | None, Size | None]:
-    """The standing of this many instances, or the size that must be simulated to know it."""
+    """The standing of this many instances, or the size that must be simulated first."""
     if not search.pooled:
         size = Size(count)
         if size not in points:

@@ -1,4 +1,4 @@
-"""A search's numbers to files: aggregate, verdicts, manifest, figure and report."""
+"""Write a search's results: aggregate, verdicts, manifest, figure and report."""
 
 from __future__ import annotations
 

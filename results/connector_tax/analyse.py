@@ -1,4 +1,4 @@
-"""Everything that is known of a run, computed from its folder and written nowhere."""
+"""The analysis of a run, computed from its folder; nothing is written."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Analysis:
     saturation: Mapping[str, CellSaturation]
     """By `CellSummary.path`."""
     rates: ReferenceRates
-    """Those the run used where it wrote them, else those its Phase A gives."""
+    """Those that the run used, where it wrote them; else those that its Phase A gives."""
     taxes: tuple[TaxRow, ...]
     noise_floor: tuple[TaxRow, ...]
-    """What the baseline measured twice differs by from itself; empty where it was measured once."""
+    """The difference of the baseline's two names; empty where it was measured under one."""
     launch_noise: tuple[LaunchNoise, ...]
-    """How two launches of one config differ; empty where each config was launched once."""
+    """The difference of two launches of one config; empty where each config was launched once."""
     manifest: tuple[ManifestRow, ...]
     decisions: Mapping[str, PreflightDecision]
     gaps: tuple[Gap, ...]
@@ -90,7 +90,7 @@ class Analysis:
     criteria: tuple[Judgement, ...] = ()
     """The success criteria 1 to 7."""
     disturbed: tuple[str, ...] = ()
-    """The cells that were measured while the host did something else; they take part."""
+    """The cells that were measured on a disturbed host; they take part."""
     slow: float | None = None
     """0..1: the share of the seconds under load in which a core was slow; None = not timed."""
 
@@ -128,7 +128,7 @@ def analyse(root: Path) -> Analysis:
     kept_up = [cell for cell in collected.summaries if not cell.degraded]
     taxes = tax_table(measurements, rates)
     changes = list_engine_changes(collected.summaries)
-    lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
+    artifact_gaps = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
     unmeasured = _find_unmeasured(facts, decisions, collected, rates)
     host = _read_load_samples(root, collected.summaries)
     return Analysis(
@@ -141,7 +141,7 @@ def analyse(root: Path) -> Analysis:
         launch_noise=measure_launch_noise(measurements, rates, mean_work_us(host)),
         manifest=manifest,
         decisions=decisions,
-        gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
+        gaps=(*artifact_gaps, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
         decomposition=decomposition,
         additivity=additivity,
         amplification=amplify_taxes(measurements, rates),
@@ -151,7 +151,7 @@ def analyse(root: Path) -> Analysis:
         engine_changes=changes,
         attribution=attribute_taxes(taxes, cells, changes),
         capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths), planned),
-        criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
+        criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, artifact_gaps, unmeasured),
         disturbed=tuple(one.cell for one in find_disturbed(host)),
         slow=share_slow(host),
     )
@@ -160,7 +160,7 @@ def analyse(root: Path) -> Analysis:
 def _read_rates(
     root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
 ) -> tuple[ReferenceRates, tuple[Gap, ...]]:
-    """The rates the run chose, held against what its artifacts give now."""
+    """The rates that the run chose, and gaps where its artifacts now give others."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
     try:
@@ -172,9 +172,9 @@ def _read_rates(
     except ArtifactError as error:
         now = reference_rates(summaries, thresholds=thresholds)
         return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
-    # a run whose file states no number of the specification chose its rates by the specification's rules
-    ours = any(criterion.specified is not None for cell in written.cells for criterion in cell.criteria)
-    now = reference_rates(summaries, thresholds=written.thresholds, specified=not ours)
+    # an old run whose file does not state `specified` chose its rates by the specification's rules
+    states_both = any(criterion.specified is not None for cell in written.cells for criterion in cell.criteria)
+    now = reference_rates(summaries, thresholds=written.thresholds, specified=not states_both)
     rates = ((name, written.rate(name), now.rate(name)) for name in (REF_SAFE, REF_LOAD))
     differing = [
         Gap(path.name, f"says {name} = {describe_rate(before)}, but the cells now give {describe_rate(after)}")
@@ -187,7 +187,7 @@ def _read_rates(
 def _find_unmeasured(
     facts: RunFacts, decisions: Mapping[str, PreflightDecision], collected: Collected, rates: ReferenceRates
 ) -> tuple[Gap, ...]:
-    """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""
+    """Planned cells without a record, one gap per config and phase; cells that were skipped for a reason are no gap."""
     done = {summary.cell for summary in collected.summaries}
     missing: dict[tuple[str, str], list[str]] = {}
     for cell in facts.cells:
@@ -205,7 +205,7 @@ def _name_part(phase: str) -> str:
 
 
 def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
-    """The cell's reference rate does not exist, or is one at which another cell measures the same."""
+    """Whether the cell's reference rate does not exist, or another cell measures the same at it."""
     if not cell.reference:
         return False
     if cell.reference == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
@@ -214,7 +214,7 @@ def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
 
 
 def _read_load_samples(root: Path, cells: Sequence[CellSummary]) -> tuple[HostSample, ...]:
-    """What the host did while these cells had their load; the engine's start before it does not count."""
+    """The host's samples under the load of these cells, without those of the engine's start."""
     loads = {
         cell.cell: (cell.t_start_unix_s, math.inf if cell.t_end_unix_s is None else cell.t_end_unix_s) for cell in cells
     }

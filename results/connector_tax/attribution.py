@@ -1,10 +1,10 @@
-"""The causal anchor of a tax: what of it the connector's own callbacks can account for, and what vLLM changed.
+"""The causal anchor of a tax: the part that the connector's callbacks can account for, and what vLLM changed.
 
-A tax is measured from outside. What a connector does inside a step is measured too: the sum of its callbacks, whose
-share of plain's step bounds what they can add to TPOT, which is made of steps. The mean stands beside the median,
-because work that comes with a few steps does not move a median. TTFT is made of a few steps that hold prefill tokens,
-so their share counts there too. A tax that lies beyond these shares, of a config for which vLLM changed nothing, has no
-known cause: it may be noise, a queue, or something that nothing here measures.
+A tax is measured from outside. The callbacks of a connector are measured inside the step. Their sum as a share of
+plain's step bounds what they can add to TPOT, which consists of steps. The mean is given beside the median, because
+work in a few steps does not move a median. TTFT consists of a few steps with prefill tokens, so their share counts too.
+A tax beyond these shares, of a config for which vLLM changed nothing, has no known cause: it may be noise, a queue, or
+something that is not measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cause(StrEnum):
     """What may account for a tax."""
 
     CALLBACKS = "callbacks may account for it"
-    """The interval meets the range from zero to the callbacks' share of a step."""
+    """The interval overlaps the range from zero to the callbacks' share of a step."""
     CHANGES = "beyond its callbacks; vLLM changed the engine"
     NOT_ATTRIBUTABLE = "not attributable"
     """The whole interval is beyond that range, and vLLM changed nothing for the config."""
@@ -44,13 +44,13 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """One tax beside what the config did inside a step at the same load."""
+    """One tax beside the config's callbacks at the same load."""
 
     row: TaxRow
     callbacks_p50_us: float | None
     callbacks_mean_us: float | None
     step: str
-    """The series that stands for plain's step."""
+    """The series of plain's step."""
     plain_step_p50_us: float | None
     plain_step_mean_us: float | None
     share_p50: float | None
@@ -64,15 +64,15 @@ class Attribution:
     reason: str
 
     def describe(self) -> dict[str, Any]:
-        """As `tax.json` has it: the load, config and metric, the tax, and the rest beside them."""
-        own: dict[str, Any] = msgspec.to_builtins(self)
-        row = own.pop("row")
+        """As in `tax.json`: load, config, metric, tax, and the other fields."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        row = fields.pop("row")
         names = ("reference", "phase", "rate_per_s", "shape", "config", "metric")
-        return {**{name: row[name] for name in names}, "tax": row["estimate"], **own}
+        return {**{name: row[name] for name in names}, "tax": row["estimate"], **fields}
 
     @property
     def reach(self) -> float | None:
-        """The largest share that can account for the tax; None where none is known."""
+        """The largest share that can account for the tax; None = not known."""
         return _find_reach(self.row, (self.share_p50, self.share_mean), self.share_prefill)
 
 

@@ -1,8 +1,8 @@
-"""What a connector costs in capacity: the rate that a config sustains, its highest throughput, its goodput.
+"""The cost of a connector in capacity: the rate that a config sustains, its highest throughput, its goodput.
 
-The sustained rate is one of the grid's: the true limit is between it and the next rate. The highest throughput has no
-such steps; configs are compared by it, launch by launch. It is measured where throughput or queue are saturated at the
-highest rate; else what came back is a lower bound.
+The sustained rate is one of the grid's: the true limit is between it and the next rate. The highest throughput is not
+bound to the grid; configs are compared by it, launch by launch. It is measured where throughput or queue are saturated
+at the highest rate; otherwise the throughput is a lower bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class CapacityCost:
-    """One config's, over the rates of Phase A."""
+    """The capacity of one config, over the rates of Phase A."""
 
     config: str
     sustained_per_s: tuple[float | None, ...]
@@ -64,15 +64,12 @@ def measure_capacity(
     """One row for each config of Phase A, plain first. `saturation`: by `CellSummary.path`; `planned`: launches."""
     swept = [cell for cell in cells if cell.phase == "A" and not cell.degraded]
     configs = sorted({cell.config for cell in swept}, key=lambda config: (config not in (BASELINE, REPEAT), config))
-    peaks = {config: _measure_peaks(_group_launches(swept, config), saturation) for config in configs}
-    goodputs = {
-        config: _measure_goodputs(_group_launches(swept, config), goodput_of) for config in configs if goodput_of
-    }
+    launches = {config: _group_launches(swept, config) for config in configs}
+    peaks = {config: _measure_peaks(launches[config], saturation) for config in configs}
+    goodputs = {config: _measure_goodputs(launches[config], goodput_of) for config in configs if goodput_of}
     launched = max(planned, len({cell.trial for cell in cells if cell.phase == "A"}))
     remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
-    return tuple(
-        _describe(config, _group_launches(swept, config), saturation, peaks, goodputs, remedy) for config in configs
-    )
+    return tuple(_describe_config(config, launches[config], saturation, peaks, goodputs, remedy) for config in configs)
 
 
 def _group_launches(cells: Sequence[CellSummary], config: str) -> dict[int, list[CellSummary]]:
@@ -84,7 +81,7 @@ def _group_launches(cells: Sequence[CellSummary], config: str) -> dict[int, list
     return launches
 
 
-def _describe(
+def _describe_config(
     config: str,
     launches: Mapping[int, Sequence[CellSummary]],
     saturation: Mapping[str, CellSaturation],
@@ -123,9 +120,9 @@ def _find_limits(
 
 
 def _measure_peaks(launches: Mapping[int, Sequence[CellSummary]], saturation: Mapping[str, CellSaturation]) -> Measured:
-    """Of launches whose highest rate saturated throughput or queue; nothing where that of one did not.
+    """The highest throughput of each launch; unmeasured unless the highest rate of each saturated throughput or queue.
 
-    Elsewhere what was sent is what came back: a lower bound, which `_bound_peak` gives.
+    Otherwise the throughput is that of the client, a lower bound: `_bound_peak`.
     """
     trials = {}
     below: list[float] = []
@@ -160,9 +157,9 @@ def _measure_goodputs(
     trials = {}
     why: dict[str, None] = {}
     for number, cells in launches.items():
-        found = [goodput_of(cell) for cell in cells]
-        known = [one.value for one in found if one.value is not None]
-        why |= dict.fromkeys(one.reason for one in found if one.reason)
+        goodputs = [goodput_of(cell) for cell in cells]
+        known = [one.value for one in goodputs if one.value is not None]
+        why |= dict.fromkeys(one.reason for one in goodputs if one.reason)
         if known:
             trials[number] = _make_trial(max(known), len(cells))
     return Measured(trials, "; ".join(why)) if trials else unmeasured("; ".join(why) or "no cell has requests")
@@ -173,7 +170,7 @@ def _make_trial(value: float, n: int) -> Trial:
 
 
 def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative:
-    """Against plain's; the intervals of all configs hold together (Bonferroni)."""
+    """The config's rate against plain's; the intervals of all configs hold together (Bonferroni)."""
     family = sum(name not in (BASELINE, REPEAT) for name in rates)
     if BASELINE not in rates:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
@@ -182,8 +179,8 @@ def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative
     return Relative(change, judged(change), withheld(change, remedy=remedy))
 
 
-def _divide(ours: Samples, base: Samples) -> Samples:
-    return np.asarray(ours / base - 1, dtype=np.float64)
+def _divide(rate: Samples, base: Samples) -> Samples:
+    return np.asarray(rate / base - 1, dtype=np.float64)
 
 
 def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
@@ -223,8 +220,8 @@ def _show_peak(peak: Estimate) -> Estimate | str:
 def _change_text(relative: Relative | None) -> str:
     if relative is None or relative.change.value is None:
         return NOT_MEASURED if relative is None else f"{NOT_MEASURED} ({relative.change.reason})"
-    said = str(relative.verdict) if relative.verdict is not None else f"(no verdict: {relative.withheld})"
-    return f"{relative.change.percent()} {said}"
+    verdict = str(relative.verdict) if relative.verdict is not None else f"(no verdict: {relative.withheld})"
+    return f"{relative.change.percent()} {verdict}"
 
 
 CAPACITY_COLUMNS: tuple[Column[CapacityCost], ...] = (

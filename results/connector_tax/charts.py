@@ -15,7 +15,7 @@ _MARKS = "x saturated, o degraded client; both axes logarithmic."
 
 
 def build_charts(analysis: Analysis) -> tuple[Chart, ...]:
-    """TTFT, TPOT and throughput over the send rate, a line per config; without lines where nothing is measured."""
+    """TTFT, TPOT and throughput over the send rate, a line per config; without lines where nothing was measured."""
     ttft = _lines(ttft_by_rate(analysis), "ttft_p90_s", 1e3)
     tpot = _lines(tpot_by_rate(analysis), "tpot_p90_s", 1e3)
     throughput = _lines(throughput_by_rate(analysis), "achieved_per_s", 1.0)
@@ -41,7 +41,7 @@ def _lines(figure: Figure, value: str, scale: float) -> tuple[Line, ...]:
         if measured is not None:
             point = Point(float(row["rate_per_s"]), measured, low, high, _mark(row))
             points.setdefault(row["config"], []).append(point)
-    return tuple(Line(config, tuple(own)) for config, own in points.items())
+    return tuple(Line(config, tuple(line)) for config, line in points.items())
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

@@ -1,39 +1,33 @@
-"""What each connector inside a MultiConnector takes of a step."""
+"""The callback time of each connector inside a MultiConnector, per step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from results.measures.summary import CellSummary, Shape, percentile_name
+from results.measures.step_durations import CALLBACKS
+from results.measures.summary import CellSummary, percentile_name
 from results.records.schemas import CHILD_FIELDS_US
 from results.report.table import Column, Table, make_table
-from results.statistics.estimates import Estimate
 
 
 @dataclass(frozen=True, slots=True)
-class ChildTime:
-    """The callbacks of one connector inside a MultiConnector in one cell, per step."""
-
+class _ChildTime:
     cell: str
-    config: str
-    rate_per_s: float
-    shape: Shape
     child: str
     """Its class."""
-    p50_us: Estimate
-    mean_us: Estimate
-    all_p50_us: Estimate
+    p50_us: float | None
+    mean_us: float | None
+    all_p50_us: float | None
     """Of the whole MultiConnector."""
 
 
-def list_child_times(cells: Sequence[CellSummary]) -> Iterator[ChildTime]:
+def _list_child_times(cells: Sequence[CellSummary]) -> Iterator[_ChildTime]:
     for cell in cells:
-        children = cell.step_timing.get("children") or ()
-        for child, series in zip(children, CHILD_FIELDS_US, strict=False):
-            p50, mean = (cell.estimate(percentile_name(series, point)) for point in ("p50", "mean"))
-            whole = cell.estimate("connector_total_p50_us")
-            yield ChildTime(cell.cell, cell.config, cell.rate_per_s, cell.shape, child, p50, mean, whole)
+        whole = cell.value(percentile_name(CALLBACKS, "p50"))
+        for child, series in zip(cell.step_timing.get("children") or (), CHILD_FIELDS_US, strict=False):
+            p50, mean = (cell.value(percentile_name(series, point)) for point in ("p50", "mean"))
+            yield _ChildTime(cell.cell, child, p50, mean, whole)
 
 
 def children_table(cells: Sequence[CellSummary]) -> Table:
@@ -41,13 +35,13 @@ def children_table(cells: Sequence[CellSummary]) -> Table:
         "build_connector_meta, get_finished and start_load_kv of one connector in a step; what the MultiConnector "
         "itself does is the difference to all of it."
     )
-    return make_table("Connectors inside a MultiConnector", CHILD_COLUMNS, list_child_times(cells), note)
+    return make_table("Connectors inside a MultiConnector", CHILD_COLUMNS, _list_child_times(cells), note)
 
 
-CHILD_COLUMNS: tuple[Column[ChildTime], ...] = (
+CHILD_COLUMNS: tuple[Column[_ChildTime], ...] = (
     Column("cell", lambda row: row.cell),
     Column("connector", lambda row: row.child),
-    Column("callbacks p50", lambda row: row.p50_us.value, "us", digits=3),
-    Column("mean", lambda row: row.mean_us.value, "us", digits=3),
-    Column("of all p50", lambda row: row.all_p50_us.value, "us", digits=3),
+    Column("callbacks p50", lambda row: row.p50_us, "us", digits=3),
+    Column("mean", lambda row: row.mean_us, "us", digits=3),
+    Column("of all p50", lambda row: row.all_p50_us, "us", digits=3),
 )

@@ -1,4 +1,4 @@
-"""What the taxes say together: shares of the cost, additivity, amplification by load, trends along lengths."""
+"""Numbers from several taxes: decomposition, additivity, amplification by load, trends along lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from results.connector_tax.tax import (
     list_references,
     measure_tax,
     name_saturated,
-    subtract,
     why_unjudged,
 )
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
@@ -29,14 +28,14 @@ from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judge
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 
 FRAMEWORK = "noop_connector"
-"""Every hook does nothing: what is left is the engine's own connector framework."""
+"""Every hook does nothing: its tax is that of the engine's connector framework."""
 MOONCAKE, NIXL, LMCACHE, MULTI = "mooncake_both", "nixl_both", "lmcache_only", "multi_mooncake_lmcache"
 ADDITIVE_WITHIN = 0.30
 """H4: |tax(multi) - sum| / tax(multi) up to this is linear."""
 FRAMEWORK_BELOW = 0.50
-"""H3: share of the tax of mooncake_both that noop_connector has; from here on the framework dominates."""
+"""H3: tax of noop_connector over that of mooncake_both; from here on the framework dominates."""
 FLAT_BELOW = 0.01
-"""H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
+"""H5, H6: growth per doubling of the length is flat where its whole interval is below this; not specified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Decomposition:
 
 
 class Additive(StrEnum):
-    """Whether two connectors together cost the sum of both."""
+    """Whether two stacked connectors cost the sum of both."""
 
     LINEAR = "linear"
     SUPER = "super-additive"
@@ -82,7 +81,7 @@ class Additivity:
     """excess / multi, signed; the specification's ratio is its absolute value."""
     verdict: Additive
     reason: str
-    """Why it is undecided; empty when it is not."""
+    """Why the verdict is undecided; empty otherwise."""
     p_limits: tuple[float | None, float | None] = (None, None)
     """Two-sided, of the relative excess being -ADDITIVE_WITHIN, and being ADDITIVE_WITHIN."""
 
@@ -94,7 +93,7 @@ class Amplification:
     config: str
     shape: Shape
     phases: tuple[str, str]
-    """Whose cells stand for ref_safe and ref_load: A and A, or B and Bp."""
+    """Of the cells at ref_safe and at ref_load: A and A, or B and Bp."""
     metric: Metric
     safe: Estimate
     load: Estimate
@@ -121,7 +120,7 @@ class Trend:
     steps: tuple[Estimate, ...]
     """Successive differences; their intervals hold together (Bonferroni)."""
     slope: Estimate
-    """Least squares: tax per doubling of the length, each length weighted by the precision of log(1 + its tax)."""
+    """Least squares: tax per doubling of the length, each length weighted by the precision of log(1 + tax)."""
     left_out: tuple[str, ...] = ()
     """Shapes that take no part, with the reason: the config or plain is saturated there."""
     p_zero: float | None = None
@@ -129,11 +128,11 @@ class Trend:
     p_flat: float | None = None
     """Two-sided, of the slope being FLAT_BELOW."""
     p_fall: float | None = None
-    """Of no step going down, corrected for the number of steps (Bonferroni)."""
+    """Of no step falling, corrected for the number of steps (Bonferroni)."""
     p_rise: float | None = None
-    """Of not every step going up, corrected alike; None where a step does not."""
+    """Of some step not rising, with the same correction; None where a step does not rise."""
     own_rates: tuple[str, ...] = ()
-    """Shapes among them that were measured at a rate of their own, as `32768x64 at 0.1 req/s`."""
+    """Shapes of the trend that were measured at a rate of their own, e.g. `32768x64 at 0.1 req/s`."""
 
 
 def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
@@ -170,7 +169,7 @@ def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, m
         metric=metric,
         total=estimate(total),
         framework=estimate(framework),
-        implementation=estimate(combine(subtract, total, framework)),
+        implementation=estimate(combine(np.subtract, total, framework)),
         framework_share=share(framework, total, f"the tax of {config}"),
         p_half=p_of_share(framework, total, FRAMEWORK_BELOW),
     )
@@ -178,13 +177,13 @@ def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, m
 
 def p_of_share(part: Measured, whole: Measured, share: float) -> float | None:
     """Two-sided, of part / whole being this share: of part - share x whole being zero."""
-    return p_value(combine(lambda ours, theirs: ours - share * theirs, part, whole))
+    return p_value(combine(lambda top, bottom: top - share * bottom, part, whole))
 
 
 def nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Measured:
     """tax(mooncake_both) - tax(nixl_both) at ref_safe: 0.07 = 7 pp."""
-    ours = (tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
-    return combine(subtract, *ours)
+    taxes = (tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
+    return combine(np.subtract, *taxes)
 
 
 def add_up_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Additivity, ...]:
@@ -199,7 +198,7 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
         tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, LMCACHE, MULTI)
     )
     total = combine(np.add, mooncake, lmcache)
-    excess = combine(subtract, multi, total)
+    excess = combine(np.subtract, multi, total)
     relative = share(excess, multi, f"the tax of {MULTI}")
     verdict, reason = judge_sum(relative, measurements.remedy)
     return Additivity(
@@ -217,7 +216,7 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
 
 
 def judge_sum(relative_excess: Estimate, remedy: str = TRIALS_REMEDY) -> tuple[Additive, str]:
-    """What the interval of (multi - sum) / multi says, and why it is undecided where it is."""
+    """The verdict by the interval of (multi - sum) / multi; where it is undecided, the reason."""
     bounds = decisive(relative_excess, remedy)
     low, high = bounds.low, bounds.high
     if low is None or high is None:
@@ -259,10 +258,9 @@ def _amplify(
     """`family`: how many configs have this difference; their intervals hold together (Bonferroni)."""
     taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
-    difference = combine(subtract, taxes[1], taxes[0])
-    level = (
-        1 - (1 - LEVEL) / family if len(difference.trials) >= MIN_PAIRED else LEVEL
-    )  # within a launch it is a spread
+    difference = combine(np.subtract, taxes[1], taxes[0])
+    is_spread = len(difference.trials) < MIN_PAIRED
+    level = LEVEL if is_spread else 1 - (1 - LEVEL) / family
     added = estimate(difference, level) if safe != load else unknown(same)
     if added.launches >= MIN_PAIRED and added.basis is not None:
         added = replace(added, basis=f"over {added.launches} launches, all configs together")
@@ -281,13 +279,13 @@ def _amplify(
 
 
 ALONG = (("input_tokens", "output_tokens", Metric.TTFT_P90), ("output_tokens", "input_tokens", Metric.TPOT_P90))
-"""H5 and H6: along which length, at which other length, which tax."""
+"""H5 and H6: the length of the trend, the other length, the tax."""
 
 
 def follow_trends(measurements: Measurements) -> tuple[Trend, ...]:
     """Every config's TTFT tax along the input length and TPOT tax along the output length, in Phase B.
 
-    One trend at each other length, and one of their mean; empty where Phase B has no two lengths.
+    One trend at each other length, and one of their mean; empty where Phase B has fewer than two lengths.
     """
     loads = {load.shape: load for load in measurements.loads if load.phase == "B"}
     rows: list[Trend] = []
@@ -312,7 +310,7 @@ class _Surface:
     across: str
 
     def trends(self) -> Iterator[Trend]:
-        """At each other length, then of their mean; saturated shapes leave as few others out with them as can be."""
+        """At each other length, then of their mean; saturated shapes exclude as few others as possible."""
         lengths = sorted({getattr(shape, self.along) for shape in self.loads})
         others = sorted({getattr(shape, self.across) for shape in self.loads})
         for other in others:
@@ -355,7 +353,7 @@ class _Surface:
         if len(lengths) < 2:
             why = "; ".join(left_out)
             return replace(row, slope=unknown(f"fewer than two lengths are left without saturation: {why}"))
-        steps = [combine(subtract, after, before) for before, after in pairwise(taxes)]
+        steps = [combine(np.subtract, after, before) for before, after in pairwise(taxes)]
         slope = combine(_fit_slope(lengths, _weigh_taxes(taxes)), *taxes)
         known_steps = tuple(estimate(step, 1 - (1 - LEVEL) / len(steps)) for step in steps)
         p_steps = [None if (p := p_value(step)) is None else min(1.0, p * len(steps)) for step in steps]
@@ -378,9 +376,9 @@ def _average(*parts: Samples) -> Samples:
 
 
 def _weigh_taxes(taxes: Sequence[Measured]) -> Samples:
-    """The precision of each tax: one over the square of its interval; all alike where one has none.
+    """The precision of each tax: 1 over the square of its interval; equal for all where one has no interval.
 
-    The interval is that of log(1 + tax): that of the tax itself grows with it, and would give large taxes less weight.
+    The interval is that of log(1 + tax): that of the tax grows with it, and would give large taxes less weight.
     """
     estimates = [estimate(measured) for measured in taxes]
     bounds = [(one.low, one.high) for one in estimates if one.low is not None and one.high is not None]

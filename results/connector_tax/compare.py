@@ -1,4 +1,4 @@
-"""What another run of connector-tax can be held against: every latency, and every latency tax at its reference rate."""
+"""The numbers that two runs of connector-tax are compared by: every latency, and every latency tax."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from results.measures.summary import CellSummary
 from results.report.comparison import Comparable, Measure
 from results.statistics.estimates import Samples
 from results.statistics.trials import estimate
-
-SERIES: Mapping[str, str] = {"TTFT p90": "ttft_s", "TPOT p90": "tpot_s"}
 
 
 def build_comparable(analysis: Analysis, root: Path) -> Comparable:
@@ -37,8 +35,8 @@ def build_comparable(analysis: Analysis, root: Path) -> Comparable:
 def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[Measure]:
     keys = {(cell.config, Load(cell.phase, cell.rate_per_s, cell.shape)) for cell in analysis.cells}
     for config, load in sorted(keys, key=lambda key: (key[1].order, key[0])):
-        for title, series in SERIES.items():
-            key = {**_describe_load(load), "config": config, "latency": title}
+        for metric, series in RATIOS.items():
+            key = {**_describe_load(load), "config": config, "latency": TITLES[metric]}
             yield Measure("Latencies", key, estimate(measurements.get(load, config, series)), "ms", 1e3)
 
 
@@ -53,7 +51,7 @@ def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
 
 
 def _build_tax(row: TaxRow) -> Measure:
-    """With bounds that hold for the config by itself: the two runs may have compared different numbers of configs."""
+    """With bounds that hold for the config by itself, because the two runs may have different numbers of configs."""
     key = {
         "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
         "tax": TITLES[row.metric],

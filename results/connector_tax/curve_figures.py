@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ import pandas as pd
 
 from results.connector_tax.analyse import Analysis
 from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.measures.saturation_criteria import judge_launches
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
-from results.measures.summary import CellSummary
+from results.measures.summary import CellSummary, is_at_rate
 from results.records.percent import format_percent
 from results.report.figure import Figure, in_order
 from results.statistics.estimates import LEVEL, Estimate, Samples
@@ -90,7 +90,7 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     safe = analysis.rates.ref_safe_per_s
     if safe is None:
         return Figure(6, title, missing=f"there is no ref_safe: {analysis.rates.ref_safe_reason}")
-    cells = [cell for cell in _phase_a(analysis) if math.isclose(cell.rate_per_s, safe, rel_tol=1e-6)]
+    cells = [cell for cell in _phase_a(analysis) if is_at_rate(cell.rate_per_s, safe)]
     if not cells:
         return Figure(6, title, missing=f"no cell of Phase A was measured at {safe:g} req/s")
     timed = [cell for cell in cells if cell.step_timing.get("available", False) and not cell.degraded]
@@ -109,7 +109,7 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
 
 
 def _pooled_text(cells: Sequence[CellSummary]) -> str:
-    """Of how many launches the steps are."""
+    """The number of launches that the steps are of."""
     launches = describe_launches(Counter(cell.config for cell in cells).values())
     if len({cell.trial for cell in cells}) > 1:
         return f"{launches} together"
@@ -117,7 +117,7 @@ def _pooled_text(cells: Sequence[CellSummary]) -> str:
 
 
 def name_absent(analysis: Analysis) -> str:
-    """A sentence that names the configs of the plan that no figure can show, with the reason; or nothing."""
+    """A sentence that names the configs of the plan that were not measured, with the reason; empty = none."""
     lacking = [row for row in analysis.manifest if row.status != "ran"]
     if not lacking:
         return ""
@@ -179,12 +179,9 @@ def _over_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
 
 
 def _judge_trials(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
-    """Saturated when at least half of the trials that could be judged are, and the criteria that fired then."""
+    """Whether the trials are saturated, and the criteria that fired if they are."""
     judged = [analysis.saturation[cell.path] for cell in cells]
-    known = [judgement.saturated for judgement in judged if judgement.saturated is not None]
-    if not known:
-        return None, ()
-    saturated = sum(known) * 2 >= len(known)
+    saturated = judge_launches(judgement.saturated for judgement in judged)
     fired = {number for judgement in judged for number in judgement.fired} if saturated else set()
     return saturated, tuple(sorted(fired))
 

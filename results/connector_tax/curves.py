@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import cycle
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from results.connector_tax.analyse import Analysis
 
 HEIGHT = 20
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""Rows."""
 _TICKS = (1.0, 2.0, 5.0)
 
 
@@ -25,22 +27,22 @@ def ttft_curves(analysis: Analysis, width: int) -> RenderableType | None:
     from results.report.ink import pens
 
     table = ttft_by_rate(analysis).table
-    drawn = table[(table["ttft_p90_s"] > 0)] if not table.empty else table
+    drawn = table[table["ttft_p90_s"] > 0] if not table.empty else table
     rates = sorted(set(drawn["rate_per_s"])) if len(drawn) else []
     if len(rates) < 2 or width < 40:
         return None
     colors = {config: _parse_color(pen.color) for config, pen in pens(dict.fromkeys(table["config"])).items()}
     legend = Text("  ")
-    for place, (config, color) in enumerate(colors.items()):
-        legend.append(f"{LETTERS[place % 26]} {config}   ", style=f"rgb({color[0]},{color[1]},{color[2]})")
+    for letter, (config, color) in zip(cycle(ascii_lowercase), colors.items(), strict=False):
+        legend.append(f"{letter} {config}   ", style=f"rgb({color[0]},{color[1]},{color[2]})")
     legend.append("capital: saturated", style="default")
     title = Text("TTFT p90 (ms) by send rate (req/s), Phase A", style="bold")
     return Group(title, Text.from_ansi(_draw_canvas(drawn, rates, colors, width)), legend, Text())
 
 
 def _parse_color(color: str) -> tuple[int, int, int]:
-    """`#d55e00` to its parts; black becomes grey, to be seen on a dark terminal too."""
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    """`#d55e00` to its parts; black becomes grey, which is visible on a dark terminal too."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
     return (160, 160, 160) if red + green + blue == 0 else (red, green, blue)
 
 
@@ -55,7 +57,7 @@ def _draw_canvas(
     figure.theme("colorless")
     figure.canvas("default")
     figure.plot_size(width, HEIGHT)
-    for place, (config, color) in enumerate(colors.items()):
+    for letter, (config, color) in zip(cycle(ascii_lowercase), colors.items(), strict=False):
         rows = drawn[drawn["config"] == config]
         pixel = plotext.pixel(color)
         at = [math.log10(rate) for rate in rows["rate_per_s"]]
@@ -65,7 +67,6 @@ def _draw_canvas(
         line = figure.signal(at, height, marker=plotext.marker("braille", pixel))
         line.lines().density("full")
         figure.draw(line)
-        letter = LETTERS[place % 26]
         for x, y, saturated in zip(at, height, rows["saturated"], strict=True):
             sign = letter.upper() if saturated else letter
             figure.draw(figure.signal([x], [y], marker=plotext.marker(sign, pixel)))

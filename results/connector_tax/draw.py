@@ -60,7 +60,7 @@ def draw_latency(figure: Figure) -> Drawing:
 
 
 def _list_marks(table: pd.DataFrame, config: str) -> list[tuple[float, str]]:
-    """Rate and text of each cell in which criteria fired, or of which it is not known."""
+    """Rate and text of each cell in which criteria fired, or that could not be judged."""
     marks = []
     for row in table[table["config"] == config].to_dict("records"):
         text = " ".join(f"×{number}" for number in row["criteria_fired"].split(",") if number)
@@ -71,9 +71,9 @@ def _list_marks(table: pd.DataFrame, config: str) -> list[tuple[float, str]]:
 
 def _draw_criteria(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
     """A line per config that is saturated somewhere: the criteria that fired at each rate."""
-    for place, config in enumerate(configs):
+    for row, config in enumerate(configs):
         for rate, text in _list_marks(table, config):
-            axes.text(rate, place, text, ha="center", va="center", fontsize=8, bbox=_ON_GRID)
+            axes.text(rate, row, text, ha="center", va="center", fontsize=8, bbox=_ON_GRID)
     axes.set_yticks(range(len(configs)), configs)
     axes.set_ylim(max(len(configs), 1) - 0.5, -0.5)
     axes.tick_params(length=0)
@@ -148,9 +148,9 @@ def draw_cdf(figure: Figure) -> Drawing:
     ink = pens(dict.fromkeys(table["config"]))
     for panel, name in zip(panels, series, strict=True):
         inside = table[table["series"] == name]
-        for place, (config, pen) in enumerate(ink.items()):
+        for index, (config, pen) in enumerate(ink.items()):
             rows = inside[inside["config"] == config]
-            panel.plot(rows["time_us"], rows["share"], label=config, markevery=(2 * place, 20), **pen.line())
+            panel.plot(rows["time_us"], rows["share"], label=config, markevery=(2 * index, 20), **pen.line())
         bulk = inside[(inside["share"] >= 0.005) & (inside["share"] <= 0.995)]["time_us"]
         panel.set_xlim(0.9 * bulk.min(), 1.15 * bulk.max())
         plain_ticks(panel, "x", bulk, spread=2.5)
@@ -183,7 +183,7 @@ def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> 
 
 
 def _note(row: Mapping[Any, Any]) -> str:
-    """What to know of a tax beside its interval."""
+    """The note beside a tax's bar: that it has no interval or no verdict, or is not distinguishable from zero."""
     if pd.isna(row["tax"]):
         return ""
     if pd.isna(row["low"]) or pd.isna(row["high"]):
@@ -240,11 +240,11 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     sound = table[table["saturated"] != True]["tax"].dropna().abs()  # noqa: E712
     reach = float(sound.max()) if len(sound) else float(table["tax"].abs().max())
     image = None
-    for place, panel in enumerate(panels.ravel()):
-        if place >= len(configs):
+    for index, panel in enumerate(panels.ravel()):
+        if index >= len(configs):
             panel.set_axis_off()
             continue
-        rows = table[table["config"] == configs[place]]
+        rows = table[table["config"] == configs[index]]
         cells = rows.pivot_table(index="input_tokens", columns="output_tokens", values="tax", dropna=False)
         values = cells.reindex(index=inputs, columns=outputs).to_numpy(dtype=np.float64)
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
@@ -254,10 +254,10 @@ def draw_heatmaps(figure: Figure) -> Drawing:
             hatched[cell] = row["saturated"] is True
         labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
         image = draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
-        panel.set_title(configs[place], fontsize=8)
-        if place % columns == 0:
+        panel.set_title(configs[index], fontsize=8)
+        if index % columns == 0:
             panel.set_ylabel("input tokens")
-        if place >= len(configs) - columns:
+        if index >= len(configs) - columns:
             panel.set_xlabel("output tokens")
     if image is not None:
         bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
@@ -268,7 +268,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
 
 
 def _cell_text(row: Mapping[Any, Any]) -> str:
-    """The tax; in parentheses where nothing says that it is one."""
+    """The tax; in parentheses where it is not distinguishable from zero."""
     if pd.isna(row["tax"]):
         return "saturated" if row["saturated"] else "not\nmeasured"
     shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"

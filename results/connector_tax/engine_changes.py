@@ -1,7 +1,7 @@
-"""What vLLM settled on for each config's engine, and what of it differs from plain's.
+"""The settings that vLLM chose for each config's engine, and their differences from plain's.
 
-vLLM changes settings by itself for a connector: it may switch asynchronous scheduling off, choose another graph mode,
-take another layout of the KV cache, or have fewer KV blocks left. Such a change costs what no callback shows.
+vLLM changes settings for a connector: it may switch asynchronous scheduling off, choose another graph mode, take
+another layout of the KV cache, or have fewer KV blocks left. The callbacks do not show the cost of such a change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KV_ROOM = ("kv_blocks", "kv_capacity_tokens")
 KV_LAYOUT = "kv_cache_layout"
 """Order of layers, blocks, heads and tokens in GPU memory: vLLM takes the one that a connector asks for."""
 SAME_ROOM = 0.01
-"""What two launches of one config may differ by in KV blocks: free memory is measured anew at each."""
+"""Relative difference in KV blocks of two launches of one config: each measures the free memory again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class EngineChange:
     reason: str
     """Why there is nothing to compare; empty where there is."""
     gpu_memory_mib: float | None = None
-    """The most that all GPUs together had in use in a cell; None = not measured."""
+    """The most memory that all GPUs together used in a cell; None = not measured."""
     gpu_clock_mhz: float | None = None
-    """The lowest mean clock in a cell: a config that was throttled once shows it. None = not measured."""
+    """The lowest mean clock in a cell, so that throttling in one cell shows; None = not measured."""
 
 
 def list_engine_changes(cells: Sequence[CellSummary]) -> tuple[EngineChange, ...]:
@@ -49,21 +49,21 @@ def list_engine_changes(cells: Sequence[CellSummary]) -> tuple[EngineChange, ...
     )
 
 
-def _compare(cell: CellSummary, baseline: Mapping[str, Any], own: Sequence[CellSummary]) -> EngineChange:
+def _compare(cell: CellSummary, baseline: Mapping[str, Any], cells: Sequence[CellSummary]) -> EngineChange:
     reason = ""
     if not cell.settings:
         reason = "not recorded: the probe did not run, or the run is older than this record"
     elif not baseline:
         reason = f"the settings of {BASELINE} are not recorded"
     changed = tuple(
-        f"{name}: {_text(baseline[name])} -> {_text(value)}"
+        f"{name}: {_show_setting(baseline[name])} -> {_show_setting(value)}"
         for name, value in cell.settings.items()
         if name in baseline and _differs(name, baseline[name], value)
     )
-    memory = [one.gpu["memory_used_mib"] for one in own if one.gpu.get("memory_used_mib") is not None]
-    clock = [one.gpu["clock_mhz"] for one in own if one.gpu.get("clock_mhz") is not None]
-    lowest_clock = min(clock, default=None)
-    return EngineChange(cell.config, cell.settings, changed, reason, max(memory, default=None), lowest_clock)
+    memory = [one.gpu["memory_used_mib"] for one in cells if one.gpu.get("memory_used_mib") is not None]
+    clock = [one.gpu["clock_mhz"] for one in cells if one.gpu.get("clock_mhz") is not None]
+    most_memory, lowest_clock = max(memory, default=None), min(clock, default=None)
+    return EngineChange(cell.config, cell.settings, changed, reason, most_memory, lowest_clock)
 
 
 def _differs(name: str, before: object, after: object) -> bool:
@@ -72,7 +72,7 @@ def _differs(name: str, before: object, after: object) -> bool:
     return before != after
 
 
-def _text(value: object) -> str:
+def _show_setting(value: object) -> str:
     if value is None:
         return "not known"
     if isinstance(value, bool):
@@ -92,15 +92,15 @@ def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
     return make_table("What vLLM changed for each config", columns, recorded, note)
 
 
-LAYOUT_COLUMN: Column[EngineChange] = Column("KV layout", lambda row: _text(row.settings.get(KV_LAYOUT)))
-"""Only in tables of runs that recorded it: neither older ones nor engines before vLLM 0.32 did."""
+LAYOUT_COLUMN: Column[EngineChange] = Column("KV layout", lambda row: _show_setting(row.settings.get(KV_LAYOUT)))
+"""Only in tables of runs that recorded it: older ones and engines before vLLM 0.32 did not."""
 CHANGE_COLUMNS: tuple[Column[EngineChange], ...] = (
     Column("config", lambda row: row.config),
-    Column("async scheduling", lambda row: _text(row.settings.get("async_scheduling"))),
-    Column("graph mode", lambda row: _text(row.settings.get("cudagraph_mode"))),
+    Column("async scheduling", lambda row: _show_setting(row.settings.get("async_scheduling"))),
+    Column("graph mode", lambda row: _show_setting(row.settings.get("cudagraph_mode"))),
     LAYOUT_COLUMN,
-    Column("KV blocks", lambda row: _text(row.settings.get("kv_blocks"))),
-    Column("KV capacity tokens", lambda row: _text(row.settings.get("kv_capacity_tokens"))),
+    Column("KV blocks", lambda row: _show_setting(row.settings.get("kv_blocks"))),
+    Column("KV capacity tokens", lambda row: _show_setting(row.settings.get("kv_capacity_tokens"))),
     Column("most GPU memory MiB", lambda row: row.gpu_memory_mib, form=".0f"),
     Column("lowest GPU clock MHz", lambda row: row.gpu_clock_mhz, form=".0f"),
     Column("changed", lambda row: row.reason or "; ".join(row.changed) or "nothing"),

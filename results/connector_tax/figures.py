@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from results.connector_tax import curve_figures as curves
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.combined_taxes import (
     ADDITIVE_WITHIN,
@@ -19,7 +18,15 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
-from results.connector_tax.curve_figures import describe_launches, name_absent, reference_text
+from results.connector_tax.curve_figures import (
+    describe_launches,
+    name_absent,
+    reference_text,
+    step_cdf,
+    throughput_by_rate,
+    tpot_by_rate,
+    ttft_by_rate,
+)
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.cells import step_samples
 from results.measures.saturation import REF_LOAD, REF_SAFE
@@ -47,9 +54,9 @@ def _are_few(estimates: Iterable[Estimate]) -> bool:
 
 
 def _describe_bounds(estimates: Iterable[Estimate], *, alone: bool = False) -> str:
-    """What the thin bars are: an interval between launches, or the spread of too few launches.
+    """What the thin bars show: an interval between launches, or the spread of too few launches.
 
-    `alone`: the intervals hold by themselves, and the marks for all configs together.
+    `alone`: the intervals hold by themselves, but the marks for all configs together.
     """
     known = [one for one in estimates if one.value is not None]
     launches = describe_launches(one.launches for one in known)
@@ -178,7 +185,7 @@ def _split_row(split: Decomposition) -> dict[str, object]:
 
 
 def _split_steps(analysis: Analysis) -> list[Decomposition]:
-    """The same of the whole engine step (us), by itself too; none where noop_connector's steps were not timed."""
+    """The decomposition of the whole engine step (us); empty where noop_connector's steps were not timed."""
     metric = Metric.ENGINE_STEP_P50
     taxes = {
         row.config: row.alone or row.estimate
@@ -292,21 +299,21 @@ def is_distinguishable(verdict: str) -> bool:
 
 
 def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
-    """Figures 1 to 8 of the run folder `root`, those that cannot be drawn included; nothing is written."""
+    """Figures 1 to 8 of the run folder `root`, including those that cannot be drawn; nothing is written."""
 
     def steps_of(cell: CellSummary) -> Mapping[str, Samples]:
         try:
             return step_samples(root / cell.path)
-        except ArtifactError:  # the cell's record went away since it was analysed
+        except ArtifactError:  # the cell's record was removed since the analysis
             return dict.fromkeys(STEP_SERIES, np.empty(0))
 
     return (
-        curves.ttft_by_rate(analysis),
-        curves.tpot_by_rate(analysis),
-        curves.throughput_by_rate(analysis),
+        ttft_by_rate(analysis),
+        tpot_by_rate(analysis),
+        throughput_by_rate(analysis),
         tax_bars(analysis),
         shape_heatmaps(analysis),
-        curves.step_cdf(analysis, steps_of),
+        step_cdf(analysis, steps_of),
         decomposition_figure(analysis),
         additivity_figure(analysis),
     )

@@ -1,9 +1,9 @@
 """The hypotheses of specs/connector_tax, each judged by a rule over numbers and their intervals.
 
-The interval decides: a hypothesis holds where the whole interval agrees with it and fails where the whole of it
-contradicts it. It is undecided otherwise, also where the number comes from fewer than three launches, and open where
-the number is missing. `p` is the smallest error level at which the interval would still decide; results.statistics
-corrects all six for each other. Pure functions of estimates.
+A hypothesis holds where the whole interval agrees with it and fails where the whole interval contradicts it. It is open
+where the number is missing, and undecided otherwise, also where the number comes from fewer than three launches. `p` is
+the smallest error level at which the interval would still decide; results.statistics corrects all six for each other.
+Pure functions of estimates.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def judge_tax(tax: Estimate, p: float | None = None, remedy: str = TRIALS_REMEDY
         name="H1",
         claim="The substrate tax persists at one instance under synthetic load.",
         rule=f"The interval of the tax lies at or above {format_percent(TAX_AT_LEAST)}; below it, the trace replay's "
-        "tax came from "
-        "the feedback between its 8 instances.",
+        "tax came from the feedback between its 8 instances.",
         outcome=outcome,
         quantity="tax_ttft_p90(mooncake_both) at ref_safe",
         measured=tax,
@@ -131,7 +130,7 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
     outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares", remedy=remedy)
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
     label = cost_label(share)
-    if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
+    if not label and outcome.is_decided:
         reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW, of='shares')}"
     covered = excluded_text(total)
     if covered:
@@ -157,7 +156,7 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
 
 
 def _name_no_share(share: Estimate) -> str:
-    """What a share above 100 % or below zero is, since it is no part of the whole."""
+    """The meaning of a share above 100 % or below zero, which is no part of the whole."""
     if share.value is None or 0 <= share.value <= 1:
         return ""
     if share.value > 1:
@@ -166,7 +165,7 @@ def _name_no_share(share: Estimate) -> str:
 
 
 def cost_label(share: Estimate) -> str:
-    """Which cost dominates, by the interval of the framework's share; empty where the interval does not decide."""
+    """The cost that dominates, by the interval of the framework's share; empty where the interval does not decide."""
     share = decisive(share)
     if share.low is None or share.high is None:
         return ""
@@ -263,9 +262,9 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
 
 
 def _p_of_trend(trend: Trend) -> float | None:
-    """Of the nearest decision: growth at every step, a step that falls, or no growth.
+    """The p of the nearest decision: growth at every step, a step that falls, or no growth.
 
-    A slope whose interval lies above 0 grows, however little: that it is below FLAT_BELOW decides nothing then.
+    A slope whose interval is above 0 grows, however little; that it is below FLAT_BELOW then decides nothing.
     """
     value = trend.slope.value
     if value is None:

@@ -1,25 +1,24 @@
-"""Which cells verdicts rest on: those of the confirm stage at every load that it has measured, else the sweep's own.
+"""Which cells verdicts rest on: those of the confirm stage at every load that it measured, else those of the sweep.
 
 The confirm stage measures Phase A's shape at the reference rates again, and the shapes of Phase B and B'. A confirmed
-cell stands for each phase whose load it measured: A at a reference rate, B at ref_safe or the shape's own rate, B' at
+cell counts in each phase whose load it measured: A at a reference rate, B at ref_safe or the shape's own rate, B' at
 ref_load. A run without that stage, or of an older version, has cells of Phase B and B' in its sweep.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from results.measures.saturation import ReferenceRates
-from results.measures.summary import CellSummary, Shape
+from results.measures.summary import CellSummary, Shape, is_at_rate
 from results.records.phase_names import CONFIRM
 
 
 def choose_cells(
     cells: Sequence[CellSummary], rates: ReferenceRates, planned: Mapping[str, float | None]
 ) -> tuple[CellSummary, ...]:
-    """Confirmed cells under the phases whose loads they measured, and the sweep's at loads that none has measured.
+    """Confirmed cells under the phases whose loads they measured, and cells of the sweep at the other loads.
 
     `planned`: the shapes of Phase B in the plan, as `512x32`, each with its own rate or None.
     """
@@ -31,12 +30,13 @@ def choose_cells(
     chosen = [replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes)]
     loads = {(cell.phase, cell.rate_per_s, cell.shape) for cell in chosen}
     judged = (rates.ref_safe_per_s, rates.ref_load_per_s)
-    waiting = (
+    swept_cells = (
         cell
         for cell in cells
-        if cell.phase in ("B", "Bp") or (cell.phase == "A" and any(_is_at(cell, rate) for rate in judged))
+        if cell.phase in ("B", "Bp")
+        or (cell.phase == "A" and any(is_at_rate(cell.rate_per_s, rate) for rate in judged))
     )
-    return (*chosen, *(cell for cell in waiting if (cell.phase, cell.rate_per_s, cell.shape) not in loads))
+    return (*chosen, *(cell for cell in swept_cells if (cell.phase, cell.rate_per_s, cell.shape) not in loads))
 
 
 def _list_phases(
@@ -46,14 +46,10 @@ def _list_phases(
     if shapes.get(str(cell.shape)) is not None:
         yield "B"
         return
-    safe, loaded = (_is_at(cell, rate) for rate in (rates.ref_safe_per_s, rates.ref_load_per_s))
+    safe, loaded = (is_at_rate(cell.rate_per_s, rate) for rate in (rates.ref_safe_per_s, rates.ref_load_per_s))
     if cell.shape == swept and (safe or loaded):
         yield "A"
     if safe and str(cell.shape) in shapes:
         yield "B"
     if loaded and not safe and cell.shape != swept:
         yield "Bp"
-
-
-def _is_at(cell: CellSummary, rate_per_s: float | None) -> bool:
-    return rate_per_s is not None and math.isclose(cell.rate_per_s, rate_per_s, rel_tol=1e-6)

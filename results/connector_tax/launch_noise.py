@@ -1,4 +1,4 @@
-"""How two launches of one config differ, and which tax a run of this many launches can show."""
+"""How two launches of one config differ, and the smallest tax that a run of this many launches detects."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class LaunchNoise:
     degrees: int
     """Degrees of freedom of sigma."""
     repeat: Estimate | None
-    """Plain's second name against its first; None where plain was measured under one."""
+    """Plain's second name against its first; None where plain was measured under one name."""
     detectable: float | None
     """The smallest tax that this many launches detect with a probability of 80 %; None = too few to judge."""
     launches_for_named: int | None
     """Launches per config that detect NAMED_TAX; None = more than can be planned."""
     sigma_for_named: float | None = None
-    """The sigma at which this many launches, three at least, detect NAMED_TAX."""
+    """The sigma at which this many launches, at least three, detect NAMED_TAX."""
     sigma_at_one_speed: float | None = None
-    """Sigma without what follows the host's speed: the logarithm of `work_us` of host.csv as a covariate. Descriptive:
-    no verdict uses it. None = the work was not timed beside every launch."""
+    """Sigma without the host's speed: with the logarithm of `work_us` of host.csv as a covariate. Descriptive: no
+    verdict uses it. None = the work was not timed beside every launch."""
 
 
 def measure_launch_noise(
     measurements: Measurements, rates: ReferenceRates, work_us: Mapping[str, float]
 ) -> tuple[LaunchNoise, ...]:
-    """One row for each latency at each load with several launches; empty where each config has one.
+    """One row for each latency at each load with several launches; empty where each config has one launch.
 
-    `work_us`: by `CellSummary.cell`, what the fixed piece of work took beside it.
+    `work_us`: by `CellSummary.cell`, the time of the fixed piece of work beside it.
     """
     speeds = {cell: math.log(work) for cell, work in work_us.items() if work > 0}
     return tuple(
@@ -70,7 +70,7 @@ def measure_launch_noise(
 def _describe_noise(
     reference: str, load: Load, metric: Metric, fit: BlockFit, at_one_speed: float | None
 ) -> LaunchNoise:
-    """Of the configs that share sigma: one apart has its own noise, and takes its part of the error (`fit_blocks`)."""
+    """Of the configs that share sigma; configs apart have their own noise and part of the error (`fit_blocks`)."""
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
     level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))

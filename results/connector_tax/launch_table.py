@@ -1,11 +1,11 @@
-"""The cells of the confirm stage as a table: a line per config and load, over its launches."""
+"""The cells of the confirm stage as a table: a row per config and load, over its launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from results.connector_tax.launches import PlannedLaunches
+from results.connector_tax.launches import count_planned_launches
 from results.measures.saturation_criteria import CellSaturation
 from results.measures.summary import CellSummary
 from results.records.phase_names import CONFIRM
@@ -16,19 +16,23 @@ from results.statistics.estimates import figure
 Launches = Sequence[CellSummary]
 """The cells of one config at one load."""
 LOST = ("failed", "dropped", "cut")
-"""How requests due in a window end that do not complete."""
+"""Ends of requests that did not complete."""
 
 
 def build_launch_table(
     cells: Sequence[CellSummary], saturation: Mapping[str, CellSaturation], planned: Sequence[PlannedCell] = ()
 ) -> Table:
     """Median and range over the launches; a table without rows where there is no confirm stage."""
-    wanted = PlannedLaunches(planned)
+    planned_launches = count_planned_launches(planned)
     groups: dict[tuple[float, int, int, str], list[CellSummary]] = {}
     for cell in cells:
         if cell.phase == CONFIRM:
-            place = (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config)
-            groups.setdefault(place, []).append(cell)
+            key = (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config)
+            groups.setdefault(key, []).append(cell)
+
+    def describe_count(launches: Launches) -> str:
+        wanted = max(planned_launches.get(cell.cell, 0) for cell in launches)
+        return f"{len(launches)} of {wanted}" if len(launches) < wanted else str(len(launches))
 
     def count_saturated(launches: Launches) -> int:
         return sum(saturation[cell.path].saturated is True for cell in launches)
@@ -37,7 +41,7 @@ def build_launch_table(
         Column("req/s", lambda launches: launches[0].rate_per_s, form="g"),
         Column("shape", lambda launches: str(launches[0].shape)),
         Column("config", lambda launches: launches[0].config),
-        Column("launches", wanted.describe),
+        Column("launches", describe_count),
         Column("TTFT p90 ms", lambda launches: _describe_range(launches, "ttft_p90_s")),
         Column("late p90 ms", _describe_lateness),
         Column("TPOT p90 ms", lambda launches: _describe_range(launches, "tpot_p90_s")),
@@ -49,7 +53,7 @@ def build_launch_table(
         "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest. Late p90: "
         "how late the client sent, of the worst launch; TTFT begins at the actual send and does not hold it."
     )
-    return make_table("Confirm stage", columns, (groups[place] for place in sorted(groups)), note)
+    return make_table("Confirm stage", columns, (groups[key] for key in sorted(groups)), note)
 
 
 def _describe_range(launches: Launches, name: str) -> str:
@@ -66,7 +70,7 @@ def _describe_lateness(launches: Launches) -> str:
 
 
 def _count_lost(launches: Launches) -> str:
-    """Of all launches together, by how the requests ended; `0` where every one completed."""
+    """Requests of all launches that did not complete, by how they ended; `0` = none."""
     known = [cell.counts for cell in launches if cell.counts.get("completed") is not None]
     if not known:
         return NOT_MEASURED

@@ -1,8 +1,9 @@
-"""The launches of a run: how many were planned, how many were measured, and how long one of each config takes."""
+"""The launches of a run: how many were planned, how many were measured, and how long a round of them takes."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -21,13 +22,13 @@ def count_planned(cells: Sequence[PlannedCell]) -> int:
 
 
 def describe_launches(cells: Sequence[CellSummary], planned: Sequence[PlannedCell]) -> str:
-    """`8 launches per config`, `5 to 8 of 8` where some were lost: of the confirm stage, where there is one."""
+    """`8 launches per config`, or `5 to 8 of 8` where some are missing: of the confirm stage, where there is one."""
     confirmed = [cell for cell in cells if cell.phase == CONFIRM]
     measured: dict[str, set[int]] = {}
     for cell in confirmed or cells:
         measured.setdefault(cell.config, set()).add(cell.trial)
     wanted = {one.trial for one in planned if one.config in measured and (one.phase == CONFIRM or not confirmed)}
-    counts = {len(own) for own in measured.values()}
+    counts = {len(trials) for trials in measured.values()}
     fewest, most = min(counts, default=0), max(counts, default=0)
     count = str(most) if fewest == most else f"{fewest} to {most}"
     if fewest < len(wanted):
@@ -35,29 +36,15 @@ def describe_launches(cells: Sequence[CellSummary], planned: Sequence[PlannedCel
     return "one launch per config" if counts == {1} else f"{count} launches per config"
 
 
-class PlannedLaunches:
-    """How many launches of each config the plan has at the load of a cell."""
-
-    def __init__(self, planned: Sequence[PlannedCell]) -> None:
-        self._loads = {cell.cell: (cell.config, cell.phase, _name_load(cell)) for cell in planned}
-        self._trials: dict[tuple[str, str, str], set[int]] = {}
-        for cell in planned:
-            self._trials.setdefault(self._loads[cell.cell], set()).add(cell.trial)
-
-    def describe(self, launches: Sequence[CellSummary]) -> str:
-        """`5`, or `4 of 5`: of the cells of one config at one load."""
-        planned = max(
-            (len(self._trials[self._loads[cell.cell]]) for cell in launches if cell.cell in self._loads), default=0
-        )
-        return f"{len(launches)} of {planned}" if len(launches) < planned else str(len(launches))
-
-
-def _name_load(cell: PlannedCell) -> str:
-    return re.sub(rf"_t{cell.trial}$", "", cell.stem)
+def count_planned_launches(planned: Sequence[PlannedCell]) -> dict[str, int]:
+    """By cell, how many launches of its config the plan has at its load."""
+    loads = {cell.cell: (cell.config, cell.phase, re.sub(rf"_t{cell.trial}$", "", cell.stem)) for cell in planned}
+    launches = Counter(loads.values())
+    return {cell: launches[load] for cell, load in loads.items()}
 
 
 def measure_launch_s(cells: Sequence[CellSummary]) -> float | None:
-    """How long one launch of every config took, starts of engines included; None = no cell was measured.
+    """Duration of one launch of every config, starts of engines included; None = no cell was measured.
 
     Of the confirm stage, where there is one; else of every phase. The median over rounds of launches, from the start of
     one to the start of the next: a pause of the run, or a cell that was repeated later, does not move it.
@@ -70,7 +57,7 @@ def measure_launch_s(cells: Sequence[CellSummary]) -> float | None:
 
 
 def _measure_round_s(rounds: Sequence[Sequence[CellSummary]]) -> float:
-    starts_s = sorted(min(cell.t_start_unix_s for cell in own) for own in rounds)
+    starts_s = sorted(min(cell.t_start_unix_s for cell in cells) for cells in rounds)
     if len(starts_s) > 1:
         return median(after - before for before, after in pairwise(starts_s))
     ends_s = [cell.t_end_unix_s for cell in rounds[0] if cell.t_end_unix_s is not None]
@@ -78,7 +65,7 @@ def _measure_round_s(rounds: Sequence[Sequence[CellSummary]]) -> float:
 
 
 def describe_time(launches: int, cells: Sequence[CellSummary]) -> str:
-    """`, about 12 h`: of this many launches per config, at the pace of these cells; empty = not known."""
+    """`, about 12 h`: for this many launches per config, at the pace of these cells; empty = not known."""
     launch_s = measure_launch_s(cells)
     if not launch_s:
         return ""

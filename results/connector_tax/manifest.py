@@ -1,4 +1,4 @@
-"""MANIFEST.tsv: a row per config, skips with their reason included, made from the run's folder alone."""
+"""MANIFEST.tsv: a row per config, including skipped ones with their reason, made from the run's folder alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAN, SKIP, NOT_RUN = "ran", "SKIP", "not run"
 def manifest_rows(
     root: Path, facts: RunFacts, decisions: Mapping[str, PreflightDecision], summaries: Sequence[CellSummary]
 ) -> tuple[tuple[ManifestRow, ...], tuple[Gap, ...]]:
-    """A row for every config that the plan, the pre-flight or a result folder names; and what the folders lack."""
+    """A row for every config that the plan, the pre-flight or a result folder names; and the gaps of the folders."""
     layouts: dict[str, list[ConfigLayout]] = {}
     launched: dict[str, ConfigFacts] = {}
     gaps: list[Gap] = []
@@ -81,7 +81,7 @@ def _judge_status(decision: PreflightDecision | None, ran: bool) -> tuple[str, s
 
 
 def _count_unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) -> tuple[int, int | None]:
-    """Planned cells without a record: those that were tried, those that were not."""
+    """Planned cells without a record: tried, and not tried."""
     open_cells = [cell.cell for cell in facts.cells if cell.config == config and cell.cell not in done]
     tried = sum(RunLayout(root).attempt(cell, 1).parent.is_dir() for cell in open_cells)
     return tried, len(open_cells) - tried if facts.cells else None

@@ -1,4 +1,4 @@
-"""The percentiles of a run's cells, per trial, with their bootstrap draws: what every comparison is computed from."""
+"""The percentiles of a run's cells, per trial, with their bootstrap draws: the input of every comparison."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from results.measures.step_durations import LATENCY, PERIOD, whole_step
-from results.measures.summary import CellSummary, Shape, percentile_name
+from results.measures.saturation_criteria import judge_launches
+from results.measures.step_durations import CALLBACKS, LATENCY, PERIOD, whole_step
+from results.measures.summary import CellSummary, Shape, is_at_rate, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Estimate, Samples, bootstrap_quantiles, samples_needed, too_small
@@ -30,11 +31,11 @@ POINTS: Mapping[str, float] = {
     "step_duration_us": 0.5,
     LATENCY: 0.5,
     PERIOD: 0.5,
-    "connector_total_us": 0.5,
+    CALLBACKS: 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
 MOST_DEGRADED = 0.25
-"""Of a config's launches at a load: with more of them degraded, the others decide nothing."""
+"""Largest share of degraded launches of a config at a load; above it the others decide nothing."""
 DEGRADED_REMEDY = "run again with a core left for the load client, or at lower rates"
 LOGARITHMIC = ("ttft_s", "tpot_s")
 """Taxed as a ratio: compared as logarithms."""
@@ -42,7 +43,7 @@ LOGARITHMIC = ("ttft_s", "tpot_s")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a cell was sent; the cells of several configs and trials share one."""
+    """What cells were sent; cells of several configs and trials share one."""
 
     phase: str
     """`A`, `B` or `Bp`."""
@@ -57,9 +58,7 @@ class Load:
 
 def has_own_rate(load: Load, ref_safe_per_s: float | None) -> bool:
     """As Measurements.has_own_rate. Without a ref_safe, only shapes with a rate of their own are measured."""
-    if load.phase != "B":
-        return False
-    return ref_safe_per_s is None or not math.isclose(load.rate_per_s, ref_safe_per_s, rel_tol=1e-6)
+    return load.phase == "B" and not is_at_rate(load.rate_per_s, ref_safe_per_s)
 
 
 class Measurements:
@@ -87,7 +86,7 @@ class Measurements:
         self._ref_safe_per_s = ref_safe_per_s
         self._points: dict[str, Mapping[str, Trial]] = {}
         self._cut: dict[str, frozenset[str]] = {}
-        """Series whose percentile is not known for requests that were cut, by `CellSummary.path`."""
+        """By `CellSummary.path`, the series whose percentile is not known because requests were cut."""
         self._fits: dict[tuple[Load, str], BlockFit | str] = {}
         self._draws: dict[str, Mapping[Load, Mapping[str, Samples]]] = {}
 
@@ -99,13 +98,16 @@ class Measurements:
         names = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}
         return tuple(sorted(names))
 
+    def _list_cells(self, load: Load, config: str) -> Sequence[CellSummary]:
+        return self._cells.get(load, {}).get(config, ())
+
     def get(self, load: Load, config: str, series: str) -> Measured:
         """The series' percentile in every trial of the config at this load that is not degraded.
 
-        Nothing where too many trials are degraded, or where requests that were cut leave it unknown in one of several
-        trials: the others alone, perhaps the faster ones, would say too little.
+        Unmeasured where too many trials are degraded, or where cut requests leave it unknown in one of several trials:
+        the other trials may be the faster ones.
         """
-        cells = self._cells[load][config] if load in self._cells and config in self._cells[load] else []
+        cells = self._list_cells(load, config)
         if not cells:
             return unmeasured(f"{config} was not measured at this load")
         judged = [cell for cell in cells if not cell.degraded]
@@ -138,10 +140,10 @@ class Measurements:
         }
 
     def name_degraded(self, load: Load, configs: Sequence[str]) -> str:
-        """Which launches of these configs at this load take no part because they are degraded; empty = none."""
+        """Which launches of these configs at this load are left out because they are degraded; empty = none."""
         parts: list[str] = []
         for config in configs:
-            cells = self._cells[load].get(config, ()) if load in self._cells else ()
+            cells = self._list_cells(load, config)
             count = sum(bool(cell.degraded) for cell in cells)
             if count:
                 which = "all" if _is_too_degraded(cells) else f"{count} of {len(cells)}"
@@ -149,11 +151,11 @@ class Measurements:
         return ", ".join(parts)
 
     def why_left_out(self, load: Load, config: str) -> str:
-        """Why no tax of the config is quoted at this load: it, or plain, is saturated there; empty where one is.
+        """Why no tax of the config is quoted at this load: the config or plain is saturated; empty where one is.
 
-        At ref_safe, in Phase A and B, a tax is a cost without queueing, so both sides must be clear: the sweep that
-        chose the rate is one launch of each config. B' asks what queueing adds to the config, against a plain that is
-        clear; at the other rates of Phase A the queue is part of the tax.
+        At ref_safe, in Phase A and B, a tax is a cost without queueing, so config and plain must be clear; the sweep
+        that chose the rate is only one launch of each config. B' measures what queueing adds to the config, so plain
+        must be clear. At the other rates of Phase A the queue is part of the tax.
         """
         at_safe = load.phase == "B" or (load.phase == "A" and load.rate_per_s == self._ref_safe_per_s)
         if load.phase == "A" and not at_safe:
@@ -166,18 +168,15 @@ class Measurements:
         return has_own_rate(load, self._ref_safe_per_s)
 
     def is_saturated(self, load: Load, config: str) -> bool:
-        """At least half of the config's launches that could be judged are saturated at this load."""
-        cells = self._cells[load].get(config, ()) if load in self._cells else ()
-        known = [self._saturated.get(cell.path) for cell in cells]
-        judged = [saturated for saturated in known if saturated is not None]
-        return bool(judged) and sum(judged) * 2 >= len(judged)
+        """As `judge_launches`, of the config's launches at this load; False where none could be judged."""
+        return judge_launches(self._saturated.get(cell.path) for cell in self._list_cells(load, config)) is True
 
     def compare(self, load: Load, series: str) -> BlockFit | str:
         """All configs at this load against both names of plain, or why they cannot be compared.
 
-        Seconds are compared as logarithms, microseconds of a step as they are. A config that is left out at this load
-        takes no part. One that is saturated where a queue is part of the tax is set apart: the noise of its queue is
-        not that of the others.
+        Seconds are compared as logarithms, microseconds of a step as they are. Configs that `why_left_out` names take
+        no part. A config that is saturated where a queue is part of the tax is set apart: its queue has other noise
+        than the others.
         """
         key = load, series
         if key not in self._fits:
@@ -192,7 +191,7 @@ class Measurements:
         return self._fits[key]
 
     def draws(self, load: Load, series: str) -> Mapping[str, Samples]:
-        """By config, draws of its difference to plain out of `compare`; empty where there is no comparison.
+        """By config, draws of its difference to plain in `compare`; empty where there is no comparison.
 
         Draws of one series belong together, at this load and across loads.
         """
@@ -209,13 +208,13 @@ class Measurements:
     def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
         if cell.path not in self._points:
             samples = self._samples_of(cell)
-            seed = zlib.crc32(cell.cell.encode())  # a cell's own: the same draws again, and jointly for all its series
+            seed = zlib.crc32(cell.cell.encode())  # one per cell: reproducible draws, joint for all its series
             trials = {
                 name: _make_trial(samples[name], p, seed)
                 for name, p in POINTS.items()
                 if name in samples and samples[name].size
             }
-            # a percentile among requests that were cut is infinite, or the cell has bounds of it: it was not measured
+            # not measured: a percentile among requests that were cut is infinite, or the cell has only its bounds
             cut = {name for name, trial in trials.items() if math.isinf(trial.value) or _is_bounded(cell, name)}
             self._points[cell.path] = {
                 name: trial for name, trial in trials.items() if trial.value > 0 and name not in cut
@@ -225,8 +224,8 @@ class Measurements:
 
 
 def _is_too_degraded(cells: Sequence[CellSummary]) -> bool:
-    """Whether several launches are degraded, and more than MOST_DEGRADED: a config that takes the client's CPU degrades
-    its own. One alone may be the host's."""
+    """Whether several launches are degraded, and more than MOST_DEGRADED: such a config may take the client's CPU. A
+    single degraded launch may be the host's fault."""
     degraded = sum(bool(cell.degraded) for cell in cells)
     return degraded > 1 and degraded > MOST_DEGRADED * len(cells)
 
@@ -246,7 +245,7 @@ def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
 
 
 def _quantile_method(samples: Samples, p: float) -> Literal["higher", "linear"]:
-    """Between a finite value and an infinite one nothing is interpolated."""
+    """No interpolation between a finite and an infinite value."""
     infinite = np.isinf(np.sort(samples)[math.ceil((samples.size - 1) * p)])
     return "higher" if infinite else "linear"
 
@@ -254,15 +253,15 @@ def _quantile_method(samples: Samples, p: float) -> Literal["higher", "linear"]:
 def _why_not(cell: CellSummary, series: str) -> str:
     if cell.degraded:
         return f"{cell.config} is degraded at this load: {cell.degraded}"
-    if series == "connector_total_us":
-        return cell.estimate("connector_total_p50_us").reason or "no step has it"
+    if series == CALLBACKS:
+        return _find_percentile(cell, series).reason or "no step has it"
     if _is_bounded(cell, series):
         return f"{cell.config}: {_find_percentile(cell, series).reason}"
     return f"{cell.config} has no {series}"
 
 
 def _is_bounded(cell: CellSummary, series: str) -> bool:
-    """Whether requests that were cut or timed out leave of the cell's percentile only what it is at least."""
+    """Whether only a lower bound of the cell's percentile is known, because requests were cut or timed out."""
     percentile = _find_percentile(cell, series)
     return percentile.value is None and percentile.low is not None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import count_planned, describe_launches, describe_time
-from results.connector_tax.remedies import count_for_named, find_remedy
+from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
 from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.summary import CellSummary
@@ -26,13 +26,13 @@ UNDECIDED = "undecided"
 TAXES, RATES = 4, 1
 """The figures beside the answers."""
 WORTH_NAMING = 0.9
-"""Of sigma: what is left of it without the host's speed is named below that."""
+"""The page names sigma without the host's speed where it is below this share of sigma."""
 MOST_SLOW = 0.05
-"""Of the seconds under load, those with a slow core: above it the page names them."""
+"""The page names the share of seconds under load with a slow core above this."""
 MOST_LATE = 0.1
-"""Of a cell's TTFT p90, the client's lateness at p90: above it the page counts the cell."""
+"""The page counts a cell whose client's lateness at p90 is above this share of its TTFT p90."""
 WHOLE = "full"
-"""The preset with all rates and shapes, which a run takes by default."""
+"""The preset with all rates and shapes, the default of a run."""
 QUESTION = (
     "What does a KV connector cost: by how much do TTFT p90 and TPOT p90 of each config exceed those of "
     f"{BASELINE} under the same load?"
@@ -40,7 +40,6 @@ QUESTION = (
 
 
 def build_page(analysis: Analysis) -> Page:
-    """A number that is missing is shown as missing."""
     rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
     configs = sorted({row.config for row in rows}, key=in_order)
     judged, questions = _judge_hypotheses(analysis)
@@ -55,17 +54,17 @@ def build_page(analysis: Analysis) -> Page:
         ),
         undecided=tuple(questions),
         trouble=_list_trouble(analysis),
-        again=None if _is_whole(analysis) else (_again(analysis), "all configs, rates and shapes, with verdicts"),
+        again=None if _is_whole(analysis) else (_full_run(analysis), "all configs, rates and shapes, with verdicts"),
     )
 
 
 def _is_whole(analysis: Analysis) -> bool:
-    """Whether the run has all that another one would: configs, rates, shapes, and launches enough for verdicts."""
+    """Whether the run has all configs, rates and shapes, and enough launches for verdicts."""
     facts = analysis.facts
     return facts.preset == WHOLE and set(CONFIGS) <= set(facts.configs) and _count_launches(analysis) >= MIN_PAIRED
 
 
-def _again(analysis: Analysis) -> str:
+def _full_run(analysis: Analysis) -> str:
     return f"tracon run connector-tax --profile {analysis.facts.profile or 'cpu-tiny'} --trials {MIN_PAIRED}"
 
 
@@ -98,15 +97,15 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
 
 
 def _describe_noise(analysis: Analysis) -> str:
-    """Sigma of a launch, plain against plain, and which tax shows."""
-    there = {row.metric: row for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)}
-    shown = [(name, there[metric]) for metric, name in LATENCIES.items() if metric in there]
+    """Sigma of a launch, plain against plain, and the smallest detectable tax."""
+    by_metric = {row.metric: row for row in analysis.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)}
+    shown = [(name, by_metric[metric]) for metric, name in LATENCIES.items() if metric in by_metric]
     floor = _describe_repeat(analysis)
     if not shown:
         why = few_launches(_count_launches(analysis)) or "no load was measured in several launches"
         return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
     sigmas = ", ".join(f"{name} {_format_sigma(row)}" for name, row in shown)
-    smallest = [f"{name} {_format_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
+    smallest = [f"{name} {show_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
     shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on" if smallest else ""
     if shows:
         shows += f" with a probability of {format_percent(POWER)}."
@@ -118,9 +117,9 @@ def _describe_noise(analysis: Analysis) -> str:
 
 
 def _describe_speed(shown: Sequence[tuple[str, LaunchNoise]]) -> str:
-    """How much of sigma is the host's speed, where that is a part worth naming."""
+    """Sigma without the host's speed, where that is much smaller."""
     parts = [
-        f"{name} {_format_percent(row.sigma_at_one_speed)}"
+        f"{name} {show_percent(row.sigma_at_one_speed)}"
         for name, row in shown
         if row.sigma_at_one_speed is not None and row.sigma_at_one_speed < WORTH_NAMING * row.sigma
     ]
@@ -155,10 +154,6 @@ def _describe_excess(repeat: Estimate) -> str:
     return " (the same config: as one interval in 20 does by chance)" if differs else ""
 
 
-def _format_percent(fraction: float) -> str:
-    return f"{figure(fraction * 100, 2)} %"
-
-
 def format_fraction(estimate: Estimate) -> str:
     """A fraction as `+12 % [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
     if estimate.value is None:
@@ -174,10 +169,10 @@ def _format_signed(fraction: float) -> str:
 
 
 def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
-    own = {row.metric: row for row in rows}
-    taxes = [(name, own[metric]) for metric, name in LATENCIES.items() if metric in own]
+    by_metric = {row.metric: row for row in rows}
+    taxes = [(name, by_metric[metric]) for metric, name in LATENCIES.items() if metric in by_metric]
     parts = [f"{name} {format_fraction(row.estimate)}{_describe_verdict(row)}" for name, row in taxes]
-    callbacks = own.get(Metric.CALLBACK_P50)
+    callbacks = by_metric.get(Metric.CALLBACK_P50)
     if callbacks is not None and callbacks.estimate.value is not None:
         bounded = callbacks.estimate.low is not None
         without = "" if bounded else " (no interval)"
@@ -186,7 +181,7 @@ def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
 
 
 def _describe_verdict(row: TaxRow) -> str:
-    """What stands where the interval covers no effect: which effects it leaves out, as exactly as in the tables."""
+    """Where the interval covers no effect: which effects it excludes, in the precision of the tables."""
     estimate = row.estimate
     if row.verdict != Verdict.NOT_DISTINGUISHABLE or estimate.high is None:
         return ""
@@ -213,7 +208,7 @@ def _judge_hypotheses(analysis: Analysis) -> tuple[list[PageAnswer], list[OpenQu
     if few and measured:
         names = f"{analysis.verdicts[0].name} to {analysis.verdicts[-1].name}"
         text = f"no hypothesis is judged: {few.partition(';')[0]}."
-        remedy = f"`{_again(analysis)}`" if planned < MIN_PAIRED else name_remedy(planned)
+        remedy = f"`{_full_run(analysis)}`" if planned < MIN_PAIRED else name_remedy(planned)
         return [], [OpenQuestion(names, text, remedy, TAXES)]
     return split_judgements(analysis.verdicts, lambda one: find_remedy(analysis, one), TAXES)
 

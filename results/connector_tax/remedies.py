@@ -1,4 +1,4 @@
-"""What would decide a hypothesis that a run leaves open: launches, with the time they take, or a calmer host."""
+"""What would decide a hypothesis that a run leaves open: more launches, with their duration, or a calmer host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from results.statistics.judgement import Judgement, Outcome
 from results.statistics.trials import MIN_PAIRED
 
 MOST_LAUNCHES = 40
-"""Per config: with more of them, a calmer host is the better remedy."""
+"""Per config; above it a calmer host is the better remedy."""
 MORE = 4
-"""Times the launches: about half the width of an interval."""
+"""Factor on the launches that about halves an interval."""
 
 
 def find_remedy(analysis: Analysis, judgement: Judgement) -> str:
@@ -53,20 +53,21 @@ def name_launches(count: int, cells: Sequence[CellSummary]) -> str:
 def _halve_intervals(rows: Sequence[LaunchNoise], launches: int, cells: Sequence[CellSummary]) -> str:
     more = name_launches(MORE * launches, cells)
     sigma = math.expm1(math.log1p(max(row.sigma for row in rows)) / 2)
-    calmer = f"a host with half the noise (a sigma of {_show(sigma)})"
+    calmer = f"a host with half the noise (a sigma of {show_percent(sigma)})"
     first, second = (calmer, more) if MORE * launches > MOST_LAUNCHES else (more, calmer)
     return f"{first}, or {second}: either about halves its interval"
 
 
 def _calm_host(rows: Sequence[LaunchNoise], needed: int | None, cells: Sequence[CellSummary]) -> str:
     wanted = min((row.sigma_for_named for row in rows if row.sigma_for_named is not None), default=None)
-    here = _show(max(row.sigma for row in rows))
-    calmer = "a calmer host first" + ("" if wanted is None else f", with a sigma of at most {_show(wanted)}")
+    here = show_percent(max(row.sigma for row in rows))
+    calmer = "a calmer host first" + ("" if wanted is None else f", with a sigma of at most {show_percent(wanted)}")
     count = max(min(row.launches for row in rows), MIN_PAIRED)
     more = f"more than {MAX_PLANNED_LAUNCHES} launches" if needed is None else name_launches(needed, cells)
     detects = f"there {count} launches per config detect a single tax of {format_percent(NAMED_TAX)}"
     return f"{calmer}: {detects}; at the sigma here, {here}, it takes {more}"
 
 
-def _show(fraction: float) -> str:
+def show_percent(fraction: float) -> str:
+    """With two significant digits: `0.95 %`, `12 %`."""
     return f"{figure(fraction * 100, 2)} %"

@@ -34,14 +34,14 @@ def describe_opening(analysis: Analysis) -> str:
 
 
 def describe_brackets(analysis: Analysis) -> str:
-    """What brackets hold: an interval only where it spans launches."""
+    """What the brackets are: an interval only where it spans launches."""
     if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
         return f"Brackets hold the {format_percent(LEVEL)} {SPREAD}"
     return f"Brackets of a tax hold its {format_percent(LEVEL)} interval over trials, those of one cell the {SPREAD}"
 
 
 def describe_whole_step(cells: Sequence[CellSummary]) -> str:
-    """Which series stands for a step, and why."""
+    """The series of a whole step, and why."""
     if whole_step(cell.step_timing for cell in cells) == LATENCY:
         return "`engine_step_us`, because no engine of this run overlaps its steps"
     overlapping = sorted({cell.config for cell in cells if cell.step_timing.get("batch_queue")})

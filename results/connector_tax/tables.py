@@ -32,7 +32,7 @@ from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phase A"
-"""The figures stand between the conclusions and the tables of single cells, which begin with this title."""
+"""Title of the first table of single cells, which the figures precede."""
 STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
 
 
@@ -66,7 +66,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
 
 
 def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
-    """What all cells share (the shape in Phase A, the rate in Phase B) stands in the title."""
+    """The title states what all cells share (the shape in Phase A, the rate in Phase B)."""
     cells = sorted(
         (cell for cell in analysis.cells if cell.phase == phase),
         key=lambda cell: (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config, cell.trial),
@@ -91,7 +91,7 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
 
 
 def _cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
-    """Everything else that is measured of a cell."""
+    """Every other number of a cell."""
     counts = ", ".join(f"{count} {name}" for name, count in cell.counts.items() if count is not None)
     values = (
         (name, value.text() if value.value is not None else f"{NOT_MEASURED} ({value.reason})")
@@ -287,7 +287,7 @@ def _withheld_text(rows: Iterable[TaxRow]) -> str:
 
 
 def _show_tax(row: TaxRow) -> str:
-    """The tax, its bounds, and its verdict; of a latency, that there is none."""
+    """The tax with its bounds and its verdict; a latency without a verdict says so."""
     if row.estimate.value is None:
         return f"{NOT_MEASURED} ({row.estimate.reason})"
     shown = row.estimate.percent() if row.metric in RATIOS else row.estimate.text(digits=3)
@@ -346,7 +346,7 @@ def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
 
 
 def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
-    """What the taxes at the reference rates say together."""
+    """Decomposition, additivity and amplification of the taxes at the reference rates."""
     parts = f"Framework = {term('framework cost').meaning}; implementation = {term('implementation cost').meaning}."
     queueing = f"Difference = {term('amplification by load').meaning}."
     alone, difference = "", ""
@@ -365,7 +365,7 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
 
 
 def trend_tables(analysis: Analysis) -> tuple[Table, ...]:
-    """Taxes along the lengths (every line of mooncake_both, the mean of the others), and drift over the run."""
+    """Taxes along the lengths (every trend of mooncake_both, the mean of the others), and drift over the run."""
     shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
     slope = (
         f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly. Shapes at "

@@ -16,7 +16,8 @@ import numpy as np
 
 from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements, has_own_rate
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
-from results.measures.summary import Shape
+from results.measures.step_durations import CALLBACKS
+from results.measures.summary import Shape, is_at_rate
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, Contrast
 from results.statistics.estimates import LEVEL, Estimate, Samples
@@ -50,13 +51,12 @@ TITLES: Mapping[Metric, str] = {
 RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
 DIFFERENCES = (Metric.STEP_P50, Metric.ENGINE_STEP_P50)
 OWN_RATE = "own rate"
-"""What the rate of a shape is called that the plan does not measure at ref_safe."""
-CALLBACKS = "connector_total_us"
+"""Name of the rate of a shape that the plan does not measure at ref_safe."""
 REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
     Metric.ENGINE_REMAINDER_P50: Metric.ENGINE_STEP_P50,
 }
-"""A remainder to the step tax that the callbacks are taken from."""
+"""Of each remainder, the step tax that the callbacks are subtracted from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TaxRow:
     reference: str
     """`ref_safe` or `ref_load`; OWN_RATE of a shape that is measured at a rate of its own."""
     phase: str
-    """`A`, `B` or `Bp`: whose cells it comes from."""
+    """Of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
     shape: Shape
     config: str
@@ -79,9 +79,9 @@ class TaxRow:
     p: float | None = None
     """Two-sided, corrected for all configs at this load; None where they were not compared together."""
     alone: Estimate | None = None
-    """The same tax with bounds that hold for this config by itself, as hypotheses and comparisons of runs use it."""
+    """The same tax with bounds that hold for this config by itself; hypotheses and comparisons of runs use it."""
     own: Estimate | None = None
-    """The same with the spread of this config's own launches only."""
+    """The same with bounds from the spread of this config's launches only."""
     saturated: str = ""
     """`plain` where that is saturated at this load, else the config where it is; empty where neither is."""
 
@@ -99,7 +99,7 @@ def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
 
 
 def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
-    """What the baseline's second name differs by from the first, row by row as taxes; empty where it was not run."""
+    """The difference of the baseline's two names, as taxes of the second; empty where it was not run."""
     return tuple(
         row
         for load in measurements.loads
@@ -113,8 +113,8 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
 def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
     """Every tax of the run: Phase A at both reference rates (with the step taxes), Phase B and B' per shape.
 
-    Every config that has a cell takes part everywhere its phase was run; where its cell or plain's is missing or
-    degraded, the row says so.
+    A config with a cell in a phase has a row at every load of that phase; where its cell or plain's is missing or
+    degraded, the row gives the reason.
     """
     return tuple(
         row
@@ -133,28 +133,28 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
         return measurements.get(load, config, CALLBACKS)
     if metric in REMAINDERS:
         whole = measure_tax(measurements, load, config, REMAINDERS[metric])
-        return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
+        return combine(np.subtract, whole, measurements.get(load, config, CALLBACKS))
     series = series_of(measurements, metric)
     assert series is not None
     fit = measurements.compare(load, series)
-    ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
+    measured, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
     if config != REPEAT:
         base = _merge_baselines(base, measurements.get(load, REPEAT, series), metric)
-    taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
+    taxed = combine(_relate, measured, base) if metric in RATIOS else combine(np.subtract, measured, base)
     if isinstance(fit, str):
         return replace(taxed, no_interval=fit)
     return replace(taxed, joint=_find_joint(fit, measurements.draws(load, series), config, series))
 
 
 def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measured:
-    """Per trial the mean of plain under both its names (of ratios the geometric one), or the one that is there."""
+    """Per trial the mean of plain under both its names (of ratios the geometric mean), or the one that was measured."""
     both = combine(_geometric_mean if metric in RATIOS else _mean, first, again)
     trials = {**again.trials, **first.trials, **both.trials}
     return Measured(trials, first.reason if not trials else "")
 
 
 def _find_joint(fit: BlockFit, draws: Mapping[str, Samples], config: str, series: str) -> Joint | None:
-    """The tax in the comparison of all configs at this load; None where too few launches of the config are in it."""
+    """The tax in the comparison of all configs at this load; None where it has too few launches of the config."""
     contrast = fit.find(config)
     if contrast is None or contrast.launches < MIN_PAIRED:
         return None
@@ -165,15 +165,12 @@ def _find_joint(fit: BlockFit, draws: Mapping[str, Samples], config: str, series
 
 
 def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
-    """What this load's rate is called; Phase B was sent at ref_safe or its shape's own rate, B' at ref_load."""
+    """The names of this load's rate; Phase B was sent at ref_safe or its shape's own rate, B' at ref_load."""
     if load.phase == "B":
         return (OWN_RATE if has_own_rate(load, rates.ref_safe_per_s) else REF_SAFE,)
     if load.phase == "Bp":
         return (REF_LOAD,)
-    named = ((name, rates.rate(name)) for name in (REF_SAFE, REF_LOAD))
-    return tuple(
-        name for name, value in named if value is not None and math.isclose(value, load.rate_per_s, rel_tol=1e-6)
-    )
+    return tuple(name for name in (REF_SAFE, REF_LOAD) if is_at_rate(load.rate_per_s, rates.rate(name)))
 
 
 def name_rate(reference: str, rate_per_s: float) -> str:
@@ -181,13 +178,8 @@ def name_rate(reference: str, rate_per_s: float) -> str:
     return f"{reference}, {rate_per_s:g} req/s" if reference == OWN_RATE else reference
 
 
-def subtract(ours: Samples, theirs: Samples) -> Samples:
-    """A difference, element by element."""
-    return ours - theirs
-
-
-def _relate(ours: Samples, base: Samples) -> Samples:
-    return ours / base - 1
+def _relate(measured: Samples, base: Samples) -> Samples:
+    return measured / base - 1
 
 
 def _mean(first: Samples, second: Samples) -> Samples:
@@ -218,7 +210,7 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
 
 
 def _name_degraded(measurements: Measurements, load: Load, row: TaxRow) -> TaxRow:
-    """The row whose basis counts the degraded launches, which are not in it: its own and, where it has one, plain's."""
+    """The row with a basis that counts the degraded launches of its config and of plain, which are left out."""
     sides = (row.config,) if row.metric == Metric.CALLBACK_P50 else (row.config, BASELINE, REPEAT)
     degraded = measurements.name_degraded(load, tuple(dict.fromkeys(sides)))
     if not degraded or row.estimate.basis is None:
@@ -228,10 +220,10 @@ def _name_degraded(measurements: Measurements, load: Load, row: TaxRow) -> TaxRo
 
 
 def _estimate_cost(measured: Measured, metric: Metric, family: int) -> Estimate:
-    """A tax with bounds over its own launches, where a comparison of all configs does not replace them.
+    """A tax with bounds over its own launches; a comparison of all configs may replace them.
 
-    Callbacks are the config's own: nothing of plain's is paired with them. Remainders have verdicts, so their bounds
-    hold for all configs together, as those of a tax do (Bonferroni; `family`: how many configs).
+    Callbacks are not paired with plain's: plain has none. Remainders have verdicts, so their bounds hold for all
+    configs together, as those of a tax do (Bonferroni; `family`: how many configs).
     """
     several = len(measured.trials) >= MIN_PAIRED
     corrected = several and metric in REMAINDERS
@@ -243,7 +235,7 @@ def _estimate_cost(measured: Measured, metric: Metric, family: int) -> Estimate:
 
 
 def why_unjudged(saturated: str) -> str:
-    """Why a tax has no verdict whatever its interval; empty where it may have one. `saturated`: as in TaxRow."""
+    """Why a tax has no verdict, whatever its interval; empty where it may have one. `saturated`: as in TaxRow."""
     return f"{BASELINE} is saturated at this load: the reference is a queue" if saturated == BASELINE else ""
 
 
@@ -260,7 +252,7 @@ def _find_contrast(fit: BlockFit | str, config: str) -> Contrast | None:
 
 
 def _apply_contrast(row: TaxRow, contrast: Contrast) -> TaxRow:
-    """The row with the bounds of the comparison of all configs; plain against plain is no config among others."""
+    """The row with the bounds of the comparison of all configs; plain against plain has bounds by itself only."""
     alone = convert_contrast(contrast, row.metric, row.estimate)
     own = _make_tax(row.metric, contrast, (contrast.own_low, contrast.own_high), alone, "its own spread")
     if contrast.together is None:

@@ -1,9 +1,9 @@
 """The hypotheses of a run by its measurements, and the success criteria of specs/connector_tax.
 
-The criteria ask whether the run answers what it was made for: 1 to 5 ask for an answer, not for the expected one. They
-hold where the interval decides, and fail where the number is missing. They are undecided where the interval decides
-nothing or fewer than three launches gave it. The specification judges by the value alone: what its rule says stands
-first in every reason ("by the point"), and what the interval says after it.
+The criteria ask whether the run answers its questions: 1 to 5 ask for an answer, not for the expected one. They hold
+where the interval decides, and fail where the number is missing. They are undecided where the interval decides nothing
+or comes from fewer than three launches. The specification judges by the value alone: every reason gives its result
+first ("by the point"), then that of the interval.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def judge_hypotheses(
 ) -> tuple[Judgement, ...]:
     """H1 to H6, by the contrasts of mooncake_both's TTFT tax (H6: TPOT), corrected for each other (Holm).
 
-    The family is every hypothesis whose configs were measured, whatever they gave.
+    The family is every hypothesis whose configs were measured, whatever their numbers.
     """
     mooncake, nixl = (
         tax_at(measurements, rates, REF_SAFE, config, Metric.TTFT_P90) for config in (MOONCAKE, NIXL)
@@ -102,7 +102,7 @@ def judge_success(
     gaps: Sequence[Gap],
     unmeasured: Sequence[Gap],
 ) -> tuple[Judgement, ...]:
-    """The success criteria 1 to 7; `gaps`: all that artifacts lack; `unmeasured`: planned cells that are not there."""
+    """The success criteria 1 to 7; `gaps`: of the artifacts; `unmeasured`: planned cells without a record."""
     h1, h2, h3, h4, h5, h6 = judged
     planned = bool(facts.cells)
     specified = _list_specified(cells)
@@ -158,7 +158,7 @@ def gap_reported(h2: Judgement) -> Judgement:
     low, high = hypotheses.GAP_WITHIN
     value = h2.measured.value
     point = "" if value is None else f"{value * 100:+.1f} pp {'agrees' if low <= value <= high else 'disagrees'}"
-    return _judge_reported("2", "H2 testable", rule, h2, point, h2.prior, _decided(h2))
+    return _judge_reported("2", "H2 testable", rule, h2, point, h2.prior, h2.outcome.is_decided)
 
 
 def cost_labelled(h3: Judgement) -> Judgement:
@@ -175,18 +175,18 @@ def additivity_decided(h4: Judgement) -> Judgement:
     value = h4.measured.value
     linear = value is not None and abs(value) <= ADDITIVE_WITHIN
     point = "" if value is None else f"{format_percent(value, 1, signed=True)} is {'' if linear else 'not '}linear"
-    return _judge_reported("4", "H4 additivity", rule, h4, point, f"{h4.label}: {h4.reason}", _decided(h4))
+    return _judge_reported("4", "H4 additivity", rule, h4, point, f"{h4.label}: {h4.reason}", h4.outcome.is_decided)
 
 
 def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
     """5: sign and magnitude of the TTFT tax along the input length and the TPOT tax along the output length."""
     rule = "tax_ttft_p90 along the input length and tax_tpot_p90 along the output length: sign and magnitude reported"
     parts = [
-        _judge_reported("5", "", rule, verdict, _describe_sign(verdict), verdict.reason, _decided(verdict))
-        for verdict in (h5, h6)
+        _judge_reported("5", "", rule, trend, _describe_sign(trend), trend.reason, trend.outcome.is_decided)
+        for trend in (h5, h6)
     ]
-    worse = (Outcome.FAILS, Outcome.UNDECIDED)
-    worst = next((one for one in worse if any(part.outcome == one for part in parts)), Outcome.HOLDS)
+    bad = (Outcome.FAILS, Outcome.UNDECIDED)
+    worst = next((outcome for outcome in bad if any(part.outcome == outcome for part in parts)), Outcome.HOLDS)
     return Judgement(
         name="5",
         claim="H5 and H6 directional",
@@ -202,10 +202,6 @@ def _describe_sign(trend: Judgement) -> str:
     if value is None:
         return ""
     return f"{'grows' if value > 0 else 'does not grow'}, {value * 100:+.1f} pp per doubling"
-
-
-def _decided(verdict: Judgement) -> bool:
-    return verdict.outcome in (Outcome.HOLDS, Outcome.FAILS)
 
 
 def artifacts_present(
@@ -283,7 +279,7 @@ def _judge_reported(
 ) -> Judgement:
     """FAILS where a number it needs is missing; UNDECIDED where the interval gives no answer or may give none.
 
-    `point`: what the specification's rule says of the value; `answer`: what the interval says, where it has `decided`.
+    `point`: the result by the value alone; `answer`: the result by the interval, where it has `decided`.
     """
     measured = verdict.measured
     missing = next((number for number in verdict.numbers.values() or (measured,) if number.value is None), None)

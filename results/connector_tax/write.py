@@ -1,4 +1,4 @@
-"""A run's numbers to files: aggregate, tax, manifest, per-config summaries, figures and the report."""
+"""Write a run's results: aggregate, tax, manifest, per-config summaries, figures and the report."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FORMAT = 1
 def write_results(root: Path) -> Analysis:
     """Analyse the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
 
-    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
-    where `root` is no folder, OSError where the files cannot be written.
+    The same folder gives the same files. A missing or damaged artifact is a gap, not an error. Raises ResultsError if
+    `root` is no folder, OSError if the files cannot be written.
     """
     analysis = analyse(root)
     layout = RunLayout(root)

@@ -1,4 +1,4 @@
-"""The cells of a run to their numbers: reads what lies beside each cell record and says what is missing."""
+"""The numbers of a run's cells, from the files beside each cell record, and what of these is missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from results.measures.engine_metrics import SAMPLES, server_values
+from results.measures.latency import METRICS
 from results.measures.requests import latencies, latency_samples, request_counts, throughput
-from results.measures.saturation_criteria import judge_alone
+from results.measures.saturation_criteria import judge
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
@@ -22,7 +23,7 @@ from results.measures.step_durations import (
     steps_in_window,
     whole_step,
 )
-from results.measures.summary import LATENCIES, CellSummary, Shape, percentile_name
+from results.measures.summary import CellSummary, Shape, percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
@@ -75,9 +76,9 @@ def analyse_cell(cell_json: Path) -> CellSummary:
 
 
 def why_degraded(record: CellRecord) -> str:
-    """Why the cell takes no part in comparisons, for the run and the analysis alike; empty = it takes part.
+    """Why the run and the analysis leave the cell out of comparisons; empty = it takes part.
 
-    Its client fell behind, or the engine did other work than what was asked for.
+    Its client fell behind, or completions had other lengths than requested.
     """
     fidelity, wrong_length = record.fidelity, record.client.get("wrong_length")
     reasons = [str(fidelity.get("reason") or "the client fell behind")] if fidelity.get("degraded") else []
@@ -93,7 +94,7 @@ def request_samples(cell_json: Path) -> dict[str, Samples]:
     """
     record = read_cell_record(cell_json)
     frame, _ = read_cell_requests(cell_json, record)
-    return {name: np.empty(0) for name in LATENCIES} if frame is None else latency_samples(frame, record)
+    return {name: np.empty(0) for name in METRICS} if frame is None else latency_samples(frame, record)
 
 
 def step_samples(cell_json: Path) -> dict[str, Samples]:
@@ -104,9 +105,9 @@ def step_samples(cell_json: Path) -> dict[str, Samples]:
 
 
 def headline(summary: CellSummary) -> dict[str, Any]:
-    """The few numbers a console shows of a cell. `step_*` is the whole engine step; None = not measured.
+    """The numbers of a cell that the console shows. `step_*` is the whole engine step; None = not measured.
 
-    `saturated` goes by the criteria that need this cell alone (throughput and queue), not by the growth of TTFT.
+    `saturated` is by the criteria that need this cell alone (throughput and queue), not by the growth of TTFT.
     """
     ttft = summary.estimate("ttft_p90_s")
     return {
@@ -124,7 +125,7 @@ def headline(summary: CellSummary) -> dict[str, Any]:
         "failed": summary.counts["failed"],
         "step_p50_us": summary.value(percentile_name(whole_step([summary.step_timing]), "p50")),
         "connector_total_p50_us": summary.value("connector_total_p50_us"),
-        "saturated": judge_alone(summary).saturated,
+        "saturated": judge(summary).saturated,
     }
 
 
@@ -157,7 +158,7 @@ def _read_cell_metrics(cell_json: Path, record: CellRecord) -> tuple[pd.DataFram
 
 
 def _read_cell_steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
-    """The window's steps with connector_total_us. A cell that says it has no step timing has no gap here."""
+    """The window's steps with connector_total_us; no gap where the record says that there is no step timing."""
     if not record.step_timing.get("available", False):
         return None, ()
     path = beside_cell(cell_json, "engine_step")
@@ -173,7 +174,7 @@ class Collected:
     paths: Mapping[str, Path]
     """`CellSummary.path` to the cell record's file."""
     gaps: tuple[Gap, ...]
-    """Records that could not be read, and everything the cells themselves lack."""
+    """Records that could not be read, and everything the cells lack."""
 
 
 def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collected:

@@ -1,9 +1,9 @@
 """Whether latencies moved over the run for reasons that have nothing to do with a config.
 
-The same config under the same load, measured again later: each config's own repeats give its slope of the logarithm of
-a latency over time (what differs between configs and between loads cancels); the run's slope is their mean, weighted
-by how far in time each config's repeats lie apart. The spread of the configs' slopes gives the interval (jackknife over
-configs, Student's t), so that what two launches of one config differ by counts as noise and not as drift.
+Each config's repeats under the same load give its slope of the logarithm of a latency over time, in which differences
+between configs and between loads cancel. The run's slope is the mean of these, weighted by the time between the
+repeats. The spread of the configs' slopes gives the interval (jackknife over configs, Student's t), so that the
+difference of two launches of one config counts as noise and not as drift.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from results.statistics.estimates import Estimate, Samples, student_quantile, un
 from results.statistics.judgement import Verdict, judged, withheld
 
 SERIES = ("ttft_p50_s", "tpot_p50_s")
-"""Medians: a drift moves the whole distribution, and they are the least noisy."""
+"""Medians, the least noisy percentiles: a drift moves the whole distribution."""
 MIN_CONFIGS = 4
-"""From this many configs on their spread gives a trustworthy interval."""
+"""From this many configs on, their spread gives a reliable interval."""
 _LARGEST = 700.0
-"""Of a logarithm: what float64 can hold the exponential of."""
+"""Largest logarithm; exp of more than about 709 overflows."""
 _ACROSS = "the same load in Phase A and in Phase B or B': what differs between the phases for another reason counts too"
 
 
@@ -49,13 +49,13 @@ class Drift:
     """From the first to the last cell that takes part."""
     verdict: DriftVerdict
     reason: str
-    """What it rests on, or why it cannot be tested."""
+    """The cells that it rests on, or why it cannot be tested."""
 
 
 def measure_drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
-    """The drift of each of SERIES over these cells: leave out those that are degraded or saturated.
+    """The drift of each of SERIES over these cells; the caller leaves out those that are degraded or saturated.
 
-    A run with trials is judged by its repeated cells; a run without by the loads that two phases share.
+    A run with several trials is judged by its repeated cells, another by the loads that two phases share.
     """
     cells = list(summaries)
     return tuple(_measure_drift(name, cells) for name in SERIES)
@@ -82,10 +82,10 @@ def drift_of(
     kind: str = "configs",
     least: int = MIN_CONFIGS,
 ) -> Drift:
-    """The drift of values (above 0) that repeat one another: seconds and value, in groups of one config.
+    """The drift of values (above 0) that repeat one another: (seconds, value), in groups of one config.
 
-    what: what repeats what; short: what too few of the configs have; kind: what a config is called: a launch of its
-    own, or all launches of a trial; least: how many of them give an interval.
+    what: the repeats, in words; short: what too few configs have, in words; kind: what the groups are called (launches
+    in pd-lifecycle); least: the fewest groups that give an interval.
     """
     used = [value for repeats in groups.values() for values in repeats for value in values]
     pieces = [(config, *_fit_slope(repeats)) for config, repeats in sorted(groups.items())]
@@ -95,7 +95,7 @@ def drift_of(
         return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
     times = [at for at, _ in used]
     slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
-    slope = _over_configs(slopes, weights, len(used), kind)
+    slope = _average_slopes(slopes, weights, len(used), kind)
     reason = f"{len(used)} cells of {len(pieces)} {kind}, {what}"
     if why := withheld(slope):
         reason = f"{reason}; {why}"
@@ -136,16 +136,15 @@ def _fit_slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, 
     return (products / squares if squares > 0 else 0.0), squares
 
 
-def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estimate:
+def _average_slopes(slopes: Samples, weights: Samples, n: int, kind: str) -> Estimate:
     """The weighted mean of the configs' slopes with its jackknife interval, as a relative change per hour."""
     count, part = slopes.size, weights / weights.sum()
     mean = float(part @ slopes)
-    left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves when this config is left out
+    left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves without this config
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
     half = student_quantile(count - 1) * error
     low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
     if half <= 0:
-        return Estimate(
-            value, n=n, reason=f"the slopes of all {kind} agree: nothing tells how they vary", launches=count
-        )
+        reason = f"the slopes of all {kind} agree: nothing tells how they vary"
+        return Estimate(value, n=n, reason=reason, launches=count)
     return Estimate(value, low, high, n, basis=f"over {count} {kind}", launches=count)

@@ -1,4 +1,4 @@
-"""What a cell's `/metrics` scrapes say: gauges inside the measured window, growth of counters over it."""
+"""Numbers of a cell's `/metrics` scrapes: gauges inside the measured window, growth of counters over it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, E
 
 
 def _select_around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
-    """The window's scrapes with the one before and the one after, where there are such."""
+    """The window's scrapes, with the last one before it and the first one after it."""
     times = frame["t_ns"].to_numpy()
     first = max(int(np.searchsorted(times, begin, side="right")) - 1, 0)
     last = int(np.searchsorted(times, end, side="left")) + 1
@@ -48,7 +48,7 @@ def _select_around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
 
 
 def _estimate_gauge(series: pd.Series[Any], quantile: float) -> Estimate:
-    """With the range of the samples where they are too few for an interval of the quantile."""
+    """The quantile; with the range of the samples where they are too few for an interval."""
     samples = clean(series.to_numpy())
     if samples.size == 0:
         return unknown("no sample of it inside the measured window")

@@ -29,8 +29,8 @@ class Slo:
 
 
 def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:
-    """Requests due in the window that completed within the SLO, per second of it; a request of one token has no TPOT
-    to miss. Raises ArtifactError where the cell's record cannot be read."""
+    """Requests due in the window that completed within the SLO, per second of it; a request of one token has no TPOT.
+    Raises ArtifactError where the cell's record cannot be read."""
     record = read_cell_record(cell_json)
     frame, gaps = read_cell_requests(cell_json, record)
     if frame is None:

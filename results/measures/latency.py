@@ -41,9 +41,9 @@ class RequestMetric:
     formula: Callable[..., Any]
     """Of one request's numbers, or of arrays of them."""
     statuses: tuple[RequestStatus, ...] = (RequestStatus.OK,)
-    """Requests that ended otherwise have no value."""
+    """Requests with another status have no value."""
     is_defined: Callable[..., Any] | None = None
-    """Of the same arguments: whether there is a value; None = always."""
+    """Whether there is a value, by the same arguments; None = always."""
     shown_unit: str = "ms"
     """`s`, `ms`, or another unit that the values have already."""
 
@@ -76,7 +76,7 @@ TTFT = RequestMetric(
     title="TTFT",
     reads=("t_send_ns", "t_first_token_ns"),
     formula=lambda send_ns, first_ns: (first_ns - send_ns) / 1e9,
-    statuses=(RequestStatus.OK, RequestStatus.CUT),  # those cut after their first token too: slow ones are among them
+    statuses=(RequestStatus.OK, RequestStatus.CUT),  # without those cut after their first token, slow ones would lack
 )
 TPOT = RequestMetric(
     name="tpot_s",

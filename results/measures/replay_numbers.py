@@ -1,4 +1,4 @@
-"""The numbers that the turn records of a replay give alone: of a cell of `routing`, and of a standalone replay."""
+"""The numbers that need only the turn records of a replay: a cell of `routing`, or a standalone replay."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The numbers of a cell's request records: latencies, counts, throughput.
 
-Only requests due in the measured window count for latencies; warm-up is cut. Completions inside the window count for
-throughput whenever they were sent, so that what a window's end cuts off is made up by what its beginning lets in.
-Requests that the end of the drain cut, or that timed out, are censored: they took at least as long as they were waited
-for. Of one without a first token, TPOT is lost.
+Latencies count only the requests due in the measured window; warm-up is cut. Throughput counts every completion inside
+the window, whenever it was sent: those of earlier requests make up for those after its end. Requests that were cut by
+the end of the drain, or that timed out, are censored: their wait is a lower bound. A censored request without a first
+token has no TPOT.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
 from results.measures.summary import percentile_estimates
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
-from results.statistics.estimates import LEVEL, Estimate, unknown
+from results.statistics.estimates import Estimate, clean, student_quantile, unknown
 
 _UNREADABLE = "the request records cannot be read"
 
@@ -56,8 +55,8 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
 def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
-    Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity: all that is known is
-    that they were slow. One without a first token has no TPOT, not even a bound: `count_lost_tpot`.
+    Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
+    first token has not even a bound of TPOT: `count_lost_tpot`.
     """
     samples = metric_samples(pa.Table.from_pandas(_select_slow(frame, record), preserve_index=False))
     cut = censored_samples(frame, record)
@@ -65,20 +64,20 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
 
 
 def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
-    """What requests due in the window took at least that were cut or timed out before their TTFT, TPOT or E2E."""
+    """Lower bounds for the requests due in the window that were cut or timed out before their TTFT, TPOT or E2E."""
     cut = _select_cut(frame, record)
     answered = cut["t_first_token_ns"].notna()
     decoding = cut[answered & (cut["output_tokens"] > 1)]
     intervals = decoding["output_tokens"].to_numpy(dtype=np.float64) - 1
     return {
         TTFT.name: _waited_s(cut[~answered], "t_send_ns"),
-        TPOT.name: _known(_waited_ns(decoding, "t_first_token_ns") / 1e9 / intervals),
+        TPOT.name: clean(_waited_ns(decoding, "t_first_token_ns") / 1e9 / intervals),
         E2E.name: _waited_s(cut, "t_send_ns"),
     }
 
 
 def count_lost_tpot(frame: pd.DataFrame, record: CellRecord) -> int:
-    """How many requests due in the window were cut or timed out before their first token: nothing of TPOT is known."""
+    """How many requests due in the window were cut or timed out before their first token and so have no TPOT."""
     cut = _select_cut(frame, record)
     return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
 
@@ -89,16 +88,12 @@ def _select_cut(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
 
 
 def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
-    return _known(_waited_ns(frame, since) / 1e9)
+    return clean(_waited_ns(frame, since) / 1e9)
 
 
 def _waited_ns(frame: pd.DataFrame, since: str) -> Samples:
     waited: Samples = (frame["t_end_ns"] - frame[since]).to_numpy(dtype=np.float64)
     return waited
-
-
-def _known(values: Samples) -> Samples:
-    return values[np.isfinite(values)]
 
 
 def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
@@ -165,7 +160,7 @@ def _cohort_ratio(due: pd.DataFrame) -> Estimate:
 def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None, float | None]:
     """Bounds of the cohort's ratio: those of the slope of completion over send time (least squares, Student's t).
 
-    The ratio itself rests on the first and the last completion; one slow request at an end moves it, and not the slope.
+    The ratio rests on the first and the last completion: one slow request at an end moves the ratio, not the slope.
     """
     sends = completed["t_send_ns"].to_numpy(dtype=np.int64)
     ends = completed["t_end_ns"].to_numpy(dtype=np.int64)
@@ -177,7 +172,7 @@ def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None,
     slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
     residual = y - y.mean() - slope * (x - x.mean())
     error = math.sqrt(float(residual @ residual) / degrees / spread)
-    half = float(special.stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    half = student_quantile(degrees) * error
     low = 1 / (slope + half) if slope + half > 0 else None
     high = 1 / (slope - half) if slope - half > 0 else None
     return (None if low is None else min(low, ratio)), (None if high is None else max(high, ratio))

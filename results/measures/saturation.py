@@ -1,23 +1,30 @@
 """Where each config saturates, and the two reference rates that follow from it.
 
-Scanning a config's Phase A rates upwards, its saturation rate is the lowest that is saturated; everything from there on
-counts as saturated, also where a later rate looks better again (a curve that is not monotone is not trusted upwards).
+A config's saturation rate is its lowest saturated rate of Phase A. Every higher rate counts as saturated too, even if
+its cell is clear: a curve that is not monotone is not trusted upwards.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from results.measures.cells import collect_cells
-from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, as_specified, judge
-from results.measures.summary import CellSummary
+from results.measures.saturation_criteria import (
+    CRITERIA,
+    SPECIFIED,
+    CellSaturation,
+    Thresholds,
+    as_specified,
+    judge,
+    judge_launches,
+)
+from results.measures.summary import CellSummary, is_at_rate
 from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
 
@@ -30,7 +37,7 @@ class ConfigSaturation:
 
     config: str
     completed: bool
-    """It was measured at every rate of the grid up to its saturation."""
+    """Measured at every rate of the grid up to its saturation."""
     saturation_rate_per_s: float | None
     """The lowest saturated rate; None where none was."""
     fired: tuple[int, ...]
@@ -56,7 +63,7 @@ class ReferenceRates:
     rates_per_s: tuple[float, ...] = ()
     """Every rate of Phase A that any config was measured at."""
     configs: tuple[ConfigSaturation, ...] = ()
-    cells: tuple[CellSaturation, ...] = field(default_factory=tuple)
+    cells: tuple[CellSaturation, ...] = ()
 
     def reason_for(self, name: str) -> str:
         return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
@@ -83,7 +90,7 @@ class ReferenceRates:
 def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = None) -> ReferenceRates:
     """The reference rates of the run folder `root`, from its Phase A cells; nothing is written.
 
-    `thresholds`: throughput_ratio, waiting_p50, ttft_p90_growth; what is not given is as specified.
+    `thresholds`: throughput_ratio, waiting_p50, ttft_p90_growth; by default as specified.
     """
     return reference_rates(
         collect_cells(root, phases=("A",)).summaries, thresholds=msgspec.convert(dict(thresholds or {}), Thresholds)
@@ -92,22 +99,21 @@ def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = 
 
 def reference_rates(
     summaries: Iterable[CellSummary],
-    configs: Sequence[str] | None = None,
     thresholds: Thresholds = SPECIFIED,
     *,
     specified: bool = False,
 ) -> ReferenceRates:
     """The reference rates of these Phase A cells; cells of other phases are ignored.
 
-    `configs`: those that take part; by default every config that has a cell. A config that did not complete Phase A has
-    no vote and is named in the reason. A rate at which a voting config's state is not known is not chosen.
+    A config that did not complete Phase A has no vote and is named in the reason. A rate at which a voting config's
+    state is not known is not chosen.
     `specified`: by the specification's own rules.
     """
     cells = judge_cells([summary for summary in summaries if summary.phase == "A"], thresholds)
     if specified:
         cells = tuple(as_specified(cell) for cell in cells)
     rates = tuple(sorted({cell.rate_per_s for cell in cells}))
-    names = tuple(configs) if configs is not None else tuple(dict.fromkeys(cell.config for cell in cells))
+    names = tuple(dict.fromkeys(cell.config for cell in cells))
     scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)
     safe, safe_reason = _highest_clear(scanned, rates, "every config")
     load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
@@ -128,23 +134,18 @@ def describe_rate(rate_per_s: float | None) -> str:
 
 
 def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:
-    """Every cell judged, Phase A cells beside the same config's cell at half their rate; ordered by config and rate."""
+    """Judge every cell, those of Phase A with the same config's cell at half the rate; ordered by config and rate."""
     ordered = sorted(summaries, key=lambda s: (s.config, s.phase, s.rate_per_s, s.shape.input_tokens, s.trial, s.cell))
     return tuple(judge(summary, _find_half_rate(summary, ordered), thresholds) for summary in ordered)
 
 
 def _find_half_rate(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | None:
-    """The same config, shape and trial at half the rate."""
-    for other in others:
-        same = (other.config, other.phase, other.shape, other.trial) == (
-            summary.config,
-            summary.phase,
-            summary.shape,
-            summary.trial,
-        )
-        if same and summary.phase == "A" and math.isclose(other.rate_per_s, summary.rate_per_s / 2, rel_tol=1e-6):
-            return other
-    return None
+    """The same config, shape and trial of Phase A at half the rate."""
+    if summary.phase != "A":
+        return None
+    key = (summary.config, summary.phase, summary.shape, summary.trial)
+    alike = (other for other in others if (other.config, other.phase, other.shape, other.trial) == key)
+    return next((other for other in alike if is_at_rate(other.rate_per_s, summary.rate_per_s / 2)), None)
 
 
 def _scan_rates(config: str, cells: Sequence[CellSaturation], rates: Sequence[float]) -> ConfigSaturation:
@@ -157,19 +158,13 @@ def _scan_rates(config: str, cells: Sequence[CellSaturation], rates: Sequence[fl
         if rate not in by_rate:
             missing.append(rate)
             continue
-        saturated = _of_trials(by_rate[rate])
+        saturated = judge_launches(cell.saturated for cell in by_rate[rate])
         if saturated:
             fired = sorted({number for cell in by_rate[rate] for number in cell.fired})
             return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _why_incomplete(missing))
         if saturated is False:
             clear.append(rate)
     return ConfigSaturation(config, not missing, None, (), tuple(clear), _why_incomplete(missing))
-
-
-def _of_trials(cells: Sequence[CellSaturation]) -> bool | None:
-    """A rate is saturated when at least half of the trials that could be judged are."""
-    judged = [cell.saturated for cell in cells if cell.saturated is not None]
-    return sum(judged) * 2 >= len(judged) if judged else None
 
 
 def _why_incomplete(missing: Sequence[float]) -> str | None:
@@ -190,7 +185,7 @@ def _highest_clear(scans: Sequence[ConfigSaturation], rates: Sequence[float], wh
 
 
 def _describe_limit(voters: Sequence[ConfigSaturation]) -> str:
-    """Who saturates first, and by which criterion."""
+    """Which configs saturate first, and by which criterion."""
     limited = [voter for voter in voters if voter.saturation_rate_per_s is not None]
     if not limited:
         return "nothing saturated up to the highest rate measured"

@@ -1,16 +1,16 @@
 """The three saturation criteria, applied to one cell (specs/connector_tax, "Saturation criteria").
 
-Two of them deviate from the specification, and its own result stands beside ours. Criterion 1 judges the requests due
-in the window until the last of them has completed: completions inside the window alone miss those that long requests
-still owe at its end, so that the specification's ratio falls below 0.95 where E2E is longer than the warm-up and a
-twentieth of the window. Criteria 1 and 3 fire where the whole spread of their number is beyond the threshold.
-Criterion 2 is open where the queue has fewer samples than the interval of a median needs, and not all of them agree.
+Two of them deviate from the specification; its own result is beside ours. Criterion 1 follows the requests due in the
+window until the last of them has completed: completions inside the window miss the requests that are still running at
+its end, so that the specification's ratio falls below 0.95 where E2E is longer than the warm-up and a twentieth of the
+window. Criteria 1 and 3 fire where the whole spread of their number is beyond the threshold. Criterion 2 is open where
+the queue has fewer samples than the interval of a median needs, and they do not all agree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from results.measures.summary import CellSummary
@@ -42,7 +42,7 @@ SPECIFIED = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One criterion at one cell. `fired` is None where it is unknown, and `reason` says why."""
+    """One criterion at one cell. `fired` is None where it is not known; `reason` says why."""
 
     number: int
     name: str
@@ -51,10 +51,10 @@ class Criterion:
     fired: bool | None
     reason: str | None = None
     low: float | None = None
-    """Of the spread inside the cells, of criteria 1 and 3; of 2 the least of few samples."""
+    """Of criteria 1 and 3: of the spread inside the cells; of 2: the least of few samples."""
     high: float | None = None
     specified: float | None = None
-    """The number that the specification judges: of criterion 1, completions inside the window / rate."""
+    """The number that the specification judges: of criterion 1 completions inside the window / rate."""
     specified_fired: bool | None = None
     """What the specification's rule gives for it."""
     fired_by_point: bool | None = None
@@ -102,15 +102,17 @@ def as_specified(cell: CellSaturation) -> CellSaturation:
     return replace(cell, saturated=saturated, criteria=criteria)
 
 
-def judge_alone(summary: CellSummary, thresholds: Thresholds = SPECIFIED) -> CellSaturation:
-    """As `judge`, where half the rate was not measured."""
-    return judge(summary, None, thresholds)
+def judge_launches(saturated: Iterable[bool | None]) -> bool | None:
+    """Whether at least half of the launches that could be judged are saturated; None = none could be judged."""
+    known = [state for state in saturated if state is not None]
+    return sum(known) * 2 >= len(known) if known else None
 
 
-def judge(summary: CellSummary, half: CellSummary | None, thresholds: Thresholds = SPECIFIED) -> CellSaturation:
+def judge(summary: CellSummary, half: CellSummary | None = None, thresholds: Thresholds = SPECIFIED) -> CellSaturation:
     """The three criteria at one cell; `half` is the same config's cell at half the rate, where it was measured.
 
-    A degraded cell is no evidence about the engine: its client sent less than was asked, so every criterion is open.
+    A degraded cell is no evidence about the engine, because its client sent less than requested: every criterion is
+    open.
     """
     criteria: tuple[Criterion, ...] = (
         _judge_throughput(summary, thresholds.throughput_ratio),
@@ -150,7 +152,7 @@ def _judge_throughput(summary: CellSummary, threshold: float) -> Criterion:
     fired = _fires(ratio.value, threshold)
     if ratio.high is not None and ratio.high < threshold:
         fired = True
-    elif fired:  # one slow request may have moved the ratio: its spread holds the threshold
+    elif fired:  # where the spread holds the threshold, one slow request may have moved the ratio
         fired = ratio.high is None and ratio.low is None
     return Criterion(
         THROUGHPUT,

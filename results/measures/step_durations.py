@@ -1,4 +1,4 @@
-"""What a cell's step records say. Steps that scheduled no token are waiting, not work: counted, and left out."""
+"""Numbers of a cell's step records. Steps that scheduled no token are idle: they are counted and left out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from results.measures.summary import STEP_POINTS, percentile_name
 from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
 from results.statistics.estimates import Estimate, Samples, clean, unknown
 
+LATENCY, PERIOD = "engine_step_us", "period_us"
+CALLBACKS = "connector_total_us"
 CALLBACKS_US = ("build_meta_us", "get_finished_us", "start_load_kv_us")
-"""connector_total_us is their sum (specs/connector_tax, "Derived")."""
-STEP_SERIES = (*STEP_FIELDS_US, "connector_total_us")
+"""CALLBACKS is their sum (specs/connector_tax, "Derived")."""
+STEP_SERIES = (*STEP_FIELDS_US, CALLBACKS)
 _TOKENS = ("prefill_tokens", "decode_tokens")
 STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 """Columns that are read of the step records."""
-LATENCY, PERIOD = "engine_step_us", "period_us"
-CALLBACKS = "connector_total_us"
 PREFILL_SERIES = (LATENCY, PERIOD, CALLBACKS)
 """What is also averaged over the steps that hold prefill tokens: TTFT is made of those."""
 
@@ -29,9 +29,9 @@ _NO_INTERVAL = "neighbouring steps are alike; intervals are given for difference
 def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:
     """The series that stands for a whole step in cells of these `step_timing`: LATENCY, or PERIOD where steps overlap.
 
-    vLLM schedules a step before the one before it has ended where it schedules asynchronously, or in pipeline stages:
-    latencies then overlap, and what a step costs is the time between the ends of two of them. Cells that are compared
-    need one series, so one overlapping cell decides for all.
+    With asynchronous scheduling or pipeline stages, vLLM schedules a step before the previous one has ended. Latencies
+    then overlap, and a step costs the time between the ends of two steps. Cells that are compared need one series, so
+    one overlapping cell decides for all.
     """
     return PERIOD if any(timing.get("batch_queue") for timing in timings) else LATENCY
 
@@ -40,7 +40,7 @@ def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The steps scheduled in the measured window, with connector_total_us."""
     inside = (frame["t_ns"] >= record.t_window_start_ns) & (frame["t_ns"] < record.t_window_end_ns)
     steps = frame[inside].copy()
-    steps["connector_total_us"] = steps[list(CALLBACKS_US)].sum(axis=1, skipna=False)
+    steps[CALLBACKS] = steps[list(CALLBACKS_US)].sum(axis=1, skipna=False)
     return steps
 
 
@@ -53,7 +53,7 @@ def step_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int
 
 
 def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
-    """Every series of STEP_SERIES over the non-empty steps in order of time; empty where it cannot be trusted (us)."""
+    """Every series of STEP_SERIES over the non-empty steps in order of time (us); empty where it is not reliable."""
     busy = _select_busy(frame)
     return {
         name: np.empty(0) if _why_unknown(_columns_of(name), record) else clean(busy[name].to_numpy())
@@ -64,7 +64,7 @@ def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
 def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """Mean, p50 and p90 of every step series over the steps that had work (us), and means over those with prefill.
 
-    Of the children of a MultiConnector only where the engine has some.
+    The children of a MultiConnector only where the engine has some.
     """
     wanted = [name for name in STEP_SERIES if name not in CHILD_FIELDS_US or record.step_timing.get("children")]
     series = None if frame is None else step_series(frame, record)
@@ -105,10 +105,10 @@ def _select_busy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _columns_of(series: str) -> tuple[str, ...]:
     """The recorded columns behind a series; without token counts an idle step looks like a working one."""
-    return (*CALLBACKS_US, *_TOKENS) if series == "connector_total_us" else (series, *_TOKENS)
+    return (*CALLBACKS_US, *_TOKENS) if series == CALLBACKS else (series, *_TOKENS)
 
 
 def _why_unknown(columns: tuple[str, ...], record: CellRecord) -> str:
-    """Why these columns hold nothing to be trusted; empty when they do."""
+    """Why these columns are not reliable; empty where they are."""
     reasons: Mapping[str, str] = record.step_timing.get("unavailable_fields") or {}
     return "; ".join(f"{name}: {reasons[name]}" for name in columns if name in reasons)

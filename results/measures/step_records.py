@@ -95,7 +95,7 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
 
 
 def _read_role(folder: Path, role: str, t0_ns: int, t1_ns: int) -> tuple[list[_Ring], list[str]]:
-    """The rings of one role cut to the window, and why any could not be read."""
+    """The rings of one role cut to the window, and why others could not be read."""
     rings, broken = [], []
     for path in ring_paths(folder, role):
         try:
@@ -152,11 +152,12 @@ def _join_one(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_], bool]:
     """The engine's table, which of its non-empty steps have a worker record, and whether any callback was seen.
 
-    One process with both roles (uni executor): only its own worker ring. Otherwise every worker ring whose process is
-    no engine; a step id counts where the clocks agree too. Several workers of one step: the slowest of each field.
+    A process with both roles (uni executor) is joined with its own worker ring only, else with every worker ring whose
+    process is no engine; a step id matches where the clocks agree too. Of several workers of one step, each field is
+    the slowest.
     """
-    own = [worker for worker in workers if worker.header.pid == engine.header.pid]
-    candidates = own or [worker for worker in workers if worker.header.pid not in engine_pids]
+    same_process = [worker for worker in workers if worker.header.pid == engine.header.pid]
+    candidates = same_process or [worker for worker in workers if worker.header.pid not in engine_pids]
     slowest = {name: np.full(len(engine.rows), np.nan) for name in WORKER_FIELDS_US}
     hit = np.zeros(len(engine.rows), dtype=np.bool_)
     for worker in candidates:
@@ -171,16 +172,16 @@ def _join_one(
 
 
 def _match_steps(engine: _Ring, worker: _Ring) -> tuple[Column, npt.NDArray[np.bool_]]:
-    """For each engine step: a row of the worker ring, and whether that row is of this very step."""
+    """For each engine step a row of the worker ring, and whether that row is of the same step."""
     if not len(worker.rows):
         return np.zeros(len(engine.rows), dtype=np.int64), np.zeros(len(engine.rows), dtype=np.bool_)
     order = np.argsort(worker.column("step_id"), kind="stable")
     steps = worker.column("step_id")[order]
-    place = np.minimum(np.searchsorted(steps, engine.column("step_id")), len(steps) - 1)
-    at = order[place]
+    nearest = np.minimum(np.searchsorted(steps, engine.column("step_id")), len(steps) - 1)
+    at = order[nearest]
     apart = np.abs(worker.column("t_ns")[at] - engine.column("t_ns"))
     allowed = _zero_missing(engine.column("engine_step_ns")) + _CLOCK_SLACK_NS
-    return at, (steps[place] == engine.column("step_id")) & (apart <= allowed)
+    return at, (steps[nearest] == engine.column("step_id")) & (apart <= allowed)
 
 
 def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]) -> pa.Table:
@@ -201,7 +202,7 @@ def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]
 
 
 def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], ratio: float | None) -> dict[str, str]:
-    """Every measured column that holds nothing, or nothing to be trusted, and why."""
+    """Every measured column that is empty or not reliable, and why."""
     reasons = {_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()}
     unavailable: dict[str, str] = {}
     children = {name for engine in engines for name in CHILD_FIELDS_US[: len(engine.header.info.get("children") or ())]}
@@ -237,7 +238,7 @@ def _json_lines(table: pa.Table) -> Iterator[bytes]:
             quote = '"' if pa.types.is_string(batch.schema.field(name).type) else ""
             pieces += [(',"' if number else '{"') + f'{name}":{quote}', text, quote]
         lines = pc.binary_join_element_wise(*pieces, "}\n", "")
-        _validity, offsets, characters = lines.buffers()  # a string array's characters lie one line after the other
+        _validity, offsets, characters = lines.buffers()  # a string array's characters are contiguous
         ends = np.frombuffer(offsets, dtype=np.int32)
         yield characters.slice(0, int(ends[len(lines)])).to_pybytes()
 

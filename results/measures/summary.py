@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from results.measures.latency import METRICS, RequestMetric
+from results.measures.latency import METRICS
 from results.records.frames import Gap
 from results.statistics.estimates import (
     Estimate,
@@ -21,13 +21,11 @@ from results.statistics.estimates import (
     unknown,
 )
 
-LATENCIES: Mapping[str, RequestMetric] = METRICS
-"""The declared metrics of a request, by name."""
 POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 MOST_LOST = 0.05
-"""Of a cell's requests, the share of which nothing of a series may be known: more, and no percentile of it stands.
+"""Largest share of a cell's requests without a value of a series; above it no percentile of the series is given.
 
-Of one in twenty, p90 is between p84 and p95 of the others: about what 60 requests leave open.
+With one in twenty, p90 is between p84 and p95 of the others: about what 60 requests leave open.
 """
 STEP_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90}
 
@@ -90,6 +88,11 @@ class CellSummary:
         return self.estimate(name).value
 
 
+def is_at_rate(rate_per_s: float, reference_per_s: float | None) -> bool:
+    """Whether a rate equals the reference rate up to rounding; False where there is no reference rate."""
+    return reference_per_s is not None and math.isclose(rate_per_s, reference_per_s, rel_tol=1e-6)
+
+
 def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:
     """The values as columns; latencies have `_low`, `_high` and `_n` columns beside them."""
     row: dict[str, float | int | None] = {}
@@ -109,36 +112,32 @@ def percentile_name(series: str, point: str) -> str:
 def percentile_estimates(
     series: str, samples: Samples | None, why: str, waited: Samples | None = None, lost: int = 0
 ) -> dict[str, Estimate]:
-    """Each of POINTS of a series with its interval, by its name; `why` it is unknown where there are no samples.
+    """Each of POINTS of a series with its interval, by its name; `why`: the reason where there are no samples.
 
-    waited: of the samples that are infinite, because their request was cut or timed out, what they took at least.
-    lost: how many requests have no sample, not even a bound, because they were cut or timed out before it.
+    waited: lower bounds of the infinite samples, whose requests were cut or timed out.
+    lost: number of requests without a sample or a bound, because they were cut or timed out before it.
     """
-    names = [percentile_name(series, point) for point in POINTS]
+    points = {percentile_name(series, point): p for point, p in POINTS.items()}
     if samples is None:
-        return {name: unknown(why) for name in names}
+        return dict.fromkeys(points, unknown(why))
     if lost > MOST_LOST * (samples.size + lost):
         bounded = np.concatenate((clean(samples), np.empty(0) if waited is None else waited, np.zeros(lost)))
-        return {
-            name: _lost_percentile(series, bounded, lost, p) for name, p in zip(names, POINTS.values(), strict=True)
-        }
+        return {name: _lost_percentile(series, bounded, lost, p) for name, p in points.items()}
     if waited is None or not waited.size:
-        return dict(zip(names, percentiles(samples, tuple(POINTS.values())), strict=True))
-    return {
-        name: _censored_percentile(clean(samples), waited, p) for name, p in zip(names, POINTS.values(), strict=True)
-    }
+        return dict(zip(points, percentiles(samples, tuple(points.values())), strict=True))
+    return {name: _censored_percentile(clean(samples), waited, p) for name, p in points.items()}
 
 
 def _lost_percentile(series: str, bounded: Samples, lost: int, p: float) -> Estimate:
-    """Not known; `low` is the least it can be. `bounded`: what every request took at least, 0 of the lost ones."""
-    what = LATENCIES[series].title
+    """Unknown, with its lower bound. `bounded`: lower bounds of every request, 0 of the lost ones."""
+    what = METRICS[series].title
     why = f"{lost} of {bounded.size} requests were cut or timed out before their first token and have no {what}"
     return Estimate(None, low=float(np.quantile(bounded, p)), n=int(bounded.size), reason=why)
 
 
 def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
-    """The p-quantile of `known` and of requests that took at least `waited`: known where it is the same however long
-    they took, else between `low` and `high`."""
+    """The p-quantile of `known` and of requests that took at least `waited`: known where it does not depend on how long
+    those took, else between `low` and `high`."""
     n = int(known.size + waited.size)
     slowest = np.sort(np.concatenate((known, np.full(waited.size, np.inf))))
     low_rank, high_rank = order_statistic_ranks(n, p)

@@ -1,4 +1,4 @@
-"""The replayed turns of one cell as columns, and what follows from them without any statistics."""
+"""The replayed turns of one cell as columns, and session times derived from them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from results.statistics.estimates import Ranks, Samples
 class Turns:
     """A cell's turns in the order of their index. Floats are NaN where nothing was measured.
 
-    Beside the columns below it has one for every declared metric (`ttft_s`) and for every number of a TurnRecord that
-    is no stamp (`input_tokens`, `cached_tokens`, `inflight_sessions`), by their names.
+    In addition to the columns below it has an attribute for every declared metric (`ttft_s`) and for every number of a
+    TurnRecord that is no stamp (`input_tokens`, `cached_tokens`, `inflight_sessions`).
     """
 
     index: Ranks
@@ -51,7 +51,7 @@ class Turns:
         return self.numbers[name]
 
     def without(self, name: str) -> Turns:
-        """The same turns with nothing known in this column."""
+        """The same turns with NaN in this column."""
         return replace(self, numbers={**self.numbers, name: np.full(self.index.size, np.nan)})
 
     @property
@@ -68,13 +68,13 @@ class SessionTimes:
 
     session: tuple[str, ...]
     arrival_s: Samples
-    """When the trace has it arrive: its first turn's due time, less what a limit on sessions in flight held it back."""
+    """By the trace: its first turn's due time, less the wait for the limit on sessions in flight."""
     begin_s: Samples
     """First send."""
     busy_s: Samples
-    """Time with at least one turn in flight: turns of sub-agents that overlap count once."""
+    """Time with at least one turn in flight; overlapping turns of sub-agents count once."""
     idle_s: Samples
-    """Time between: think time, tool calls."""
+    """The rest: think time, tool calls."""
 
     @property
     def residence_s(self) -> Samples:
@@ -136,7 +136,7 @@ def in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples, Samp
 
 
 def _first_arrivals(turns: Turns) -> dict[str, float]:
-    """A session that was held back is due only once it is let in."""
+    """By session, its earliest due time without the wait for the limit on sessions in flight."""
     first: dict[str, float] = {}
     for session, due in zip(turns.session, turns.due_s - turns.session_delay_s, strict=True):
         if np.isfinite(due):
@@ -145,7 +145,7 @@ def _first_arrivals(turns: Turns) -> dict[str, float]:
 
 
 def covered_time(spans: Iterable[tuple[float, float]]) -> float:
-    """Time that lies in at least one of these spans, from begin to end."""
+    """Time in at least one of these spans (begin, end)."""
     total, until = 0.0, -np.inf
     for begin, end in sorted(spans):
         total += max(end - max(begin, until), 0.0)

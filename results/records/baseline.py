@@ -2,4 +2,4 @@
 
 BASELINE = "plain"
 REPEAT = "plain_again"
-"""The baseline under a second name: what it differs by from BASELINE is noise, never the tax of a connector."""
+"""The baseline under a second name: its difference from BASELINE is noise, never the tax of a connector."""

@@ -1,4 +1,4 @@
-"""How a number of things is written: one thing is no plural."""
+"""A count with its noun in the singular or the plural."""
 
 from __future__ import annotations
 

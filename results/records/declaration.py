@@ -1,15 +1,16 @@
-"""What the declaration of a record states of each field, and the JSON schema derived from it.
+"""What the declaration of a record states of each field, and how rows of text become records.
 
 A record is declared once, as a frozen dataclass or msgspec Struct. The annotation is a field's type, the end of its
-name its unit, and the string below it its sentence. `results.records.frames.arrow_schema` derives the Arrow schema.
+name its unit, and the string below it its description. `results.records.frames.arrow_schema` derives the Arrow schema.
 """
 
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -69,15 +70,15 @@ def fields_of(record: type) -> tuple[Field, ...]:
     )
 
 
-def json_schema(record: type) -> dict[str, Any]:
-    """The JSON schema of a record: each field with its `description` and, where it is a number, its `unit`."""
-    parts = _find_components(record)
-    (schema,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
-    for name, part in components.items():
-        kind = parts.get(name)
-        if kind is not None:
-            part["properties"] = {one.name: part["properties"][one.name] | _state_field(one) for one in fields_of(kind)}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": components}
+def decode_csv(lines: Iterable[str], record: type[_Record]) -> tuple[_Record, ...]:
+    """The rows of a CSV whose header names fields of the record; an empty cell is None. A damaged row is left out."""
+    records = []
+    for row in csv.DictReader(lines):
+        try:
+            records.append(msgspec.convert({name: row[name] or None for name in row if name}, record, strict=False))
+        except msgspec.ValidationError:  # the writer died in the middle of the row
+            continue
+    return tuple(records)
 
 
 def decode_versioned(
@@ -126,11 +127,6 @@ def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field
     return Field(name, kind, nullable, required, unit, sentence)
 
 
-def _state_field(field: Field) -> dict[str, str]:
-    stated = {"description": field.sentence, "unit": field.unit}
-    return {key: text for key, text in stated.items() if text}
-
-
 def _read_sentences(record: type) -> dict[str, str]:
     """Field to the string below it, of the record and its bases."""
     sentences: dict[str, str] = {}
@@ -162,20 +158,3 @@ def _docstring_of(statement: ast.stmt) -> str:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return " ".join(str(statement.value.value).split())
     return ""
-
-
-def _find_components(record: type) -> dict[str, type]:
-    """The record and every record inside it, by name."""
-    parts: dict[str, type] = {}
-    waiting: list[Any] = [record]
-    while waiting:
-        one = waiting.pop()
-        waiting += get_args(one)
-        if isinstance(one, type) and one.__name__ not in parts and _is_record(one):
-            parts[one.__name__] = one
-            waiting += get_type_hints(one).values()
-    return parts
-
-
-def _is_record(kind: type) -> bool:
-    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__struct_fields__")

@@ -14,7 +14,7 @@ _DECODER = msgspec.json.Decoder(EngineFault)
 
 
 def engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
-    """A gap per death and per stall, in their order; none where the run has no such file."""
+    """A gap per death and per stall, in their order; empty where the run has no such file."""
     path = RunLayout(root).engine_faults
     try:
         rows = path.read_bytes().splitlines()

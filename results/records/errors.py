@@ -1,10 +1,10 @@
-"""Base of what every room refuses, with the remedy and the exit code of the command; what reading results refuses."""
+"""Base of every refusal, with its remedy and the exit code of the command; the refusals of `results`."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """The message names the thing, the remedy says what to do about it."""
+    """The message names the problem, the remedy says what to do about it."""
 
     exit_code: int = 2
 
@@ -16,7 +16,7 @@ class Refusal(Exception):
 
 
 class ResultsError(Refusal):
-    """Base of what `results` refuses."""
+    """Base of the refusals of `results`."""
 
 
 class RingError(ResultsError):

@@ -1,7 +1,7 @@
-"""Artifacts to frames: JSONL is read once, Parquet is kept beside it, and what cannot be read becomes a named gap.
+"""Artifacts to frames: JSONL is read once and copied to Parquet; a file that cannot be read becomes a named gap.
 
 A Parquet file carries the size, modification time and SHA-256 of the JSONL it came from. It is used only where these
-still hold; a JSONL that differs from the checksum its cell was finished with is not evidence and is not read.
+still hold; a JSONL that differs from the checksum in its cell record is not read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arrow_schema(record: type) -> pa.Schema:
 
 
 def _plain_type(kind: object) -> object:
-    """The type that the JSON of a field's type holds."""
+    """The JSON type of a field's type."""
     if get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, str)):
         return str
     return kind
@@ -55,7 +55,7 @@ TURN_SCHEMA = arrow_schema(TurnRecord)
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that should be there and is not, or cannot be used."""
+    """Something that is missing or cannot be used."""
 
     artifact: str
     """Path below the run's folder, or the name of the cell or config."""
@@ -64,14 +64,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A frame, or None, and what was found wrong on the way to it."""
+    """A frame, or None, and what is wrong with its file."""
 
     frame: pd.DataFrame | None
     gaps: tuple[Gap, ...] = ()
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """What a Parquet file says about the JSONL it came from."""
+    """The JSONL that a Parquet file was made from."""
 
     size: int
     mtime_ns: int
@@ -109,8 +109,7 @@ def read_steps(path: Path, checksum: str | None = None, columns: Sequence[str] |
 
 
 def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) -> Loaded:
-    """The scrapes at `path`: columns t_ns, moment, error, and a float column per name of `names` (NaN = absent)."""
-    wanted = tuple(names)
+    """The scrapes at `path`: column t_ns, and a float column per name of `names` (NaN = absent)."""
     raw = verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return Loaded(None, (raw,))
@@ -121,11 +120,9 @@ def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) 
     frame = pd.DataFrame(
         {
             "t_ns": pd.Series([scrape.t_ns for scrape in scrapes], dtype="int64"),
-            "moment": pd.Series([scrape.moment for scrape in scrapes], dtype="str"),
-            "error": pd.Series([scrape.error for scrape in scrapes], dtype="object"),
             **{
                 name: pd.Series([scrape.values.get(name, float("nan")) for scrape in scrapes], dtype="float64")
-                for name in wanted
+                for name in names
             },
         }
     )
@@ -140,7 +137,7 @@ def read_cell(path: Path) -> CellRecord | Gap:
 def read_record(
     path: Path, record: type[_Record], version: int, upgrades: Mapping[int, Upgrade] | None = None
 ) -> _Record | Gap:
-    """The versioned record in the JSON file at `path`; `upgrades` bring the older versions to the next one each."""
+    """The versioned record in the JSON file at `path`; each of `upgrades` converts one version to the next."""
     try:
         return decode_versioned(path.read_bytes(), record, version, upgrades)
     except OSError as error:
@@ -152,11 +149,11 @@ def read_record(
 
 
 def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
-    """Keep `table` beside the JSONL it was read from or written to; a folder that cannot be written is no error."""
+    """Write `table` beside the JSONL it was read from or written to; a folder that cannot be written is no error."""
     stat = jsonl.stat()
     source = msgspec.json.encode(_Source(stat.st_size, stat.st_mtime_ns, digest))
     target = parquet_beside(jsonl)
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]  # numbers hardly repeat
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]  # numbers rarely repeat
     try:
         stamped = table.replace_schema_metadata({_SOURCE: source})
         with open_atomically(target) as file:
@@ -168,7 +165,7 @@ def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
 def read_table(
     path: Path, schema: pa.Schema, checksum: str | None = None, columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, tuple[Gap, ...]] | Gap:
-    """The rows of a JSONL file under `schema`, from its Parquet copy where that still holds; or what is wrong."""
+    """The rows of a JSONL file under `schema`, from its Parquet copy where that is current; or what is wrong."""
     copied = _read_parquet(path, schema, checksum, columns)
     if copied is not None:
         missing = () if path.exists() else (Gap(artifact_name(path), "is missing; read from its Parquet copy"),)
@@ -198,7 +195,7 @@ def _parse_jsonl(raw: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
-    """The file's content, held against the SHA-256 its cell was finished with; or what is wrong."""
+    """The file's content, verified against the SHA-256 in its cell record; or what is wrong."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -215,7 +212,7 @@ def verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
 def _read_parquet(
     path: Path, schema: pa.Schema, checksum: str | None, columns: Sequence[str] | None
 ) -> pa.Table | None:
-    """The Parquet copy of `path`, None where there is none that can be trusted."""
+    """The Parquet copy of `path`; None where there is none, or it is not current."""
     try:
         file = pq.ParquetFile(parquet_beside(path))
         written = set(file.schema_arrow.names)
@@ -224,10 +221,9 @@ def _read_parquet(
         source = msgspec.json.decode((file.schema_arrow.metadata or {}).get(_SOURCE, b"null"), type=_Source)
         if not _same_source(path, source, checksum):
             return None
-        return _conform_to(
-            file.read(columns=[name for name in columns or schema.names if name in written]), schema, columns
-        )
-    except (OSError, pa.ArrowException, msgspec.DecodeError):  # a damaged copy is as good as none
+        known = [name for name in columns or schema.names if name in written]
+        return _conform_to(file.read(columns=known), schema, columns)
+    except (OSError, pa.ArrowException, msgspec.DecodeError):  # damaged
         return None
 
 
@@ -246,7 +242,7 @@ def _same_source(path: Path, source: _Source, checksum: str | None) -> bool:
     try:
         stat = path.stat()
     except OSError:
-        return checksum is not None  # the checksum says it was made of the cell's own records
+        return checksum is not None  # the checksum proves that it was made from the cell's own records
     if (stat.st_size, stat.st_mtime_ns) == (source.size, source.mtime_ns):
         return True
     return stat.st_size == source.size and sha256(path) == source.sha256

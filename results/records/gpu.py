@@ -1,8 +1,8 @@
 """What the GPUs did while cells were measured: clocks, power, temperature, memory, and what limited their clocks.
 
-A GPU that is hot, or at its power limit, runs slower, whatever connector is measured on it.
-`runners/samplers/gpu.py` writes `gpu.csv` once a second; each experiment cuts the samples of its cells from it.
-The files have every GPU of the host; sums and sentences are of those that engines of the run use.
+A GPU that is hot or at its power limit runs slower, whatever connector is measured on it.
+`runners/samplers/gpu.py` samples into `gpu.csv` once a second; each experiment cuts the samples of its cells from it.
+The files cover every GPU of the host; sums and sentences cover only those that engines of the run use.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean, median
 
+from results.records.declaration import decode_csv
 from results.records.percent import format_percent
 
 REASON_MARK = "# "
-"""Begins the line of the file that says why there are no samples."""
+"""Prefix of the line that says why the file has no samples."""
 NAMED_CELLS = 5
 UNLIMITED = "none"
 """The `limited_by` of a GPU whose clocks nothing limits."""
@@ -66,7 +67,7 @@ HEADER = tuple(one.name for one in fields(GpuSample))
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What the samples of a cell come to, over the GPUs that engines of the run used. None = not measured."""
+    """Summary of a cell's samples, over the GPUs that engines of the run used. None = not measured."""
 
     gpus: tuple[int, ...] = ()
     """Indices of these GPUs."""
@@ -75,9 +76,9 @@ class GpuUse:
     memory_used_mib: float | None = None
     """The largest sum over these GPUs."""
     clock_mhz: float | None = None
-    """The mean, likewise."""
+    """The mean over all samples that state it."""
     power_w: float | None = None
-    """Of one GPU, the mean, likewise."""
+    """Of one GPU, the mean over all samples that state it."""
     temperature_c: float | None = None
     """The highest."""
     limited: Mapping[str, float] = field(default_factory=dict)
@@ -96,24 +97,23 @@ class GpuLog:
 
 
 def is_of_run(sample: GpuSample) -> bool:
-    """Whether engines of the run use the GPU. Where that is not known, it counts."""
+    """Whether engines of the run use the GPU; true where that is not known."""
     return sample.engines != 0
 
 
 def read_gpu_log(path: Path) -> GpuLog:
-    """The samples of a file, of this version or an older one. A line that was cut short is left out."""
+    """The samples of a file of this or an older version. A line that was cut short is left out."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return GpuLog((), f"{path.name}: {error.strerror or error}")
     reasons = [line.removeprefix(REASON_MARK) for line in lines if line.startswith(REASON_MARK)]
-    rows = csv.DictReader(line for line in lines if not line.startswith(REASON_MARK))
-    samples = tuple(sample for row in rows if (sample := _parse_row(row)) is not None)
+    samples = decode_csv((line for line in lines if not line.startswith(REASON_MARK)), GpuSample)
     return GpuLog(samples, "" if samples else (reasons[-1] if reasons else "no GPU gave a sample"))
 
 
 def describe_gpu(sample: GpuSample) -> str:
-    """In a few words: `GPU 0 98 % 1755 MHz 412 W 65 °C 60.5 GiB, power cap`; what it does not state is left out."""
+    """`GPU 0 98 % 1755 MHz 412 W 65 °C 60.5 GiB, power cap`; values that it does not state are left out."""
     parts = [f"GPU {sample.gpu}"]
     parts += [] if sample.utilisation_percent is None else [f"{sample.utilisation_percent:.0f} %"]
     parts += [] if sample.clock_mhz is None else [f"{sample.clock_mhz:.0f} MHz"]
@@ -125,7 +125,7 @@ def describe_gpu(sample: GpuSample) -> str:
 
 
 def format_sample(sample: GpuSample) -> list[str]:
-    """The row of a sample; what is not known is empty."""
+    """The row of a sample; a cell that is not known is empty."""
     return ["" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
             for value in astuple(sample)]  # fmt: skip
 
@@ -133,20 +133,20 @@ def format_sample(sample: GpuSample) -> list[str]:
 def cut_gpu_log(log: Path, cell: str, start_ns: int, end_ns: int, into: Path) -> GpuUse:
     """Write the samples of a cell between two moments, or why there are none, to a file, and return their sum."""
     read = read_gpu_log(log)
-    own = tuple(one for one in read.samples if one.cell == cell and start_ns <= one.t_ns <= end_ns)
-    reason = "" if own else read.reason or "no GPU was sampled while the cell was measured"
+    samples = tuple(one for one in read.samples if one.cell == cell and start_ns <= one.t_ns <= end_ns)
+    reason = "" if samples else read.reason or "no GPU was sampled while the cell was measured"
     into.parent.mkdir(parents=True, exist_ok=True)
     with into.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(HEADER)
-        rows.writerows(map(format_sample, own))
+        rows.writerows(map(format_sample, samples))
         if reason:
             file.write(f"{REASON_MARK}{reason}\n")
-    return sum_samples(own, reason)
+    return _sum_samples(samples, reason)
 
 
-def sum_samples(samples: Sequence[GpuSample], reason: str = "") -> GpuUse:
-    """Of the GPUs that engines used. `reason`: why there are no samples."""
+def _sum_samples(samples: Sequence[GpuSample], reason: str) -> GpuUse:
+    """Over the GPUs that engines used. `reason`: why there are no samples."""
     own = [one for one in samples if is_of_run(one)]
     if not own:
         return GpuUse(reason=reason or "no engine of the run used a GPU")
@@ -190,7 +190,7 @@ def gpu_notes(path: Path, engine_kind: str) -> tuple[str, ...]:
 
 
 def _describe_unused(samples: Iterable[GpuSample], used: Collection[int]) -> tuple[str, ...]:
-    """The GPUs of the host that the sentences leave out, or that none could be left out."""
+    """Which GPUs of the host the sentences leave out, or that none could be left out."""
     others = sorted({one.gpu for one in samples} - set(used))
     if others:
         named = f"GPU{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
@@ -204,7 +204,7 @@ def _describe_unused(samples: Iterable[GpuSample], used: Collection[int]) -> tup
 
 
 def _describe_other_processes(gpus: Mapping[int, Sequence[GpuSample]]) -> Iterator[str]:
-    """Jobs of others on the GPUs that the run's engines used."""
+    """Processes of others on the GPUs that the run's engines used."""
     unknown = []
     for gpu, samples in sorted(gpus.items()):
         stated = [one.others_mib for one in samples if one.others_mib is not None]
@@ -273,28 +273,3 @@ def _share_limits(samples: Sequence[GpuSample]) -> dict[str, float]:
 def _mean_stated(values: Iterable[float | None]) -> float | None:
     stated = [value for value in values if value is not None]
     return fmean(stated) if stated else None
-
-
-def _parse_row(row: dict[str, str | None]) -> GpuSample | None:
-    try:
-        return GpuSample(
-            t_ns=int(row["t_ns"] or ""),
-            gpu=int(row["gpu"] or ""),
-            utilisation_percent=_parse_number(row.get("utilisation_percent")),
-            memory_used_mib=float(row["memory_used_mib"] or ""),
-            clock_mhz=_parse_number(row.get("clock_mhz")),
-            memory_clock_mhz=_parse_number(row.get("memory_clock_mhz")),
-            power_w=_parse_number(row.get("power_w")),
-            temperature_c=_parse_number(row.get("temperature_c")),
-            memory_total_mib=_parse_number(row.get("memory_total_mib")),
-            limited_by=row.get("limited_by") or None,
-            cell=row.get("cell") or None,
-            engines=int(engines) if (engines := row.get("engines")) else None,
-            others_mib=_parse_number(row.get("others_mib")),
-        )
-    except (KeyError, ValueError):
-        return None
-
-
-def _parse_number(text: str | None) -> float | None:
-    return float(text) if text else None

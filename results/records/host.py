@@ -1,25 +1,25 @@
-"""What the host did while cells were measured: time that a hypervisor took, and seconds in which nothing ran in time.
+"""What the host did while cells were measured: time that a hypervisor took, and seconds in which threads woke late.
 
-A cell that a stalled host has measured looks like a slow engine. `runners/samplers/host.py` looks once a second.
+A cell on a stalled host looks like a slow engine. `runners/samplers/host.py` samples the host once a second.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
+from results.records.declaration import decode_csv
 from results.records.percent import format_percent
 
 STOLEN = 0.1
-"""A share of one core's second: more, and the second is a disturbed one."""
+"""Share of one core's second above which the second is disturbed."""
 SLOW = 1.5
 """A core counts as slow when a fixed piece of work takes this many times as long as in the run's fastest tenth."""
 LATE_S = 0.25
-"""A thread that sleeps for a second and asks for nothing else wakes later than that only on a disturbed host."""
+"""A thread that sleeps for a second wakes later than this only on a disturbed host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ HEADER = tuple(one.name for one in fields(HostSample))
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """A cell with seconds in which the host did something else."""
+    """A cell with disturbed seconds."""
 
     cell: str
     seconds: int
-    """Disturbed samples of the cell, out of `of`."""
+    """Disturbed samples, out of `of`."""
     of: int
     worst_late_s: float
     worst_stolen: float | None
@@ -62,13 +62,13 @@ def read_host(path: Path) -> tuple[HostSample, ...]:
     """The samples of a run; empty where none were taken. A line that was cut short is left out."""
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            return tuple(sample for row in csv.DictReader(file) if (sample := _parse_row(row)) is not None)
+            return decode_csv(file, HostSample)
     except OSError:
         return ()
 
 
 def find_disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
-    """The cells that a disturbed host has measured, worst first."""
+    """The cells that were measured on a disturbed host, worst first."""
     cells: dict[str, list[HostSample]] = {}
     for sample in samples:
         cells.setdefault(sample.cell, []).append(sample)
@@ -107,16 +107,16 @@ def _find_usual_us(work_us: Sequence[float]) -> float:
 
 
 def host_notes(path: Path) -> tuple[str, ...]:
-    """Sentences for a report: which cells a disturbed host has measured, or that none was; empty = no samples."""
+    """Sentences for a report: which cells were measured on a disturbed host, or that none was; empty = no samples."""
     samples = read_host(path)
     if not samples:
         return ()
     cells = find_disturbed(samples)
-    looked = f"looked at once a second ({len(samples)} times)"
     slow = _describe_slow(samples)
     if not cells:
-        return (f"The host was {looked}: no core was taken away for more than {format_percent(STOLEN)} of a second, "
-                f"and a sleeping thread was never woken more than {LATE_S:g} s late.", *slow)  # fmt: skip
+        return (f"The host was looked at once a second ({len(samples)} times): no core was taken away for more than "
+                f"{format_percent(STOLEN)} of a second, and a sleeping thread was never woken more than {LATE_S:g} s "
+                "late.", *slow)  # fmt: skip
     named = "; ".join(_describe_cell(one) for one in cells[:5])
     more = f"; and {len(cells) - 5} more cells" if len(cells) > 5 else ""
     return (f"The host was disturbed in {sum(one.seconds for one in cells)} of the {len(samples)} seconds in which it "
@@ -140,15 +140,3 @@ def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
 def _describe_cell(one: Disturbed) -> str:
     stolen = "" if one.worst_stolen is None else f", {format_percent(one.worst_stolen)} of a core taken away"
     return f"`{one.cell}` ({one.seconds} of {one.of} s; woken {one.worst_late_s:.2f} s late{stolen})"
-
-
-def _parse_row(row: dict[str, str | None]) -> HostSample | None:
-    try:
-        t_unix_s, late_s, busy, stolen, waiting, work_us = (
-            float(value) if (value := row.get(name)) else None for name in HEADER[1:]
-        )
-        if not row["cell"] or t_unix_s is None or late_s is None:
-            return None
-        return HostSample(row["cell"], t_unix_s, late_s, busy, stolen, waiting, work_us)
-    except (KeyError, ValueError):
-        return None

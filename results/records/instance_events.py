@@ -1,6 +1,6 @@
-"""What changes at a router's instances besides its picks: a row of `instance_events.jsonl` for each change.
+"""Changes at a router's instances other than its picks: a row of `instance_events.jsonl` each.
 
-With the decision log beside them they hold all that a router learns, so that its core can be driven again.
+Together with the decision log they hold everything that a router learns, so that its core can be replayed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where every artifact of a run lives, and how a finished cell's files come to lie there.
+"""The path of every artifact of a run, and how a finished cell's files are published there.
 
 The tree (specs/connector_tax, "Run artifacts"):
 
@@ -8,7 +8,7 @@ The tree (specs/connector_tax, "Run artifacts"):
       aggregate.json  aggregate.csv  aggregate.parquet  tax.json  tax.csv  verdicts.json
       figures/       figure_<n>.png  figure_<n>.svg  figure_<n>.csv
       preflight/     preflight_status.json  verify_<config>.log
-      attempts/      <cell>/<n>/...              what a cell writes while it runs; kept when it never finished
+      attempts/      <cell>/<n>/...              what a cell writes while it runs; it stays if the cell never finished
       results/<date>_<config>/
         config.json  launch.sh  launches.jsonl  vllm_stdout.log  vllm_stderr.log  env.txt  summary.json
         rings/<launch>/                          raw step rings of each launch
@@ -43,7 +43,7 @@ class Folder(Protocol):
 
 
 class Below:
-    """A file or folder of a layout, by its path below the layout's root."""
+    """A file or folder of a layout, by its path below the root."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -110,9 +110,9 @@ class RunLayout:
     host_csv = Below("host.csv")
     gpu_csv = Below("gpu.csv")
     accepted_changes = Below("accepted_changes.jsonl")
-    """What had changed where the run was resumed with --accept-changes; there is no file where it was not."""
+    """What had changed when the run was resumed with --accept-changes; absent where it was not."""
     engine_faults = Below("engine_faults.jsonl")
-    """Engines that died and steps that stalled; there is no file where there were none."""
+    """Engines that died and steps that stalled; absent where there were none."""
     manifest = Below("MANIFEST.tsv")
     reference_rates = Below("reference_rates.json")
     aggregate_json = Below("aggregate.json")
@@ -127,10 +127,10 @@ class RunLayout:
     pairs_csv = Below("pairs.csv")
     migrations_csv = Below("migrations.csv")
     comparable = Below("comparable.json")
-    """Only in a folder that `tracon export` wrote: what stands there for the run in a comparison."""
+    """Only in a folder that `tracon export` wrote: the numbers of the run for comparisons."""
     figures = Below("figures")
     trace = Below("trace/trace.jsonl")
-    """What every cell of `routing` replays that has no trace of its own."""
+    """The trace of every cell of `routing` that has none of its own."""
     points = Below("results/points")
     """Folder of the points of a search for the fewest instances."""
     interference = Below("results/interference.jsonl")
@@ -138,7 +138,7 @@ class RunLayout:
     preflight_status = Below("preflight/preflight_status.json")
 
     def trace_of(self, name: str = "", number: int = 0) -> Path:
-        """The run's trace of this name; empty = `trace`. Its commit mark is the `.json` beside it.
+        """The run's trace with this name; empty = `trace`. Its commit mark is the `.json` beside it.
 
         `number`: of a simulated run, which has several of each.
         """
@@ -175,7 +175,7 @@ class RunLayout:
         return ConfigLayout(self.results / f"{date}_{config}")
 
     def configs(self) -> tuple[ConfigLayout, ...]:
-        """Every config folder there is, by name."""
+        """Every config folder, by name."""
         if not self.results.is_dir():
             return ()
         return tuple(ConfigLayout(path) for path in sorted(self.results.iterdir()) if path.is_dir())
@@ -210,7 +210,7 @@ class TrialLayout:
         return tuple(sorted(self.instances.glob(f"{instance}/rings/*/{TRANSFER_LOGS}")))
 
     def instance_of(self, path: Path) -> str:
-        """The instance whose folder holds `path`; empty where it is none of the cell's."""
+        """The instance whose folder holds `path`; empty where no folder of the cell's instances does."""
         parts = path.relative_to(self.root).parts
         return parts[1] if len(parts) > 1 and parts[0] == self.instances.name else ""
 
@@ -229,7 +229,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleLayout:
-    """Where the records of a run lie."""
+    """The records of a `pd-lifecycle` run."""
 
     root: Path
     """The run's folder."""
@@ -249,11 +249,11 @@ class LifecycleLayout:
         return self.folder / "cells" / in_trial(config.label, trial) / "cell.json"
 
     def failed(self, config: Labelled, trial: int = 0) -> Path:
-        """Why a cell failed, where it did."""
+        """Why a cell failed."""
         return self.cell(config, trial).with_name("failed.json")
 
     def failures(self) -> tuple[Path, ...]:
-        """What the cells that failed left, by name."""
+        """The `failed.json` of every cell that failed, by name."""
         return tuple(sorted(self.folder.glob("cells/C*/failed.json")))
 
     def next_start(self) -> Path:
@@ -262,7 +262,7 @@ class LifecycleLayout:
         return self.instances / str(max(taken, default=0) + 1)
 
     def records(self) -> tuple[Path, ...]:
-        """Every record there is, by trial, C, N, O and repetition."""
+        """Every record, by trial, C, N, O and repetition."""
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("C*_rep*.json"))
         return tuple(path for _, path in sorted((_record_order(name), path) for name, path in named if name))
 
@@ -271,7 +271,7 @@ _NAME = re.compile(r"C(?P<c>\d+)_N(?P<n>\d+)_O(?P<o>\d+)(_t(?P<trial>\d+))?_rep(
 
 
 def in_trial(name: str, trial: int) -> str:
-    """The name of something in one trial; the first trial has no number."""
+    """The name with its trial; the first trial has no number."""
     return f"{name}_t{trial}" if trial else name
 
 
@@ -281,7 +281,7 @@ def _record_order(name: re.Match[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """What an attempt at a cell of `connector-tax` or `pd-lifecycle` writes, or a replay or simulation by itself."""
+    """The files of an attempt at a `connector-tax` or `pd-lifecycle` cell, or of a standalone replay or simulation."""
 
     root: Path
 
@@ -330,14 +330,14 @@ def sha256(path: Path) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: after a crash either the old content or the new is there, whole."""
+    """Replace the content of `path`: after a crash it is either the old or the new content, whole."""
     with open_atomically(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is whole and on disk; of several writers the last one wins."""
+    """A file that replaces `path` once it is whole and on disk; of several writers the last one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_write_number)}.partial")
     try:
@@ -353,14 +353,14 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_indented_json(path: Path, value: object) -> None:
-    """Replace `path` by the value as JSON that a person can read. Raises OSError."""
+    """Replace the content of `path` by indented JSON. Raises OSError."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def publish(moves: Mapping[Path, Path]) -> None:
-    """Flush each source file and rename it to its place, in order: the last one is the commit mark.
+    """Flush each source file and rename it to its target, in order: the last one is the commit mark.
 
-    Source and destination lie on one file system. Raises FileNotFoundError where a source is missing.
+    Source and target are on one file system. Raises FileNotFoundError where a source is missing.
     """
     for source, target in moves.items():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -371,7 +371,7 @@ def publish(moves: Mapping[Path, Path]) -> None:
 
 
 def is_complete(record: Path, cell: str) -> bool:
-    """Whether the record, a commit mark, is this cell's, and every file that it names lies beside it unchanged."""
+    """Whether the record, a commit mark, is of this cell, and every file that it names is beside it unchanged."""
     try:
         written = msgspec.json.decode(record.read_bytes())
         names: dict[str, str] = written["checksums"]
@@ -381,7 +381,7 @@ def is_complete(record: Path, cell: str) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk hold which files the folder has."""
+    """Flush the folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

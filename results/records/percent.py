@@ -1,4 +1,4 @@
-"""A fraction as a person reads it."""
+"""Fractions as per cent."""
 
 from __future__ import annotations
 

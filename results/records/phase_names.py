@@ -1,4 +1,4 @@
-"""The phases of `connector-tax`: plans, records and file names have a tag, a person reads a name."""
+"""The phases of `connector-tax`: plans, records and file names use a tag, reports a name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rows of JSON lines files whose record has had other names: each row states its version, one without is of version 1.
+"""Rows of JSONL files whose record has older versions. Each row states its version; one without is of version 1.
 
-The rows of one file may have several versions: `interference.jsonl` is put together from the files of its cells.
+The rows of one file may have several versions: `interference.jsonl` is assembled from the files of its cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def decode_rows(raw: bytes, kind: type[_Row]) -> tuple[_Row, ...]:
 
 
 def decode_row(line: bytes, decoder: msgspec.json.Decoder[_Row]) -> _Row:
-    """One row of the decoder's type, brought to the present version. Raises msgspec.DecodeError, as `decode_rows`."""
+    """One row of the decoder's type, upgraded to the present version. Raises msgspec.DecodeError, as `decode_rows`."""
     present, upgrades = _VERSIONS[decoder.type]
     try:
         if _read_version(line).version == present:
@@ -75,4 +75,4 @@ _VERSIONS: Mapping[type, tuple[int, Mapping[int, Upgrade]]] = {
     DecisionRecord: (DECISION_VERSION, {1: upgrade_decision_from_1, 2: upgrade_decision_from_2}),
     InterferenceRecord: (INTERFERENCE_VERSION, {1: upgrade_interference_from_1}),
 }
-"""Version and upgrades of every record that has had another one."""
+"""Present version and upgrades of every record that has older versions."""

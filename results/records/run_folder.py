@@ -1,6 +1,6 @@
-"""What a run folder says about itself: its plan, its configs' launches and environments, its pre-flight decisions.
+"""What a run folder states: its plan, its configs' launches and environments, its pre-flight decisions.
 
-Read as plain JSON and text, so that a folder copied elsewhere, or written by another version, still tells what it can.
+It is read as plain JSON and text, so that a folder of another version can be read as far as possible.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class RunFacts:
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What host and GPUs did meanwhile, what of the host was open to other machines, and what had changed where the run
-    was resumed all the same, in sentences."""
+    """Sentences: what host and GPUs did meanwhile, which ports were open to other machines, and what had changed when
+    the run was resumed with --accept-changes."""
     simulated: str = ""
     """The model that stood in for engines; empty = engines were real."""
     host: str = ""
@@ -68,7 +68,7 @@ class RunFacts:
 
     @property
     def named(self) -> dict[str, str | int | None]:
-        """What an aggregate says first: which run this is."""
+        """The first fields of every aggregate: which run this is."""
         return {
             "run": self.run,
             "experiment": self.experiment,
@@ -80,13 +80,13 @@ class RunFacts:
 
     @property
     def label(self) -> str:
-        """What the numbers were measured on, in a few words."""
+        """Profile and preset."""
         return " ".join(part for part in (self.profile, f"({self.preset})" if self.preset else "") if part) or "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFacts:
-    """What one config's folder says about how it was launched."""
+    """How one config was launched, by its folder."""
 
     date: str
     config: str
@@ -94,7 +94,7 @@ class ConfigFacts:
     vllm_sha: str
     gpu: str
     launch_command: tuple[str, ...]
-    """With what it adds to the environment before it (`env NAME=value ...`); secrets are masked."""
+    """Preceded by its environment variables (`env NAME=value ...`); secrets are masked."""
     gaps: tuple[Gap, ...] = ()
 
 
@@ -107,7 +107,7 @@ class PreflightDecision:
 
 
 def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
-    """The facts of `plan.json`; what it does not say is empty, and a missing or damaged plan is a gap."""
+    """The facts of `plan.json`; what it does not state is empty, and a missing or damaged plan is a gap."""
     plan = _json_object(RunLayout(root).plan)
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
@@ -142,7 +142,7 @@ def _note_host(root: Path, kind: str) -> tuple[str, ...]:
 
 
 def _list_accepted(root: Path) -> tuple[str, ...]:
-    """A sentence for each time the run was resumed although something that shapes its numbers had changed."""
+    """A sentence for each resume with --accept-changes."""
     path = RunLayout(root).accepted_changes
     try:
         rows = msgspec.json.Decoder(AcceptedChanges).decode_lines(path.read_bytes())

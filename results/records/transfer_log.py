@@ -122,12 +122,12 @@ class ProbeLog:
 
     @property
     def boot_id(self) -> str:
-        """The boot id of its host; empty where no process says it, or not all say the same."""
+        """The boot id of its host; empty where no process states it, or not all state the same."""
         boot_ids = {status.boot_id for status in self.statuses if status.boot_id}
         return boot_ids.pop() if len(boot_ids) == 1 else ""
 
     def blind(self, event: str) -> str:
-        """Why no process sees this kind of event; empty where one does, or may."""
+        """Why no process records this kind of event; empty where one does, or may."""
         if not self.statuses:
             return "the instance's probe wrote nothing"
         latest = {(status.pid, status.role): status for status in self.statuses}
@@ -138,9 +138,9 @@ class ProbeLog:
         return "; ".join(reason for reason in reasons if reason) or "the probe cannot see it in this engine"
 
     def of(self, transfer: str, names: Iterable[str]) -> tuple[ProbeEvent, ...]:
-        """What happened to one transfer; `names`: ids that an engine's own id of its request may be, or contain.
+        """The events of one transfer; `names`: ids that the engine's id of its request may equal or contain.
 
-        Events that know only the request belong to it by the request ids of those that know the transfer.
+        Events that state only the request belong to it by the request ids of those that state the transfer.
         """
         asked = [name for name in names if name]
         known = {

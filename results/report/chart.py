@@ -1,4 +1,4 @@
-"""What a chart in a terminal is: lines over one number, on logarithmic axes."""
+"""A chart for a terminal: lines over one number, on logarithmic axes."""
 
 from __future__ import annotations
 

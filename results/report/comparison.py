@@ -1,7 +1,7 @@
 """Two runs of the same experiment side by side: two days, two hosts, two versions of the engine.
 
-An experiment states what of a run another run can be held against (`Comparable`); pairing, intervals, refusals and
-tables are the same for all.
+An experiment lists the numbers of a run that can be compared (`Comparable`); pairing, intervals, refusals and tables
+are the same for all.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from results.statistics.trials import MIN_PAIRED
 
 PACKAGES = "packages"
 MOST = 60
-"""Differences shown; the rest is counted."""
+"""Differences shown; the table's note counts the rest."""
 DISJOINT_BY_CHANCE = 0.0056
-"""How often two 95 % intervals of one truth share no value: 2 (1 - Phi(1.96 sqrt 2)), where they are equally wide."""
+"""Probability that two equally wide 95 % intervals of one true value share no value: 2 (1 - Phi(1.96 sqrt 2))."""
 _OF_RUN = ("config in a run", f"runs made with `--trials {MIN_PAIRED}` give a verdict")
 _OPPOSITE = (
     {Verdict.HIGHER, Verdict.LOWER},
@@ -42,7 +42,7 @@ class Measure:
     table: str
     """Title of the table that shows it: `Latencies`, `Taxes`."""
     key: Mapping[str, str]
-    """Column to text: of what it is, such as load, config or policy, and metric. The same key in two runs is a pair."""
+    """Column to text, such as load, config or policy, and metric. Numbers of one key in two runs are a pair."""
     estimate: Estimate
     unit: str = ""
     """As shown."""
@@ -51,24 +51,24 @@ class Measure:
     ratio: bool = True
     """Compared as second / first - 1; else as second - first."""
     verdict: Verdict | None = None
-    """The run's own, against its baseline."""
+    """Against the run's baseline."""
     at: str = ""
-    """Under what it was measured, where the key does not say it. Two that differ are shown and not compared."""
+    """The load, where the key does not state it. Two numbers at different loads are shown and not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparable:
-    """What a run can be compared by."""
+    """What of a run is compared with another run."""
 
     facts: RunFacts
     measures: Sequence[Measure]
     judgements: Sequence[Judgement] = ()
     stated: Mapping[str, str] = field(default_factory=dict)
-    """What the run chose or found, by name, such as its reference rates: shown side by side."""
+    """What the run chose, by name, such as its reference rates: shown side by side."""
     must_agree: Mapping[str, str] = field(default_factory=dict)
-    """Name to value, such as the trace: two runs that differ in one are refused."""
+    """Name to value, such as the trace: two runs with different values are refused."""
     origin: Origin = field(default_factory=Origin)
-    """What the run's folder says of how it was made; the registry fills it in."""
+    """How the run was made; the registry fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Comparison:
     """Name, first, second."""
     differences: tuple[Difference, ...]
     only_first: tuple[str, ...]
-    """Numbers that the second run does not have."""
+    """Numbers of the first run alone."""
     only_second: tuple[str, ...]
 
     @property
@@ -133,7 +133,7 @@ class Comparison:
 
 
 def require_same_experiment(first: RunFacts, second: RunFacts) -> None:
-    """Raises ResultsError where the two runs are not known to be of one experiment."""
+    """Raises ResultsError unless the two runs are known to be of one experiment."""
     for facts in (first, second):
         if not facts.experiment:
             raise ResultsError(
@@ -149,18 +149,16 @@ def require_same_experiment(first: RunFacts, second: RunFacts) -> None:
 
 def compare(first: Comparable, second: Comparable) -> Comparison:
     """Raises ResultsError where the runs share no number, or differ in what they must agree in."""
-    for name, ours in first.must_agree.items():
-        theirs = second.must_agree.get(name, "")
-        if ours != theirs:
+    for name, before in first.must_agree.items():
+        after = second.must_agree.get(name, "")
+        if before != after:
             raise ResultsError(
-                f"runs {first.facts.run} and {second.facts.run} differ in {name}: {ours or 'unknown'} and "
-                f"{theirs or 'unknown'}; a difference of their numbers would say nothing",
+                f"runs {first.facts.run} and {second.facts.run} differ in {name}: {before or 'unknown'} and "
+                f"{after or 'unknown'}; a difference of their numbers would say nothing",
                 remedy=f"compare runs of one {name}",
             )
-    ours_by_key, theirs_by_key = ({_key_of(one): one for one in of.measures} for of in (first, second))
-    changes = tuple(
-        _compare_measure(one, theirs_by_key[key]) for key, one in ours_by_key.items() if key in theirs_by_key
-    )
+    firsts, seconds = ({_key_of(measure): measure for measure in run.measures} for run in (first, second))
+    changes = tuple(_compare_measure(measure, seconds[key]) for key, measure in firsts.items() if key in seconds)
     if all(one.change.value is None for one in changes):
         raise ResultsError(
             f"runs {first.facts.run} and {second.facts.run} have no cell in common: nothing was measured in both under "
@@ -177,8 +175,8 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
             for name in dict.fromkeys((*first.stated, *second.stated))
         ),
         differences=list_differences(first.origin, second.origin),
-        only_first=_list_unmatched(ours_by_key, theirs_by_key),
-        only_second=_list_unmatched(theirs_by_key, ours_by_key),
+        only_first=_list_unmatched(firsts, seconds),
+        only_second=_list_unmatched(seconds, firsts),
     )
 
 
@@ -189,8 +187,8 @@ def _key_of(measure: Measure) -> _Key:
     return measure.table, tuple(measure.key.values())
 
 
-def _list_unmatched(ours: Mapping[_Key, Measure], theirs: Mapping[_Key, Measure]) -> tuple[str, ...]:
-    return tuple(f"{table}: {', '.join(key)}" for table, key in ours if (table, key) not in theirs)
+def _list_unmatched(measures: Mapping[_Key, Measure], others: Mapping[_Key, Measure]) -> tuple[str, ...]:
+    return tuple(f"{table}: {', '.join(key)}" for table, key in measures if (table, key) not in others)
 
 
 def _compare_measure(first: Measure, second: Measure) -> Change:
@@ -219,11 +217,11 @@ def _compare_measure(first: Measure, second: Measure) -> Change:
 
 
 def _pair_judgements(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[VerdictPair]:
-    ours, theirs = ({one.name: one.outcome for one in of} for of in (first, second))
+    before, after = ({one.name: one.outcome for one in judgements} for judgements in (first, second))
     return [
-        VerdictPair(name, str(ours[name]), str(theirs[name]), {ours[name], theirs[name]} in _OPPOSITE)
-        for name in ours
-        if name in theirs
+        VerdictPair(name, str(before[name]), str(after[name]), {before[name], after[name]} in _OPPOSITE)
+        for name in before
+        if name in after
     ]
 
 
@@ -239,14 +237,12 @@ def _find_opposite(changes: Sequence[Change]) -> list[VerdictPair]:
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as data, in the units of the experiment's own files; `scale` leads to the shown unit."""
-    whole: dict[str, Any] = msgspec.to_builtins(comparison)
+    data: dict[str, Any] = msgspec.to_builtins(comparison)
     for side in ("first", "second"):
-        whole[side] = {
-            name: whole[side][name] for name in ("run", "experiment", "profile", "preset", "seed", "versions")
-        }
-    named = ("name", "first", "second")
-    whole["stated"] = [dict(zip(named, row, strict=True)) for row in comparison.stated]
-    return whole
+        data[side] = {name: data[side][name] for name in ("run", "experiment", "profile", "preset", "seed", "versions")}
+    columns = ("name", "first", "second")
+    data["stated"] = [dict(zip(columns, row, strict=True)) for row in comparison.stated]
+    return data
 
 
 def describe_comparison(comparison: Comparison) -> ReportText:
@@ -273,7 +269,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
 
 
 def _expect_disjoint(intervals: int) -> str:
-    """How many pairs chance makes disjoint: a few of them refute nothing where there are hundreds of numbers."""
+    """How many pairs chance makes disjoint: among hundreds of numbers a few disjoint pairs refute nothing."""
     if not intervals:
         return ""
     expected = intervals * DISJOINT_BY_CHANCE

@@ -1,4 +1,4 @@
-"""What a report holds, before it is written in any form."""
+"""The content of a report, whatever form it is written in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
     page: Page
     text: ReportText
     figures: Sequence[Figure]
-    """Those that cannot be drawn included."""
+    """Including those that cannot be drawn."""
     figures_before: str
-    """On the page the figures precede the first table whose title begins with this."""
+    """In the HTML the figures precede the first table whose title begins with this."""
     drawers: Drawers

@@ -1,6 +1,6 @@
-"""What two runs' folders say differently about how they were made: plans, hosts, packages, launches.
+"""Differences in how two runs were made, by their folders: plans, hosts, packages, launches.
 
-Where a run's own folder, its ports or its clock show in a value, that is no difference.
+A run's own folder, ports and clock are masked: they are no difference.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 from results.records.layout import ConfigLayout, RunLayout
 
 _PLAN = ("profile", "preset", "seed", "configs", "inputs")
-_TEXTS = frozenset({"title", "why", "description", "port_base"})
-"""Keys of the plan that shape no number."""
+_SHAPES_NO_NUMBER = frozenset({"title", "why", "description", "port_base"})
+"""Keys of the plan."""
 _HOST_NOW = re.compile(r"^(load|captured)\b")
-_LAUNCH_OWN = frozenset({"AGENTIC_STEP_LOG_PATH", "TRACON_TRANSFER_LOG"})
+_OF_LAUNCH = frozenset({"AGENTIC_STEP_LOG_PATH", "TRACON_TRANSFER_LOG"})
 _OF_ENGINE = re.compile(
     r"(VLLM|LMCACHE|MOONCAKE|MC|NIXL|UCX|TORCH|PYTORCH|TRITON|CUDA|NVIDIA|NCCL|OMP|KMP|GOMP|MKL|OPENBLAS|MALLOC"
     r"|TOKENIZERS|TRACON)_|LD_PRELOAD$|PYTHONHASHSEED$"
 )
-"""Environment variables that shape an engine. The others tell where a run was started from, and may name a host, a user
-or a network that is nobody's business where a folder is handed on."""
+"""Environment variables that shape an engine. The others say where a run was started from; they may name a host, a user
+or a network, which must not leave it with an exported folder."""
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -44,33 +44,32 @@ class Origin:
     plan: Mapping[str, str] = field(default_factory=dict)
     """By dotted key."""
     launches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By config, of its environment and its last launch: `section/name` to what the config's folder says."""
+    """By config, `section/name` to value: of its environment and its last launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that the two runs do not share; None = it does not say."""
+    """One difference of the two runs; None = a run does not state it."""
 
     where: str
-    """`plan`, or a section of the environment capture or of the launch, with the configs it holds for."""
+    """`plan`, or a section of the environment capture or of the launch, with the configs concerned."""
     what: str
     first: str | None
     second: str | None
 
 
 def read_origin(root: Path) -> Origin:
-    """Of a run's folder; what it does not say is empty."""
+    """Of a run's folder; what it does not state is empty."""
     return Origin(_read_plan(root), _read_launches(root))
 
 
 def list_differences(first: Origin, second: Origin) -> tuple[Difference, ...]:
     """Of two runs: plan by dotted key, then environment and launch of the configs that both have."""
     unlike = [Difference("plan", what, *pair) for what, pair in _find_unlike(first.plan, second.plan)]
-    ours, theirs = first.launches, second.launches
-    common = sorted(set(ours) & set(theirs))
+    common = sorted(set(first.launches) & set(second.launches))
     by_item: dict[tuple[str, str, str | None, str | None], list[str]] = defaultdict(list)
     for config in common:
-        for what, pair in _find_unlike(ours[config], theirs[config]):
+        for what, pair in _find_unlike(first.launches[config], second.launches[config]):
             section, _, name = what.partition("/")
             by_item[section, name, *pair].append(config)
     for (section, name, before, after), configs in by_item.items():
@@ -95,7 +94,7 @@ def _read_plan(root: Path) -> dict[str, str]:
     if not isinstance(plan, dict):
         return {}
     chosen = {key: sorted(plan[key]) if key == "configs" else plan[key] for key in _PLAN if plan.get(key) is not None}
-    items = ((name, text) for name, text in _flatten_keys(chosen) if name.rsplit(".", 1)[-1] not in _TEXTS)
+    items = ((name, text) for name, text in _flatten_keys(chosen) if name.rsplit(".", 1)[-1] not in _SHAPES_NO_NUMBER)
     return {name.removeprefix("inputs."): text for name, text in items}
 
 
@@ -108,7 +107,7 @@ def _flatten_keys(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _read_launches(root: Path) -> dict[str, dict[str, str]]:
-    """By config: `section/name` to what its folder says."""
+    """By config, `section/name` to value."""
     launches: dict[str, dict[str, str]] = {}
     for layout in RunLayout(root).configs():
         config = layout.root.name.partition("_")[2]
@@ -134,20 +133,22 @@ def _read_environment(layout: ConfigLayout) -> dict[str, str]:
 
 
 def _read_launch(layout: ConfigLayout) -> dict[str, str]:
-    """Arguments and environment of the last launch, without what belongs to this run alone."""
+    """Arguments and environment of the last launch, with this run's folder and ports masked."""
     try:
         launch = msgspec.json.decode(layout.config_json.read_bytes(), type=_Launch)
     except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
         return {}
-    own = str(Path(launch.cwd).parent.parent) if launch.cwd else "\0"
+    folder = str(Path(launch.cwd).parent.parent) if launch.cwd else "\0"
     ports = {str(port) for port in launch.ports.values()}
+
+    def mask(value: str) -> str:
+        return "(its port)" if value in ports else value.replace(folder, "RUN")
+
     stated = {"launch/started_by": launch.started_by}
     argv = launch.argv
-    for place, word in enumerate(argv):
+    for index, word in enumerate(argv):
         if word.startswith("--"):
-            value = argv[place + 1] if place + 1 < len(argv) and not argv[place + 1].startswith("--") else ""
-            stated[f"launch/{word}"] = "(its port)" if value in ports else value.replace(own, "RUN")
-    for name, value in launch.env.items():
-        if name not in _LAUNCH_OWN:
-            stated[f"launch/{name}"] = "(its port)" if value in ports else value.replace(own, "RUN")
-    return stated
+            value = argv[index + 1] if index + 1 < len(argv) and not argv[index + 1].startswith("--") else ""
+            stated[f"launch/{word}"] = mask(value)
+    variables = {f"launch/{name}": mask(value) for name, value in launch.env.items() if name not in _OF_LAUNCH}
+    return stated | variables

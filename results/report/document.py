@@ -14,11 +14,11 @@ from rich.text import Text
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.figure import Figure
-from results.report.page import OpenQuestion, Page, PageAnswer, describe_sentence, group_by_figure, group_remedies
+from results.report.page import Page, describe_sentence, group_by_figure, group_remedies
 from results.report.table import Table
 
 APPENDIX = "Appendix"
-"""Heads what follows the page."""
+"""Heading of what follows the page."""
 
 
 def report_title(facts: RunFacts) -> str:
@@ -26,14 +26,14 @@ def report_title(facts: RunFacts) -> str:
 
 
 def describe_engine(facts: RunFacts) -> str:
-    """Which kind of engine was measured, to follow the run's label; empty where it is not known."""
+    """The kind of engine that was measured, to be appended to the run's label; empty where it is not known."""
     if facts.simulated:
         return f", SIMULATED, nothing was measured: engines are the model {facts.simulated}"
     return {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
 
 
 def render_markdown(name: str, text: ReportText, figures: Sequence[Figure] = (), page: Page | None = None) -> str:
-    """The page, then everything else as its appendix; without a page the whole is the appendix."""
+    """The page, then everything else as its appendix; without a page, everything under the title."""
     lines = [f"# {name}", ""]
     if page is not None:
         lines += [*_markdown_page(page, figures), f"## {APPENDIX}", ""]
@@ -52,22 +52,15 @@ def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
     trouble = [f"**{page.trouble}.**", ""] if page.trouble else []
     lines = [f"**{page.question}**", "", " ".join(page.setting), "", page.noise, "", *trouble]
     images = {figure.number: figure for figure in figures if not figure.missing}
-    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
-        if not sentences:
-            continue
+    for title, sentences in page.sections:
         lines += [f"## {title}", ""]
-        for number, own in group_by_figure(sentences):
-            lines += map(_markdown_sentence, own)
+        for number, group in group_by_figure(sentences):
+            lines += (f"- **{one.name}**{describe_sentence(one)}" for one in group)
             if number in images:  # each at its first sentences
                 lines += ["", _markdown_image(images.pop(number)), ""]
         lines += [""] if lines[-1] else []
     remedies = [f"- {names}: {decides}." for names, decides in group_remedies(page.undecided)]
     return [*lines, *(["What would decide these:", "", *remedies, ""] if remedies else [])]
-
-
-def _markdown_sentence(one: PageAnswer | OpenQuestion) -> str:
-    described = describe_sentence(one)
-    return f"- **{one.name}**{' ' if described.startswith('(') else ''}{described}"
 
 
 def _markdown_image(figure: Figure) -> str:

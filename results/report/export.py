@@ -1,6 +1,6 @@
-"""A run's results in a folder to hand on: report, figures, tables, and what another run is compared with.
+"""A run's results in a folder to hand on: report, figures, tables, and the numbers for comparisons.
 
-Raw artifacts stay behind. Paths of this host are masked in every text: `RUN` is the run's folder, `TRACON` Tracon's,
+Raw artifacts are left out. Paths of this host are masked in every text: `RUN` is the run's folder, `TRACON` Tracon's,
 `~` the user's home.
 """
 
@@ -18,7 +18,7 @@ from results.report.comparison import Comparable
 
 FORMAT = 1
 """Version of comparable.json."""
-_AS_IT_IS = frozenset({".png"})
+_BINARY = frozenset({".png"})
 _TRACON = Path(__file__).resolve().parents[2]
 
 
@@ -28,7 +28,7 @@ class _Exported(msgspec.Struct, frozen=True):
 
 
 def export_results(source: Path, target: Path, comparable: Comparable | None) -> tuple[Path, ...]:
-    """Copy what the analysis of the run folder `source` left into `target`, and write comparable.json beside it.
+    """Copy the analysis's files from the run folder `source` to `target`, and write comparable.json beside them.
 
     Other files in `target` stay. Returns the files written, by name. Raises ResultsError where `target` is or is inside
     the folder of a run, OSError where it cannot be written.
@@ -42,7 +42,7 @@ def export_results(source: Path, target: Path, comparable: Comparable | None) ->
     for path in _list_files(source):
         copy = target / (path.relative_to(source) if path.parent == RunLayout(source).figures else path.name)
         content = path.read_bytes()
-        write_atomic(copy, content if path.suffix in _AS_IT_IS else _mask_paths(content, masks))
+        write_atomic(copy, content if path.suffix in _BINARY else _mask_paths(content, masks))
         written.append(copy)
     if comparable is not None:
         content = msgspec.json.encode(_Exported(FORMAT, comparable)) + b"\n"
@@ -65,7 +65,7 @@ def read_comparable(folder: Path) -> Comparable:
 
 
 def _list_files(source: Path) -> Iterator[Path]:
-    """Those that are there: a run has the files of its experiment."""
+    """Those that exist: each experiment has its own."""
     run, lifecycle = RunLayout(source), LifecycleLayout(source)
     tables = (run.manifest, run.aggregate_csv, run.tax_csv, run.pairs_csv, run.migrations_csv, lifecycle.summary_csv)
     documents = (run.verdicts_json, run.reference_rates, run.preflight_status, lifecycle.link)
@@ -76,7 +76,7 @@ def _list_files(source: Path) -> Iterator[Path]:
 
 
 def _list_masks(source: Path) -> list[tuple[re.Pattern[bytes], bytes]]:
-    """The innermost folder first: the run's may lie below the home."""
+    """The innermost folder first: the run's may be below the home."""
     folders = {source.resolve(): b"RUN", source.absolute(): b"RUN", _TRACON: b"TRACON", Path.home(): b"~"}
     by_length = sorted(folders.items(), key=lambda one: -len(one[0].parts))
     return [

@@ -1,4 +1,4 @@
-"""What a figure is before it is drawn: its numbers, what to know before reading it, or why it cannot be drawn."""
+"""A figure before it is drawn: its numbers and its caption, or why it cannot be drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIGS = (
     "lmcache_only",
     "multi_mooncake_lmcache",
 )
-"""In the order in which every figure shows them; configs of other names come after, by name."""
+"""In the order of every figure; configs with other names come after, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Figure:
     """One figure of a report (specs/connector_tax, "Analysis & Figures"; specs/ear)."""
 
     number: int
-    """Unique in its report, where it is the order."""
+    """Unique in its report; figures are in this order."""
     title: str
     caption: str = ""
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -37,11 +37,11 @@ class Figure:
     name: str = ""
     """What its specification calls it, e.g. `4a`; empty = by its number."""
     beside: pd.DataFrame | None = None
-    """The rows that are drawn where the figure stands beside a page's text; None = all."""
+    """The rows that are drawn beside a page's text; None = all."""
 
     @property
     def label(self) -> str:
-        """What a reader calls it."""
+        """As the report names it."""
         return self.name or str(self.number)
 
     @property

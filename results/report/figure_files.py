@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 Drawers = Mapping[int, "Callable[[Figure], Drawing]"]
-"""By figure number: what draws it."""
+"""By figure number."""
 BESIDE_WIDTH, BESIDE_HEIGHT = 6.4, 2.8
-"""Inches of a sheet beside text: its widest, and what a flat one keeps of its height."""
+"""Inches of a sheet beside text: its largest width, and the height below which it is not shrunk."""
 
 
 def draw(figure: Figure, by: Drawers) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def draw(figure: Figure, by: Drawers) -> dict[str, bytes]:
 
 
 def draw_beside(figure: Figure, by: Drawers) -> str:
-    """The figure, or its rows for this place, as SVG on a sheet at most BESIDE_WIDTH wide: its letters can be read."""
+    """The figure, or its rows for a page's text, as SVG on a sheet at most BESIDE_WIDTH wide, so that it is legible."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -45,7 +45,7 @@ def draw_beside(figure: Figure, by: Drawers) -> str:
             simplefilter("error", UserWarning)
             try:
                 return to_bytes(drawing, "svg").decode()
-            except UserWarning:  # names and letters leave its panels no room on so small a sheet
+            except UserWarning:  # labels leave its panels no room on the small sheet
                 drawing.set_size_inches(width, height)
         return to_bytes(drawing, "svg").decode()
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing beside it: figures inside, no script, nothing fetched."""
+"""The report as one self-contained HTML file: figures embedded, no script, no external resource."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ details { margin: .3rem 0; font-size: .88rem; }
   figure img { filter: none; border: 0; }
 }
 """
-"""In print the page alone, on one sheet; the appendix is for the screen."""
+"""Print shows the page alone, on one sheet; the appendix is for the screen."""
 
 _CODE = re.compile("`([^`]+)`")
 
@@ -86,9 +86,9 @@ $sections
 
 
 def build_page(report: Report, drawn: Mapping[int, str], beside: Mapping[int, str]) -> str:
-    """`drawn`: SVG text by figure number; a figure that is not in it is listed with its reason.
+    """`drawn`: SVG text by figure number; a figure without one is listed with its reason.
 
-    `beside`: those that stand beside the page's sentences, drawn for that place.
+    `beside`: SVG text of the figures beside the page's sentences, drawn for that size.
     """
     tables = [(table.title, _render_table(table)) for table in report.text.tables]
     titles = [title for title, _ in tables]
@@ -118,17 +118,15 @@ def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, 
     if page.trouble:
         parts.append(f'<p class="trouble">{_render_prose(page.trouble)}.</p>')
     images = {figure.number: figure for figure in figures if figure.number in beside}
-    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
-        if not sentences:
-            continue
+    for title, sentences in page.sections:
         parts.append(f"<h2>{title}</h2>")
-        for number, own in group_by_figure(sentences):
-            said = "<ul>\n" + "\n".join(map(_render_sentence, own)) + "\n</ul>"
+        for number, group in group_by_figure(sentences):
+            listed = "<ul>\n" + "\n".join(map(_render_sentence, group)) + "\n</ul>"
             figure = images.pop(number, None)
             if figure is None:
-                parts.append(said)
+                parts.append(listed)
             else:
-                parts.append(f'<div class="beside">{said}\n{_render_image(figure, beside[number])}</div>')
+                parts.append(f'<div class="beside">{listed}\n{_render_image(figure, beside[number])}</div>')
     remedies = [f"{names}: {decides}." for names, decides in group_remedies(page.undecided)]
     if remedies:
         parts.append(f"<p>What would decide these:</p>\n{_render_list(remedies)}")
@@ -148,7 +146,7 @@ def _render_image(figure: Figure, svg: str) -> str:
 
 
 def _embed_svg(figure: Figure, svg: str) -> str:
-    """As an image, so that the ids of several drawings cannot meet."""
+    """As an image, so that the ids of several drawings cannot collide."""
     image = b64encode(svg.encode()).decode()
     return f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
 
@@ -167,7 +165,7 @@ def _render_figure(figure: Figure, svg: str | None) -> str:
 
 
 def _format_value(value: object) -> str:
-    """A number as the table beside a figure shows it; nothing where nothing was measured."""
+    """A number as the table below a figure shows it; empty where nothing was measured."""
     if value is None or value != value:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -181,7 +179,7 @@ def _render_table(table: Table) -> str:
 
 
 def _render_prose(text: str) -> str:
-    """Escaped, with what stands between backticks as code."""
+    """Escaped, with text between backticks as code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 

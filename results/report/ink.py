@@ -1,4 +1,4 @@
-"""The look of every figure: mark, line and hatch tell things apart, not colour alone; the same bytes each time."""
+"""The look of every figure: marker, dash and hatch distinguish things, not colour alone; the bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = ("png", "svg")
 DPI = 150
 HATCHES = ("", "////", "xxx")
 FILLS = ("#4d4d4d", "#d9d9d9", "#ffffff")
-"""With HATCHES, bars of one group: far apart in lightness."""
+"""With HATCHES: bars of one group, with very different lightness."""
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every host draws the same letters
@@ -55,7 +55,7 @@ class Pen:
 
 
 _COLORS = ("#000000", "#7f7f7f", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#e69f00", "#cc79a7")
-"""Okabe and Ito's, which colour-blind readers tell apart, grey instead of yellow."""
+"""Okabe and Ito's palette for colour-blind readers, with grey instead of yellow."""
 _MARKERS = ("o", "s", "^", "v", "D", "P", "p", "*")
 _DASHES: Sequence[Any] = (
     "-",
@@ -71,28 +71,28 @@ _DASHES: Sequence[Any] = (
 
 _REPEAT_PEN = Pen("#000000", "x", (0, (1, 2)))
 _LETTERED = "#303030"
-"""Of lines beyond the palette, which letters tell apart."""
+"""Ink of lines beyond the palette, which have letters as markers."""
 
 
 def pens(names: Iterable[str]) -> dict[str, Pen]:
-    """One per name: a known config has the same pen in every figure, others take what is left over.
+    """One per name: a known config has the same pen in every figure, others take the pens that are left.
 
-    More names than colours are told apart by a letter each, all in one ink: no colour stands for two things. The
-    baseline's second name has its colour, as it is the same thing.
+    Where there are more names than colours, the others have letters in one ink: no colour stands for two things. The
+    baseline's second name has the baseline's colour, because it is the same config.
     """
-    own = list(dict.fromkeys(names))
-    made = {name: _pen_at(CONFIGS.index(name)) for name in own if name in CONFIGS}
-    made |= {name: _REPEAT_PEN for name in own if name == REPEAT}
-    unknown = [name for name in own if name not in made]
-    spare = [place for place, known in enumerate(CONFIGS) if known not in made]
+    unique = list(dict.fromkeys(names))
+    chosen = {name: _pen_at(CONFIGS.index(name)) for name in unique if name in CONFIGS}
+    chosen |= {name: _REPEAT_PEN for name in unique if name == REPEAT}
+    unknown = [name for name in unique if name not in chosen]
+    spare = [index for index, known in enumerate(CONFIGS) if known not in chosen]
     if len(unknown) <= len(spare):
-        return made | {name: _pen_at(place) for name, place in zip(unknown, spare, strict=False)}
+        return chosen | {name: _pen_at(index) for name, index in zip(unknown, spare, strict=False)}
     letters = zip(unknown, _list_letters(), strict=False)
-    return made | {name: Pen(_LETTERED, rf"$\mathrm{{{letter}}}$", "-") for name, letter in letters}
+    return chosen | {name: Pen(_LETTERED, rf"$\mathrm{{{letter}}}$", "-") for name, letter in letters}
 
 
-def _pen_at(place: int) -> Pen:
-    return Pen(_COLORS[place], _MARKERS[place], _DASHES[place])
+def _pen_at(index: int) -> Pen:
+    return Pen(_COLORS[index], _MARKERS[index], _DASHES[index])
 
 
 def _list_letters() -> Iterator[str]:
@@ -128,8 +128,8 @@ def to_bytes(drawing: Drawing, form: str) -> bytes:
 
 
 def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
-    """Logarithmic, with 1-2-5 ticks written out, where the values span a factor of `spread`; linear else."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    """A logarithmic axis with 1-2-5 ticks where the values span a factor of `spread`, else a linear one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     axis = axes.xaxis if side == "x" else axes.yaxis
     positive = [value for value in values if value > 0]
@@ -139,8 +139,8 @@ def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *,
         wide = max(positive) / min(positive) > 1e3
         axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12))
         axis.set_minor_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=40) if wide else NullLocator())
-        axis.set_minor_formatter(FuncFormatter(lambda _value, _place: ""))
-    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _position: f"{value:g}")
 
 
 def rate_axis(axes: Axes, rates: Sequence[float]) -> None:
@@ -156,13 +156,9 @@ def rate_axis(axes: Axes, rates: Sequence[float]) -> None:
 
 def shares(axis: Axis) -> None:
     """Fractions of a whole as per cent."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{100 * value:g} %"))
+    axis.set_major_formatter(lambda value, _position: f"{100 * value:g} %")
 
 
 def percent(axis: Axis) -> None:
     """Ratios as per cent with their sign."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{100 * value:+g} %" if value else "0"))
+    axis.set_major_formatter(lambda value, _position: f"{100 * value:+g} %" if value else "0")

@@ -1,4 +1,4 @@
-"""The tables of judgements, alike for every experiment."""
+"""The tables of judgements, the same for every experiment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEGEND = " ".join(f"{outcome}: {term(outcome).meaning}." for outcome in Outcome)
 
 
 def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
-    """A row per judgement; `kind` heads the column of claims. Columns of what no judgement has are left out."""
+    """A row per judgement; `kind` is the heading of the claims. A column that would be empty is left out."""
     optional = (
         ("prior", [one.prior for one in judgements]),
         ("by the point", [one.point for one in judgements]),

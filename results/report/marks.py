@@ -1,4 +1,4 @@
-"""The marks that all figures are made of: rows, bars and lines with intervals, grids of numbers, direct labels."""
+"""The marks of all figures: rows, bars and lines with intervals, grids of numbers, direct labels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ QUIET = "#555555"
 """Of notes inside a panel."""
 EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
 WIDE = 10.0
-"""Times that differ by more than this factor are drawn on a logarithmic axis: one slow policy would squeeze all others
-into a corner of a linear one."""
+"""Times that differ by more than this factor have a logarithmic axis: on a linear one, one slow policy would squeeze
+all others into a corner."""
 FAR = 6.0
-"""A bar that is this many times as long as the median one is cut, so that it does not flatten the others."""
+"""A bar that is this many times as long as the median one is cut; otherwise it would flatten the others."""
 SATURATED = "////"
 """Hatch of bars and cells whose load was more than the engine sustained."""
 GAP = 1.035
-"""Neighbouring lines at one x of a logarithmic axis are set apart by this factor."""
+"""Factor between neighbouring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
+LABEL_SIZE = 8
+"""Points."""
 
 
 def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
@@ -48,10 +50,10 @@ def error_lengths(
 
 
 def set_apart(names: Sequence[str]) -> dict[str, float]:
-    """A factor per name, for lines at the same x: the baseline, or else the first, stays where it was measured."""
+    """A factor on x per name, for lines at the same x; that of the baseline, or else of the first, is 1."""
     first = BASELINE if BASELINE in names else names[0]
     others = [name for name in names if name != first]
-    steps = [(place // 2 + 1) * (-1) ** place for place in range(len(others))]
+    steps = [(index // 2 + 1) * (-1) ** index for index in range(len(others))]
     return {first: 1.0} | {name: GAP**step for name, step in zip(others, steps, strict=True)}
 
 
@@ -63,34 +65,34 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
     axes.plot(at, height, **pen.line())
 
 
-def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 8) -> None:
-    """Names to the right of the panel at the ends of their lines (x, y, name, colour), moved apart where they meet.
+def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names to the right of the panel at the ends of their lines (x, y, name, colour), moved apart where they overlap.
 
-    To be called when the limits of the axes are final. A zero, which a logarithmic axis cannot show, is named without a
-    leader: it would be endless and take all room from the panel.
+    Call it when the limits of the axes are final. A zero, which a logarithmic axis cannot show, has no leader: its
+    leader would be endless and take all room from the panel.
     """
     if not ends:
         return
     places = axes.transAxes.inverted().transform(axes.transData.transform([(x, y) for x, y, _, _ in ends]))
     inches = axes.get_position().height * (axes.figure.get_figheight() if axes.figure is not None else 4)  # type: ignore[union-attr]
-    height = 1.35 * size / 72 / max(inches, 0.5)
+    height = 1.35 * LABEL_SIZE / 72 / max(inches, 0.5)
     order = np.argsort(places[:, 1], kind="stable")
     ups = _move_apart(np.clip(places[order, 1], 0, 1), height)
-    for place, up in zip(order, ups, strict=True):
-        x, y, name, color = ends[place]
+    for index, up in zip(order, ups, strict=True):
+        x, y, name, color = ends[index]
         if axes.get_yscale() == "log" and y <= 0:
-            axes.text(1.02, float(up), name, va="center", fontsize=size, color=color, transform=axes.transAxes)
+            axes.text(1.02, up, name, va="center", fontsize=LABEL_SIZE, color=color, transform=axes.transAxes)
             continue
         arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-        axes.annotate(name, (x, y), xytext=(1.02, float(up)), textcoords="axes fraction", va="center", fontsize=size,
+        axes.annotate(name, (x, y), xytext=(1.02, up), textcoords="axes fraction", va="center", fontsize=LABEL_SIZE,
                       color=color, arrowprops=arrow, annotation_clip=False)  # fmt: skip
 
 
 def _move_apart(wanted: Samples, height: float) -> list[float]:
-    """Rising places at least `height` apart, near those that are wanted."""
+    """Rising positions at least `height` apart, near the wanted ones."""
     ups: list[float] = []
-    for place in wanted:
-        ups.append(float(place) if not ups else max(float(place), ups[-1] + height))
+    for up in wanted.tolist():
+        ups.append(max(up, ups[-1] + height) if ups else up)
     over = max(ups[-1] - 1.0, 0.0)
     for index in range(len(ups) - 1, -1, -1):
         roof = 1.0 if index == len(ups) - 1 else ups[index + 1] - height
@@ -124,8 +126,8 @@ def draw_dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
                       textcoords="offset points", va="center", fontsize=7, color=QUIET)  # fmt: skip
 
 
-def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float = 1.0) -> None:
-    """The interval of each value along x, where it has one."""
+def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float) -> None:
+    """The interval of each value along x."""
     below, above = error_lengths(value, rows, scale=scale)
     known = np.isfinite(value)
     axes.errorbar(value[known], at[known], xerr=(below[known], above[known]), fmt="none", ecolor="#404040",
@@ -133,7 +135,7 @@ def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scal
 
 
 def scale_time_axis(axes: Axes, rows: pd.DataFrame, scale: float) -> str:
-    """Logarithmic where the values and bounds above zero span more than WIDE, else from 0; what the title is to say.
+    """Logarithmic where the values and bounds above zero span more than WIDE, else from 0; returns the title's suffix.
 
     A bound of 0 then lies beyond the left edge.
     """
@@ -155,25 +157,25 @@ class Bars:
     """One bar per row, around zero."""
 
     rows: pd.DataFrame
-    """In order: `value`, `low`, `high`; also `note` (written at its end) and `saturated` where there are such."""
+    """In order: `value`, `low`, `high`; optional `note` (written at the bar's end) and `saturated`."""
     colors: Sequence[str]
     label: str = ""
     fade: float = 1.0
 
 
 def draw_bars(axes: Axes, groups: Sequence[Bars], show: Mapping[str, Any] | None = None) -> None:
-    """Horizontal bars with their intervals, one of each group beside the other on every row.
+    """Horizontal bars with their intervals, those of all groups beside each other on every row.
 
-    A saturated one is hatched. One far longer than the rest is cut at the edge, with its numbers written there; `show`:
-    how numbers are written (`scale`, `unit`), per cent unless given.
+    A saturated bar is hatched. A bar far longer than the rest is cut at the edge, with its numbers there; `show`: their
+    `scale` and `unit`, per cent by default.
     """
     thick = 0.8 / len(groups)
     low, high = _find_reach(pd.concat([group.rows for group in groups]))
     axes.set_xlim(low, high)
     for number, group in enumerate(groups):
         at = np.arange(len(group.rows)) + (number - (len(groups) - 1) / 2) * thick
-        for place, row in zip(at, zip(group.rows.to_dict("records"), group.colors, strict=True), strict=True):
-            _draw_bar(axes, float(place), thick * 0.9, row[0], row[1], group, show or {})
+        for y, row, color in zip(at.tolist(), group.rows.to_dict("records"), group.colors, strict=True):
+            _draw_bar(axes, y, thick * 0.9, row, color, group, show or {})
     axes.axvline(0, color="black", linewidth=0.8)
     axes.locator_params(axis="x", nbins=5)
 
@@ -188,7 +190,7 @@ def name_bars(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def _find_reach(rows: pd.DataFrame) -> tuple[float, float]:
-    """Limits that show zero and every bar with its interval, but those far longer than the median one."""
+    """Limits that show zero and every bar with its interval, except bars far longer than the median one."""
     known = rows[rows["value"].notna()]
     if known.empty:
         return -1.0, 1.0
@@ -226,7 +228,7 @@ def _draw_bar(
         bounds = f" [{low * scale:+.0f}, {high * scale:+.0f}]" if np.isfinite(low) else ""
         note = f"{value * scale:+.0f}{unit}{bounds}{' ' if note else ''}{note}{' ▸' if value > 0 else ' ◂'}"
     end = max(value, high if np.isfinite(high) else value, 0.0)
-    inside = cut or end >= right  # the note then stands in the panel, at its edge
+    inside = cut or end >= right  # the note is then inside the panel, at its edge
     where = (right if value >= 0 else left) if inside else end
     leftward = inside and value >= 0
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if inside and note else None
@@ -243,7 +245,7 @@ def draw_grid(
     reach: float | None = None,
     hatched: Samples | None = None,
 ) -> AxesImage:
-    """Numbers as shaded cells, rows by columns, each with its words.
+    """Numbers as shaded cells, rows by columns, each with its text.
 
     `reach`: diverging around zero, full colour there; None = from the least to the most in greys. `hatched`: 1 where
     the cell is saturated.
@@ -251,20 +253,20 @@ def draw_grid(
     known = values[np.isfinite(values)]
     if reach is None:
         low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        high += 0.6 * max(high - low, 1e-12)  # no cell is so dark that its words cannot be read
+        high += 0.6 * max(high - low, 1e-12)  # no cell is too dark to read its text
     else:
         low, high = -reach, reach
     image = axes.imshow(values, cmap="Greys" if reach is None else DIVERGING, vmin=low, vmax=high, aspect="auto",
                         origin="lower")  # fmt: skip
     if hatched is not None:
-        for row, place in np.argwhere(hatched == 1):
-            axes.add_patch(_hatch_cell(int(place), int(row)))
-    for (row, place), text in words.items():
-        dark = reach is not None and abs(values[row, place]) > 0.75 * reach
-        light = hatched is not None and hatched[row, place] == 1
+        for row, col in np.argwhere(hatched == 1).tolist():
+            axes.add_patch(_hatch_cell(col, row))
+    for (row, col), text in words.items():
+        dark = reach is not None and abs(values[row, col]) > 0.75 * reach
+        light = hatched is not None and hatched[row, col] == 1
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85} if light else None
         color = "white" if dark and not light else "black"
-        axes.text(place, row, text, ha="center", va="center", fontsize=7, color=color, bbox=box)
+        axes.text(col, row, text, ha="center", va="center", fontsize=7, color=color, bbox=box)
     down, across = labels
     axes.set_xticks(range(len(across)), list(across))
     axes.set_yticks(range(len(down)), list(down))
@@ -273,7 +275,7 @@ def draw_grid(
     return image
 
 
-def _hatch_cell(place: int, row: int) -> Any:  # noqa: ANN401  # a patch of matplotlib, which is imported late
+def _hatch_cell(col: int, row: int) -> Any:  # noqa: ANN401  # a patch of matplotlib, which is imported late
     from matplotlib.patches import Rectangle
 
-    return Rectangle((place - 0.5, row - 0.5), 1, 1, fill=False, hatch=SATURATED, edgecolor="#606060", linewidth=0)
+    return Rectangle((col - 0.5, row - 0.5), 1, 1, fill=False, hatch=SATURATED, edgecolor="#606060", linewidth=0)

@@ -80,10 +80,9 @@ def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
     write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures, report.page).encode())
-    supports = {sentence.figure for sentence in report.page.sentences}
     beside = {
         figure.number: draw_beside(figure, report.drawers)
         for figure in report.figures
-        if figure.number in drawn and figure.number in supports
+        if figure.number in drawn and figure.number in report.page.figures
     }
     write_atomic(layout.report_html, build_page(report, drawn, beside).encode())

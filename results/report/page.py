@@ -1,13 +1,13 @@
 """A run's result on one page: what was asked, the answers with their intervals, what stays undecided, two figures.
 
-The same page begins report.md and report.html, is the first section of the console's Results, and ends a run.
+The page begins report.md and report.html, is the first section of the console's Results, and is shown when a run ends.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,14 +16,14 @@ from rich.text import Text
 
 from results.records.layout import RunLayout
 from results.report.judgements import outcome_text
-from results.statistics.judgement import SEVERAL, Judgement, Outcome
+from results.statistics.judgement import SEVERAL, Judgement
 
 MOST_BYTES = 8000
 """Of the page as Markdown."""
 _FRAME_BYTES, _MARKS_BYTES = 450, 8
-"""Of the page's headings and the lines of its two figures, and of the Markdown around each sentence."""
+"""Of the page's headings and figure lines, and of the Markdown around each sentence."""
 MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON = 16, 14, 200
-"""Sentences, and characters of the reason of a judgement; the tables of the appendix have the rest."""
+"""Sentences, and characters of a judgement's reason; the tables of the appendix have the rest."""
 TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
 
 
@@ -42,12 +42,12 @@ class PageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """What the run leaves undecided or open, in one sentence as an answer is."""
+    """One sentence on what the run leaves undecided or open."""
 
     name: str
     text: str
     decides: str
-    """What would decide it, empty where that is not one thing; questions with the same remedy share it."""
+    """What would decide it; questions with the same remedy share it. Empty = no single remedy."""
     figure: int = 0
 
 
@@ -66,7 +66,7 @@ class Page:
     """A command, and what it gives that this run does not."""
 
     def __post_init__(self) -> None:
-        """One page has room for so much; what is left out is counted."""
+        """Cut answers and questions until the page fits; the number of those that are left out is stated."""
         answers, questions = self.answers, self.undecided
         kept, asked = min(len(answers), MOST_ANSWERS), min(len(questions), MOST_QUESTIONS)
         while True:
@@ -81,12 +81,20 @@ class Page:
 
     @property
     def figures(self) -> tuple[int, ...]:
-        """The numbers of the figures that support its sentences, in their order."""
+        """Numbers of the figures that support its sentences, in their order."""
         return tuple(dict.fromkeys(one.figure for one in self.sentences if one.figure))
 
     @property
     def sentences(self) -> tuple[PageAnswer | OpenQuestion, ...]:
         return (*self.answers, *self.undecided)
+
+    @property
+    def sections(self) -> Iterator[tuple[str, Sequence[PageAnswer | OpenQuestion]]]:
+        """Title and sentences of each section that has any."""
+        if self.answers:
+            yield "Answers", self.answers
+        if self.undecided:
+            yield "Undecided", self.undecided
 
 
 def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswer, ...]:
@@ -103,8 +111,8 @@ def _keep_questions(questions: tuple[OpenQuestion, ...], most: int) -> tuple[Ope
 
 
 def _count_bytes(page: Page) -> int:
-    """At least what the page takes as Markdown."""
-    sentences = (f"{one.name} {describe_sentence(one)}" for one in page.sentences)
+    """At least the size of the page as Markdown."""
+    sentences = (f"{one.name} {describe_sentence(one).lstrip()}" for one in page.sentences)
     remedies = (f"{names}: {decides}" for names, decides in group_remedies(page.undecided))
     texts = (page.question, *page.setting, page.noise, page.trouble, *sentences, *remedies)
     return _FRAME_BYTES + sum(len(text.encode()) + _MARKS_BYTES for text in texts)
@@ -119,7 +127,7 @@ def split_judgements(
         claim = one.claim.removesuffix(".")
         why = explain_interval(cut_text(one.reason), one)
         text = f"{claim[:1].upper()}{claim[1:]}: {why}{'' if why.endswith('...') else '.'}"
-        if one.outcome in (Outcome.HOLDS, Outcome.FAILS):
+        if one.outcome.is_decided:
             answers.append(PageAnswer(one.name, outcome_text(one), text, figure))
         else:
             questions.append(OpenQuestion(one.name, text, decides(one), figure))
@@ -127,7 +135,7 @@ def split_judgements(
 
 
 def explain_interval(text: str, judgement: Judgement) -> str:
-    """The text, and where it has no interval, that of what decided, or why there is none."""
+    """The text; where it states no interval, with the interval that decided or the reason why there is none."""
     measured = judgement.measured
     if "[" in text:
         return text
@@ -145,37 +153,37 @@ def cut_text(text: str, most: int = MOST_REASON) -> str:
     if len(text) <= most:
         return text
     for between in ("; ", " "):
-        places = [match.start() for match in re.finditer(re.escape(between), text[:most])]
-        whole = [place for place in places if text.count("[", 0, place) == text.count("]", 0, place)]
-        if whole:
-            return f"{text[: whole[-1]]} ..."
+        cuts = [match.start() for match in re.finditer(re.escape(between), text[:most])]
+        outside = [cut for cut in cuts if text.count("[", 0, cut) == text.count("]", 0, cut)]
+        if outside:
+            return f"{text[: outside[-1]]} ..."
     return f"{text[:most]} ..."
 
 
 def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
-    """Each remedy once: the questions it decides, and the remedy."""
-    names: dict[str, list[str]] = {}
+    """The names of the questions that each remedy decides, and the remedy."""
+    by_remedy: dict[str, list[str]] = {}
     for one in questions:
         if one.decides:
-            names.setdefault(one.decides, []).append(one.name)
-    return [(", ".join(own), decides) for decides, own in names.items()]
+            by_remedy.setdefault(one.decides, []).append(one.name)
+    return [(", ".join(names), remedy) for remedy, names in by_remedy.items()]
 
 
 def group_by_figure(
     sentences: Sequence[PageAnswer | OpenQuestion],
 ) -> list[tuple[int, list[PageAnswer | OpenQuestion]]]:
-    """Neighbours that one figure supports."""
-    return [(figure, list(own)) for figure, own in groupby(sentences, key=lambda one: one.figure)]
+    """Adjacent sentences that one figure supports."""
+    return [(figure, list(group)) for figure, group in groupby(sentences, key=lambda one: one.figure)]
 
 
 def describe_sentence(one: PageAnswer | OpenQuestion) -> str:
-    """Its outcome and its text, to follow its name."""
+    """Its outcome and its text, to be appended to its name."""
     outcome = one.outcome if isinstance(one, PageAnswer) else ""
-    return f"({outcome}): {one.text}" if outcome else f": {one.text}"
+    return f" ({outcome}): {one.text}" if outcome else f": {one.text}"
 
 
 def render_terminal(page: Page, folder: Path, width: int) -> Text:
-    """Folded at `width`, but for paths and commands, which stay whole to be copied.
+    """Folded at `width`, except paths and commands, which stay whole for copying.
 
     The answers come before the setting: a small terminal shows them without scrolling.
     """
@@ -184,14 +192,11 @@ def render_terminal(page: Page, folder: Path, width: int) -> Text:
     _append_folded(text, page.noise, width)
     if page.trouble:
         _append_folded(text, page.trouble, width, tone="yellow")
-    for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
-        if not sentences:
-            continue
+    for title, sentences in page.sections:
         text.append(f"{title}\n", "bold underline")
         for one in sentences:
             tone = TONES.get(one.outcome.partition(":")[0], "") if isinstance(one, PageAnswer) else ""
-            joined = " " if describe_sentence(one).startswith("(") else ""
-            _append_folded(text, f"{one.name}{joined}{describe_sentence(one)}", width, bold=len(one.name), tone=tone)
+            _append_folded(text, f"{one.name}{describe_sentence(one)}", width, bold=len(one.name), tone=tone)
     for names, decides in group_remedies(page.undecided):
         _append_folded(text, f"Decides {names}: {decides}.", width, bold=len("Decides"))
     text.append("\n")
@@ -212,7 +217,7 @@ def _list_next_steps(page: Page, folder: Path) -> list[tuple[str, str]]:
 
 
 def _append_folded(text: Text, line: str, width: int, *, bold: int = 0, tone: str = "") -> None:
-    """`bold`: how many characters at the beginning are."""
+    """`bold`: number of bold characters at the beginning."""
     if not line:
         return
     folded = Text("\n".join(textwrap.wrap(line, max(width, 20), subsequent_indent="  ")) + "\n", tone)

@@ -1,4 +1,4 @@
-"""What a table of a report is, whatever it is drawn on, and how rows become its cells."""
+"""A table of a report, whatever it is rendered as, and how rows become its cells."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Table:
     note: str = ""
     """What to know before reading it."""
     facts: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Per row what no column has, as label and text. The console shows it of the row that is opened."""
+    """Per row, what has no column, as label and text. The console shows it for the opened row."""
     values: tuple[tuple[Value, ...], ...] = field(default=(), compare=False, repr=False)
-    """The cells in full precision, in the units of the headings; empty where the cells are text by nature."""
+    """The cells in full precision, in the units of the headings; empty where the cells are texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Column(Generic[Row]):
         return f"{self.name} {self.unit}".strip()
 
     def read_value(self, row: Row) -> Value:
-        """What the cell shows, in full precision and in the shown unit."""
+        """The cell's value in full precision, in the shown unit."""
         value = self.value(row)
         if isinstance(value, Estimate):
             return value.transform(lambda part: part * self.scale)

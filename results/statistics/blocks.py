@@ -8,9 +8,9 @@ All configs are judged together: Dunnett's intervals against a reference (Dunnet
 at once. The reference is the mean of the baseline's launches under all its names. Each comparison also has two
 intervals that hold by itself only: with the residual of all configs, and from its own differences alone.
 
-A config whose noise is another one (a queue) is set apart: it takes no part in the residual, and its bounds come from
-its own differences. Bounds for all configs at once then share the error: of m configs, k of them apart, Dunnett's
-intervals of the others hold at 1 - (1 - level)(m - k)/m, each of the k at 1 - (1 - level)/m (Bonferroni).
+A config with noise of its own (a queue) is set apart: it takes no part in the residual, and its bounds come from its
+own differences. Bounds for all configs at once then share the error: with k of m configs apart, Dunnett's intervals of
+the others hold at 1 - (1 - level)(m - k)/m, and that of each of the k at 1 - (1 - level)/m (Bonferroni).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ POWER = 0.8
 """Probability with which a planned comparison shows the effect that it is planned for."""
 MAX_PLANNED_LAUNCHES = 200
 DRAWS = 100_000
-"""Of the largest |t| over all configs; the critical value that they give has a standard error of about 0.007."""
+"""Draws of the largest |t| over all configs; they give the critical value a standard error of about 0.007."""
 JOINT_DRAWS = 20_000
 SEED = 1955
 LEVEL_OF_F = 0.05
 NO_EIGENVALUE = 1e-12
-"""Of the largest one; what is smaller is rounding."""
+"""Share of the largest eigenvalue; a smaller one is rounding."""
 
 Key = TypeVar("Key", bound=Hashable)
 Launches = Mapping[str, Mapping[int, float]]
-"""By config and block, what the launch measured."""
+"""The number that each launch measured, by config and block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class Contrast:
     launches: int
     """Blocks in which both the config and the reference were measured."""
     widening: float
-    """By how much its own bounds are wider, where its launches vary more than those of the others; else 1."""
+    """Factor on its bounds where its launches vary significantly more than the others'; else 1."""
     error: float
     """Standard error of the difference, before it is widened."""
     together: Together | None = None
-    """None for the reference's second name, which is no config to be judged."""
+    """None for the reference's second name, which is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +84,28 @@ class BlockFit:
     degrees: int
     """Degrees of freedom of `sigma`."""
     contrasts: Mapping[str, Contrast]
-    """By config, without the names of the reference and without those apart."""
+    """By config, without the names of the reference and the configs apart."""
     repeat: Contrast | None
     """The reference's second name less its first: the A/A diagnostic. None where it has one name."""
     cells: tuple[tuple[str, int], ...]
     """Config and block of every launch."""
     residuals: Samples
-    """Of every launch: what block and config leave over."""
+    """Of every launch: what block and config do not explain."""
     estimator: Samples
     """Contrasts x launches: a contrast's difference is its row times the launches' y."""
     apart: Mapping[str, Contrast] = field(default_factory=dict)
-    """Configs whose noise is their own. Without one that has fewer than two launches, or launches that all agree."""
+    """Configs with noise of their own, except those with fewer than two launches or with launches that all agree."""
 
     def find(self, config: str) -> Contrast | None:
         return self.contrasts.get(config) or self.apart.get(config)
 
 
 def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collection[str] = ()) -> BlockFit | str:
-    """Compare every config with the mean of the references that were measured; a sentence where that cannot be done.
+    """Compare every config with the mean of the references that were measured; a sentence says why that is impossible.
 
-    Launches may be missing. Without any residual nothing tells chance from effect: then there is no fit. Where the
-    launches of one config vary more than the others' (F test, LEVEL_OF_F), its bounds are as wide as its own at least.
+    Launches may be missing. Without a residual there is no fit, because nothing separates chance from effect. Where the
+    launches of one config vary more than the others' (F test, LEVEL_OF_F), its bounds are at least as wide as those
+    from its own differences.
     `apart`: configs that take no part in the residual.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
@@ -139,7 +140,7 @@ def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collecti
 def _contrast_others(
     model: _Model, measured: Launches, bases: Sequence[str], others: Sequence[str], family: int
 ) -> tuple[dict[str, Contrast], Samples]:
-    """The configs that are not apart, with their part of the error that the whole family may make; the estimator."""
+    """Contrasts of the configs that are not apart, at their share of the family's error; and the estimator."""
     reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
     weights = np.array([_unit(model, name) - reference for name in others]).reshape(len(others), len(model.names))
     differences, covariance = model.compare(weights)
@@ -160,7 +161,7 @@ def _contrast_others(
 
 
 def _contrast_apart(own: Samples, family: int) -> Contrast | None:
-    """Of differences to the reference in each block. None where they give no spread."""
+    """From the differences to the reference in each block; None where they have no spread."""
     if own.size < 2 or all_agree(own) or not own.any():
         return None
     difference, degrees = float(own.mean()), own.size - 1
@@ -174,26 +175,26 @@ def _contrast_apart(own: Samples, family: int) -> Contrast | None:
 
 
 def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:
-    """Draws of every contrast of every fit, jointly: around what was measured, the same each time.
+    """Draw every contrast of every fit jointly, around the measured value; the draws are the same each time.
 
     The fits are of one metric at several loads. A launch that measured them all left a residual at each, and these
     correlate: their covariance, estimated over all configs, is that of the draws, together with the share of plain in
     every contrast. So draw k of all contrasts belongs together, within a load and across loads; a share, a sum, a step
     or a slope computed draw by draw has the right spread. A single contrast is Student's t with its fit's degrees of
-    freedom; with the same degrees at all loads, so is every linear combination. A config apart is drawn by itself: what
-    a difference to it cancels at another load is not known, so its interval is wider than it need be.
+    freedom; with the same degrees at all loads, so is every linear combination. A config apart is drawn by itself,
+    because its correlation across loads is not known; its interval is wider than necessary.
     """
     if not fits:
         return {}
     all_cells = {cell for fit in fits.values() for cell in fit.cells}
-    launches = {cell: place for place, cell in enumerate(sorted(all_cells))}
+    launches = {cell: column for column, cell in enumerate(sorted(all_cells))}
     residuals = np.zeros((len(fits), len(launches)))
     estimators: list[Samples] = []
     for row, fit in enumerate(fits.values()):
-        places = [launches[cell] for cell in fit.cells]
-        residuals[row, places] = fit.residuals
+        columns = [launches[cell] for cell in fit.cells]
+        residuals[row, columns] = fit.residuals
         estimator = np.zeros((len(fit.contrasts), len(launches)))
-        estimator[:, places] = fit.estimator
+        estimator[:, columns] = fit.estimator
         estimators.append(estimator)
     degrees = np.array([fit.degrees for fit in fits.values()])
     between_loads = residuals @ residuals.T / np.sqrt(np.outer(degrees, degrees))
@@ -232,14 +233,13 @@ class _Model:
     """Configs x launches: an effect is its row times y."""
 
     def compare(self, weights: Samples) -> tuple[list[float], Samples]:
-        """Of each row of weights over the effects: its value; and the covariance of the rows."""
+        """The weighted sum of the effects for each row of weights, and the covariance of these sums."""
         return list(map(float, weights @ self.effects)), self.sigma**2 * weights @ self.spread @ weights.T
 
 
 def _fit(names: Sequence[str], launches: Launches) -> _Model | str:
-    """Least squares."""
     blocks = sorted({block for by_block in launches.values() for block in by_block})
-    cells = tuple((place, blocks.index(block)) for place, name in enumerate(names) for block in launches[name])
+    cells = tuple((config, blocks.index(block)) for config, name in enumerate(names) for block in launches[name])
     geometry = _geometry(cells, len(names), len(blocks))
     if isinstance(geometry, str):
         return geometry
@@ -262,7 +262,7 @@ def _fit(names: Sequence[str], launches: Launches) -> _Model | str:
 
 @functools.lru_cache(maxsize=256)
 def _geometry(cells: tuple[tuple[int, int], ...], configs: int, blocks: int) -> tuple[Samples, Samples] | str:
-    """Design matrix X of these (config, block) cells and the inverse of X'X; metrics and loads share them."""
+    """Design matrix X of these (config, block) cells and the inverse of X'X; cached, as metrics and loads share it."""
     design: Samples = np.zeros((len(cells), blocks + configs - 1))
     for row, (config, block) in enumerate(cells):
         design[row, block] = 1.0
@@ -288,12 +288,12 @@ def _compare_references(model: _Model, launches: Launches, bases: Sequence[str])
     return _contrast(model, model, difference, math.sqrt(float(variance[0, 0])), own)
 
 
-def _own_differences(ours: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
+def _own_differences(config: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
     """The config less the mean of the references, in each block that has both."""
     return np.array(
         [
             value - float(np.mean([launches[block] for launches in references if block in launches]))
-            for block, value in ours.items()
+            for block, value in config.items()
             if any(block in launches for launches in references)
         ]
     )
@@ -329,18 +329,18 @@ def dunnett_p(correlation: Samples, degrees: int, t: float) -> float:
 
 
 def sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
-    """Sigma of the fit once a covariate of the launches is taken out: that of y = block + config + slope x covariate.
+    """Sigma of the fit with a covariate of the launches: of y = block + config + slope x covariate + residual.
 
     By the residuals of both (Frisch and Waugh, Econometrica 1, 1933). None where a launch of the fit has no covariate,
-    where it does not vary beyond block and config, or no degree of freedom is left.
+    where the covariate does not vary beyond block and config, or where no degree of freedom is left.
     """
-    wanted: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for config, block in fit.cells:
         value = covariate.get(config, {}).get(block)
         if value is None:
             return None
-        wanted.setdefault(config, {})[block] = value
-    model = _fit(list(wanted), wanted)
+        values.setdefault(config, {})[block] = value
+    model = _fit(list(values), values)
     if isinstance(model, str) or fit.degrees < 2:
         return None
     slope = float(fit.residuals @ model.residuals) / float(model.residuals @ model.residuals)
@@ -348,29 +348,27 @@ def sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
     return math.sqrt(float(left @ left) / (fit.degrees - 1))
 
 
-def detectable_effect(
-    sigma: float, launches: int, configs: int, *, references: int = 2, level: float = LEVEL, power: float = POWER
-) -> float:
-    """The smallest difference that n launches per config and name of the reference show with this power.
+def detectable_effect(sigma: float, launches: int, configs: int, *, references: int = 2, level: float = LEVEL) -> float:
+    """The smallest difference that n launches per config and name of the reference detect with probability POWER.
 
-    (c + t_power) x sigma x sqrt((1 + 1 / references) / n), in the unit of sigma. For planning only: what was measured
-    is judged by its interval.
+    (c + t_power) x sigma x sqrt((1 + 1 / references) / n), in the unit of sigma. For planning only: a measured
+    difference is judged by its interval.
     """
     degrees = (launches - 1) * (configs + references - 1)
     if degrees < 1:
         return math.inf
     critical = dunnett_critical(_planned_correlation(configs, references), degrees, level)
-    quantile = float(special.stdtrit(degrees, power))
+    quantile = float(special.stdtrit(degrees, POWER))
     return (critical + quantile) * sigma * math.sqrt((1 + 1 / references) / launches)
 
 
 def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2, level: float = LEVEL) -> int | None:
-    """The fewest launches per config that show this difference; None above MAX_PLANNED_LAUNCHES."""
+    """The fewest launches per config that detect this difference; None above MAX_PLANNED_LAUNCHES."""
     counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
-    place = bisect.bisect_left(
+    index = bisect.bisect_left(
         counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references, level=level)
     )
-    return counts[place] if place < len(counts) else None
+    return counts[index] if index < len(counts) else None
 
 
 def _planned_correlation(configs: int, references: int) -> Samples:
@@ -400,10 +398,10 @@ def _largest_normal(correlation: bytes) -> Samples:
 
 
 def _root(covariance: Samples) -> Samples:
-    """The symmetric root, the same on every processor: there is no other one.
+    """The symmetric square root: it alone is unique, so that every processor gives the same draws.
 
-    Eigenvectors of equal eigenvalues are any basis of theirs, and the root of an eigenvalue that is 0 but for rounding
-    is some 1e-9: linear algebra of another processor would give other draws.
+    Eigenvectors of equal eigenvalues can be any basis of their space, and an eigenvalue that is 0 up to rounding has a
+    root of about 1e-9: both differ between processors.
     """
     values, vectors = np.linalg.eigh(covariance)
     known = np.where(values > NO_EIGENVALUE * values[-1], values, 0.0) if values.size else values

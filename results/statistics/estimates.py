@@ -23,15 +23,15 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 from results.records.percent import format_percent
 
 LEVEL = 0.95
-"""Confidence of every interval that does not say another one."""
+"""Confidence of every interval that states no other."""
 DRAWS = 2000
 """Bootstrap replicates."""
 ROUNDING = 1e-12
-"""What differs by less than this share of the largest value is rounding, not noise."""
+"""Differences below this share of the largest value are rounding, not noise."""
 ALL_AGREE = "all repeats agree to the last digit: nothing tells by how much two of them differ"
-"""Why numbers have no interval: one of no width, away from zero, would promise certainty."""
+"""Why such numbers have no interval: one of zero width, away from zero, would promise certainty."""
 BINOMIAL = "binomial"
-"""`Estimate.basis` of a share of counted cases."""
+"""`Estimate.basis` of a proportion."""
 MAX_BLOCKS = 256
 MAX_BINS = 256
 
@@ -54,7 +54,7 @@ class Estimate:
     """Launches per config that the value comes from; below three its bounds are a spread, see `judgement`."""
 
     def transform(self, compute: Callable[[float], float]) -> Estimate:
-        """Value and bounds by a rising function: an estimate of a logarithm as that of the ratio."""
+        """Value and bounds through an increasing function, e.g. from a logarithm to its ratio."""
         value, low, high = (None if one is None else compute(one) for one in (self.value, self.low, self.high))
         return replace(self, value=value, low=low, high=high)
 
@@ -73,19 +73,18 @@ class Estimate:
 
     def percent(self) -> str:
         """A fraction as `+45.1 % [+40.2, +50.0]`; `-` where it is unknown, no brackets without an interval."""
-        if self.value is None:
-            return "-"
-        if self.low is None or self.high is None:
-            return format_percent(self.value, 1, signed=True)
-        return f"{format_percent(self.value, 1, signed=True)} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
+        return self._show_hundredths("%")
 
     def points(self) -> str:
         """A difference of fractions as `+7.0 pp [+5.1, +9.0]`; see percent."""
+        return self._show_hundredths("pp")
+
+    def _show_hundredths(self, unit: str) -> str:
         if self.value is None:
             return "-"
         if self.low is None or self.high is None:
-            return f"{self.value * 100:+.1f} pp"
-        return f"{self.value * 100:+.1f} pp [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
+            return f"{self.value * 100:+.1f} {unit}"
+        return f"{self.value * 100:+.1f} {unit} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
 
 
 def figure(value: float, digits: int = 4) -> str:
@@ -148,7 +147,7 @@ def _with_interval(ordered: Samples, p: float, value: float) -> Estimate:
 def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the order statistics that bound the p-quantile; None where n is too small for that bound."""
     tail = (1 - LEVEL) / 2
-    reach = 10 * math.sqrt(n * p * (1 - p)) + 10  # beyond ten standard deviations the binomial has no weight left
+    reach = 10 * math.sqrt(n * p * (1 - p)) + 10  # the binomial has no weight beyond ten standard deviations
     ranks = np.arange(max(math.floor(n * p - reach), 0), min(math.ceil(n * p + reach), n) + 1)
     below = special.bdtr(ranks.astype(np.float64), n, p)  # P(Bin(n, p) <= rank)
     low = int(ranks[np.searchsorted(below, tail, side="left")])
@@ -168,7 +167,7 @@ def too_small(n: int, p: float) -> str:
 
 
 def student_quantile(degrees: float, level: float = LEVEL) -> float:
-    """How many standard errors an interval at this level reaches to each side of its value."""
+    """Half the width of an interval at this level, in standard errors."""
     return float(special.stdtrit(degrees, (1 + level) / 2))
 
 
@@ -183,7 +182,7 @@ def student_interval(
     basis: str | None = None,
     launches: int = 1,
 ) -> Estimate:
-    """A value with Student's t interval, from its standard error and the degrees of freedom of that."""
+    """A value with Student's t interval, from its standard error and its degrees of freedom."""
     half = student_quantile(degrees, level) * error
     return Estimate(value, value - half, value + half, n, reason, basis, launches)
 
@@ -206,10 +205,7 @@ def standard_error(values: Samples) -> float:
 
 
 def bound_sigma(variance: float, degrees: float) -> tuple[float, float]:
-    """Bounds of a standard deviation, of normal residuals that gave this variance with these degrees of freedom.
-
-    By chi-square; in the unit of sigma.
-    """
+    """Chi-square bounds of a standard deviation, from the variance of normal residuals and its degrees of freedom."""
     tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     low, high = (math.sqrt(variance * degrees / special.chdtri(degrees, tail)) for tail in tails)
     return low, high
@@ -218,7 +214,7 @@ def bound_sigma(variance: float, degrees: float) -> tuple[float, float]:
 def proportion(part: int, whole: int, reason: str) -> Estimate:
     """part / whole with its exact binomial interval, right for independent cases (Clopper and Pearson, 1934).
 
-    It is never of zero width: 5 of 5 leaves all from 0.48 on. `reason`: why there is none where `whole` is 0.
+    Its width is never zero: 5 of 5 gives [0.48, 1]. `reason`: why there is no proportion where `whole` is 0.
     """
     if not whole:
         return unknown(reason)
@@ -229,7 +225,7 @@ def proportion(part: int, whole: int, reason: str) -> Estimate:
 
 
 def bound_draws(draws: Samples, level: float = LEVEL) -> tuple[float, float]:
-    """Bounds of the middle share of these draws; NaN where none is finite."""
+    """The bounds between which this share of the draws lies, symmetric in probability; NaN where none is finite."""
     finite = clean(draws)  # a draw of sessions may leave one side without a value
     if not finite.size:
         return math.nan, math.nan
@@ -263,7 +259,7 @@ def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples
     edges, counts = _group_counts(values, p, group, weights.shape[1])
     cumulative = np.cumsum(weights @ counts, axis=1)
     empty = cumulative[:, -1] < 0.5
-    cumulative[empty] += 1.0  # any rank will do: what is read there is thrown away
+    cumulative[empty] += 1.0  # any rank will do: the value read there is replaced by NaN
     position = p * (cumulative[:, -1] - 1)
     ordered = np.sort(values)
     below = _at_rank(ordered, edges, cumulative, np.floor(position))

@@ -15,7 +15,7 @@ from results.statistics.estimates import Estimate, unknown
 
 
 def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
-    """second - first of two independent estimates, with bounds where both have theirs; as few launches as the fewer."""
+    """second - first of two independent estimates, with bounds where both have theirs."""
     if first.value is None or second.value is None:
         return unknown("; ".join(_list_reasons(first, second)) or "not measured in both runs")
     value, n = second.value - first.value, min(first.n, second.n)
@@ -29,9 +29,8 @@ def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
 
 
 def compare_ratio(first: Estimate, second: Estimate) -> Estimate:
-    """second / first - 1 of two independent positive estimates, with its interval where both have theirs."""
-    ours, theirs = _take_logarithm(first), _take_logarithm(second)
-    return subtract_estimates(ours, theirs).transform(math.expm1)
+    """second / first - 1 of two independent positive estimates, with bounds where both have theirs."""
+    return subtract_estimates(_take_logarithm(first), _take_logarithm(second)).transform(math.expm1)
 
 
 def are_disjoint(first: Estimate, second: Estimate) -> bool:
@@ -41,11 +40,12 @@ def are_disjoint(first: Estimate, second: Estimate) -> bool:
     return first.high < second.low or second.high < first.low
 
 
-def _take_logarithm(of: Estimate) -> Estimate:
-    if of.value is None or of.value <= 0:
-        return unknown(of.reason or "the value is not positive", of.n)
-    low, high = (math.log(bound) if bound is not None and bound > 0 else None for bound in (of.low, of.high))
-    return replace(of, value=math.log(of.value), low=low, high=high)
+def _take_logarithm(estimate: Estimate) -> Estimate:
+    if estimate.value is None or estimate.value <= 0:
+        return unknown(estimate.reason or "the value is not positive", estimate.n)
+    bounds = (estimate.low, estimate.high)
+    low, high = (math.log(bound) if bound is not None and bound > 0 else None for bound in bounds)
+    return replace(estimate, value=math.log(estimate.value), low=low, high=high)
 
 
 def _list_reasons(first: Estimate, second: Estimate) -> list[str]:

@@ -1,8 +1,8 @@
-"""Rules applied to numbers: the one type of their outcome, and the gate of three launches in front of them.
+"""Rules applied to numbers: the type of their outcome, and the gate of three launches in front of them.
 
 Two launches of one config differ too. The spread within a launch does not hold that difference, so no rule that
-compares configs, policies or runs may rest on it. What samples nothing (completeness, residuals, byte counts) does not
-pass the gate.
+compares configs, policies or runs may rest on it. Rules over numbers that are not sampled (completeness, residuals,
+byte counts) need no gate.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class Outcome(StrEnum):
     OPEN = "open"
     """There is no number to judge: not measured, or not defined (a share of a tax that is not above zero)."""
 
+    @property
+    def is_decided(self) -> bool:
+        """HOLDS or FAILS."""
+        return self in (Outcome.HOLDS, Outcome.FAILS)
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -68,13 +73,13 @@ class Judgement:
     p_corrected: float | None = None
     """After Holm's correction over all rules that were judged with it; None where it was judged by itself."""
     alone: Outcome | None = None
-    """The outcome by itself, where `p_corrected` decided over `outcome`."""
+    """The outcome before the correction, where `p_corrected` decided `outcome`."""
     point: str = ""
     """What the rule says of the values alone, with the specification's own number where it states one; may be empty."""
 
 
 def list_some(texts: Sequence[str], most: int = 4) -> str:
-    """The first ones, and how many more there are."""
+    """The first `most` texts, and how many more there are."""
     more = f"; and {len(texts) - most} more" if len(texts) > most else ""
     return "; ".join(texts[:most]) + more
 
@@ -118,7 +123,7 @@ def decisive(estimate: Estimate, remedy: str = TRIALS_REMEDY) -> Estimate:
 
 
 def take_point(estimate: Estimate) -> Estimate:
-    """The value as if it were certain: what a rule goes by that knows neither intervals nor launches."""
+    """The value as if it were certain, for a rule that knows neither intervals nor launches."""
     if estimate.value is None:
         return estimate
     launches = max(estimate.launches, MIN_PAIRED)
@@ -128,8 +133,8 @@ def take_point(estimate: Estimate) -> Estimate:
 def correct_together(judgements: Sequence[Judgement], *, undefined: int = 0) -> tuple[Judgement, ...]:
     """Each judgement after Holm's correction over all that have a p: one that holds or fails must survive it.
 
-    `undefined`: how many of those without a p belong to the family all the same, because the data alone leave their
-    number undefined. They count with p = 1: else the family, and with it the correction, would depend on the data.
+    `undefined`: how many of those without a p belong to the family although the data leave their number undefined.
+    They count with p = 1; otherwise the family, and with it the correction, would depend on the data.
     """
     known = [one.p for one in judgements if one.p is not None]
     count = len(known) + undefined
@@ -137,14 +142,14 @@ def correct_together(judgements: Sequence[Judgement], *, undefined: int = 0) -> 
     return tuple(one if one.p is None else _require_survival(one, one.p, next(corrected), count) for one in judgements)
 
 
-def _require_survival(one: Judgement, p: float, corrected: float, count: int) -> Judgement:
-    if one.outcome not in (Outcome.HOLDS, Outcome.FAILS):
-        return replace(one, p_corrected=corrected)
+def _require_survival(judgement: Judgement, p: float, corrected: float, count: int) -> Judgement:
+    if not judgement.outcome.is_decided:
+        return replace(judgement, p_corrected=corrected)
     numbers = f"p = {p:.2g}, {corrected:.2g} after Holm over {count}"
-    judged_alone = replace(one, p_corrected=corrected, alone=one.outcome)
+    judged_alone = replace(judgement, p_corrected=corrected, alone=judgement.outcome)
     if corrected <= 1 - LEVEL:
-        return replace(judged_alone, reason=f"{one.reason} ({numbers})")
-    reason = f"by itself it {one.outcome}, corrected it does not ({numbers}): {one.reason}"
+        return replace(judged_alone, reason=f"{judgement.reason} ({numbers})")
+    reason = f"by itself it {judgement.outcome}, corrected it does not ({numbers}): {judgement.reason}"
     return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)
 
 
@@ -162,7 +167,7 @@ def excluded_text(estimate: Estimate) -> str:
 
 
 def judged(estimate: Estimate, none: float = 0.0) -> Verdict | None:
-    """What the interval says of the value against `none`: 0 for a difference, 1 for a ratio.
+    """On which side of `none` the interval is: 0 for a difference, 1 for a ratio.
 
     None where `withheld` gives a reason.
     """

@@ -1,9 +1,9 @@
-"""Sizes measured in every launch: y = size + launch + residual, the sizes fixed, the launch drawn anew each time.
+"""Sizes measured in every launch: y = size + launch + residual, with fixed sizes and random launches.
 
 The launch is the unit: y is one number of one size in one launch, for example the logarithm of a ratio of medians. Its
-spread over launches is pooled over all sizes, so that many sizes make up for few launches. What all sizes of a launch
-share is one draw, however many sizes there are: the degrees of freedom are Satterthwaite's (Biometrics 2, 1946) for
-the variance of the launches and that of the rest. A size whose own launches vary significantly more has its own spread.
+spread over launches is pooled over all sizes, so that many sizes make up for few launches. All sizes of a launch share
+one draw, so the degrees of freedom are Satterthwaite's (Biometrics 2, 1946) for the variance of the launches and that
+of the rest. A size whose launches vary significantly more has its own spread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Size = TypeVar("Size", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpread:
-    """How far one launch of one size lies from the size's mean: a standard deviation, pooled over the sizes."""
+    """Standard deviation of one launch around its size's mean, pooled over the sizes."""
 
     sigma: float
     low: float
@@ -47,7 +47,7 @@ class LaunchSpread:
     sizes: int
 
     def detectable_effect(self, launches: int) -> float:
-        """The smallest effect that the mean of a size over this many launches shows with a probability of POWER.
+        """The smallest effect that the mean of a size over this many launches detects with a probability of POWER.
 
         In the unit of sigma. All sizes are judged together (Bonferroni); the degrees of freedom grow with the
         launches. For planning only.
@@ -97,12 +97,12 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]]) -> SizeFit[Size] | str
         for size, value, half, agree in zip(sizes, means, halves, exact, strict=True)
     }
     t = np.abs(means) / np.where(exact, 1.0, errors)
-    signs_alone = np.where(means == 0, 1.0, 2.0 ** (1 - len(launches)))  # no spread to hold them against
+    signs_alone = np.where(means == 0, 1.0, 2.0 ** (1 - len(launches)))  # without a spread only the signs count
     p = np.where(exact, signs_alone, 2 * special.stdtr(degrees, -t))
     return SizeFit(
         estimates,
-        {size: float(one) for size, one in zip(sizes, p, strict=True)},
-        mean_over_launches([float(one) for one in y.mean(axis=0)]),
+        dict(zip(sizes, p.tolist(), strict=True)),
+        mean_over_launches(y.mean(axis=0).tolist()),
         float(degrees.max()),
         _measure_spread(y),
     )
@@ -110,20 +110,20 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]]) -> SizeFit[Size] | str
 
 def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size], list[int], Samples] | str:
     """The sizes that every launch measured, the launches, and sizes x launches; a sentence where there are too few."""
-    launches = sorted({launch for own in values.values() for launch in own})
+    launches = sorted({launch for by_launch in values.values() for launch in by_launch})
     if len(launches) < MIN_PAIRED:
         return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
-    sizes = [size for size, own in values.items() if len(own) == len(launches)]
+    sizes = [size for size, by_launch in values.items() if len(by_launch) == len(launches)]
     if not sizes:
         return "no size was measured in every launch"
     return sizes, launches, np.array([[values[size][launch] for launch in launches] for size in sizes])
 
 
 def slope_over_launches(values: Mapping[Size, Mapping[int, float]]) -> Estimate:
-    """How much the sizes change together from one launch to the next, by the launches' numbers.
+    """Change of the mean over the sizes per launch, by the launches' numbers.
 
-    Least squares of each launch's mean over the sizes, which are fixed; Student's t with launches - 2 degrees of
-    freedom. values: as of `fit_sizes`. Unknown, with the reason, where there are too few launches.
+    Least squares over the launches' means; Student's t with launches - 2 degrees of freedom. values: as of
+    `fit_sizes`. Unknown, with the reason, where there are too few launches.
     """
     common = _find_common(values)
     if isinstance(common, str):
@@ -151,13 +151,13 @@ def _estimate_mean(value: float, half: float | None, launches: int) -> Estimate:
 def _pool_variances(y: Samples) -> tuple[Samples, Samples]:
     """Per size, the variance of one launch around the size's mean, and its degrees of freedom."""
     count, launches = y.shape
-    own = y.var(axis=1, ddof=1)
+    by_size = y.var(axis=1, ddof=1)
     pooled, degrees = _pool_all(y)
     variances, freedom = np.full(count, pooled), np.full(count, degrees)
-    for place in range(count if count > 1 else 0):
-        others = float(np.delete(own, place).mean())
-        if others > 0 and special.fdtrc(launches - 1, degrees, own[place] / others) < LEVEL_OF_F:
-            variances[place], freedom[place] = own[place], launches - 1
+    for index in range(count if count > 1 else 0):
+        others = float(np.delete(by_size, index).mean())
+        if others > 0 and special.fdtrc(launches - 1, degrees, by_size[index] / others) < LEVEL_OF_F:
+            variances[index], freedom[index] = by_size[index], launches - 1
     return variances, freedom
 
 
@@ -167,7 +167,7 @@ def _pool_all(y: Samples) -> tuple[float, float]:
     pooled = float(y.var(axis=1, ddof=1).mean())
     if count < 2 or pooled <= 0:
         return pooled, float(launches - 1)
-    shared = float(y.mean(axis=0).var(ddof=1))  # of the launches, and a part of the rest
+    shared = float(y.mean(axis=0).var(ddof=1))  # holds a part of the rest too
     rest = max(pooled - shared, 0.0)
     return pooled, pooled**2 / (shared**2 / (launches - 1) + rest**2 / ((count - 1) * (launches - 1)))
 

@@ -1,12 +1,11 @@
-"""Numbers that were measured once per trial, and what may be said of a number computed from them.
+"""Numbers that were measured once per trial, and the estimates computed from them.
 
 A trial is a block in which every config has its turn on fresh engines under the same arrivals and prompts, so configs
 are compared inside a trial. From three trials on, the spread of a comparison over trials gives its interval (Student's
-t): it holds what varies between launches and over time, and inside the cells. Numbers of one load that were compared
-together (results.statistics.blocks) bring joint draws of that comparison, which then give value and interval. With
-fewer trials, the bounds are the spread within the launches: a bootstrap within the cells, drawn jointly (draw k of
-every number that depends on a cell uses the same resampling of that cell). No verdict rests on such a spread
-(results.statistics.judgement).
+t): it holds what varies between launches, over time and inside the cells. Numbers of one load that were compared
+together (results.statistics.blocks) have joint draws, which then give value and interval. With fewer trials, the bounds
+are the spread within the launches: a bootstrap within the cells, drawn jointly (draw k of every number that depends on
+a cell uses the same resampling of that cell). No verdict rests on such a spread (results.statistics.judgement).
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from results.statistics.estimates import (
 )
 
 MIN_PAIRED = 3
-"""From this many trials on their spread gives the interval."""
+"""From this many trials on, their spread gives the interval."""
 
 SPREAD = "spread within the launch"
-"""What brackets hold that come from inside one launch; never called an interval where configs are compared."""
+"""What the brackets of one launch hold; never called an interval where configs are compared."""
 
 Draws = Callable[[], Samples | str]
 """Bootstrap replicates of a value, all of one length; or why there are none."""
@@ -47,7 +46,7 @@ class Trial:
     n: int
     """Samples behind it; of several cells, the fewest."""
     draws: Draws
-    """Called only where an interval within the trial is asked for."""
+    """Called only where an interval within the trial is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,11 @@ class Measured:
     joint: Joint | None = None
     """Over all trials; None where it comes from no comparison, or from two."""
     no_interval: str = ""
-    """Why its trials give no interval, however many they are; empty = they may."""
+    """Why its trials give no interval, whatever their number; empty = they may."""
 
     @property
     def values(self) -> Samples:
-        """Of every trial, in their order."""
+        """One per trial, in their order."""
         return np.array([trial.value for trial in self.trials.values()])
 
 
@@ -91,10 +90,9 @@ def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
     common = sorted(frozenset.intersection(*(frozenset(part.trials) for part in parts)))
     reason = "; ".join(dict.fromkeys(part.reason for part in parts if part.reason))
     if not common:
-        return unmeasured(
-            f"no trial has every cell it needs: {reason}" if reason else "no trial has every cell it needs"
-        )
-    trials = {number: _combined(compute, [part.trials[number] for part in parts]) for number in common}
+        lacking_cells = "no trial has every cell it needs"
+        return unmeasured(f"{lacking_cells}: {reason}" if reason else lacking_cells)
+    trials = {number: _combine_trial(compute, [part.trials[number] for part in parts]) for number in common}
     no_interval = next((part.no_interval for part in parts if part.no_interval), "")
     return Measured(trials, reason, _combine_joint(compute, [part.joint for part in parts]), no_interval)
 
@@ -107,7 +105,7 @@ def _combine_joint(compute: Callable[..., Samples], parts: Sequence[Joint | None
     return Joint(joint[0].comparison, float(value[0]), compute(*(part.draws for part in joint)))
 
 
-def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
+def _combine_trial(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
     def draws() -> Samples | str:
         drawn = [part.draws() for part in parts]
         why = [part for part in drawn if isinstance(part, str)]
@@ -122,27 +120,27 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
     if not measured.trials:
         return unknown(measured.reason)
     values = measured.values
-    value, n = float(values.mean()), _samples(measured)
-    if values.size >= MIN_PAIRED and measured.joint is not None:
+    if values.size < MIN_PAIRED:
+        return resampled(measured, level)
+    value, n = float(values.mean()), _count_samples(measured)
+    if measured.joint is not None:
         low, high = bound_draws(measured.joint.draws, level)
         by_itself = f"over {values.size} launches, by itself"
         return Estimate(measured.joint.value, low, high, n, measured.reason or None, by_itself, values.size)
-    if values.size >= MIN_PAIRED and (measured.no_interval or all_agree(values)):
-        why = measured.no_interval or ALL_AGREE
+    why = measured.no_interval or (ALL_AGREE if all_agree(values) else "")
+    if why:
         return Estimate(value, n=n, reason=why, basis=basis(measured), launches=values.size)
-    if values.size >= MIN_PAIRED:
-        return student_interval(
-            value, standard_error(values), values.size - 1, n, level=level, reason=measured.reason or None,
-            basis=basis(measured), launches=values.size,
-        )  # fmt: skip
-    return resampled(measured, level)
+    return student_interval(
+        value, standard_error(values), values.size - 1, n, level=level, reason=measured.reason or None,
+        basis=basis(measured), launches=values.size,
+    )  # fmt: skip
 
 
 def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
     """The mean over the trials with the interval that the draws within them give, however many trials there are."""
     if not measured.trials:
         return unknown(measured.reason)
-    value, n, launches = float(measured.values.mean()), _samples(measured), len(measured.trials)
+    value, n, launches = float(measured.values.mean()), _count_samples(measured), len(measured.trials)
     draws = _mean_draws(measured)
     if isinstance(draws, str):
         return Estimate(value, n=n, reason=draws, launches=launches)
@@ -151,13 +149,13 @@ def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
 
 
 def share(part: Measured, whole: Measured, name: str) -> Estimate:
-    """mean(part) / mean(whole), a fraction, over the trials that have both; `name`: what the whole is called.
+    """mean(part) / mean(whole), a fraction, over the trials that have both; `name`: of the whole, for reasons.
 
     Its interval holds every fraction f at which mean(part - f whole) is not distinguishable from zero (Fieller), so
-    that it agrees with a test of that difference; of two numbers of one comparison, it is that of their joint draws.
-    It has none, and says so, where the whole is not above zero.
+    that it agrees with a test of that difference; two numbers of one comparison have the interval of their joint draws.
+    Where the whole is not above zero there is no interval, and `reason` says so.
     """
-    both = combine(lambda ours, theirs: ours - theirs, part, whole)
+    both = combine(np.subtract, part, whole)
     if not both.trials:
         return unknown(both.reason)
     top, bottom = (
@@ -183,7 +181,7 @@ def share(part: Measured, whole: Measured, name: str) -> Estimate:
 
 
 def _bound_share(part: Measured, whole: Measured, joint: Joint | None) -> tuple[float, float] | str:
-    """Of a whole above zero; its few draws that are not lie outside its interval."""
+    """Bounds where the whole is above zero: its draws that are not are few, and outside its interval."""
     if joint is not None and whole.joint is not None:
         return bound_draws(joint.draws[whole.joint.draws > 0])
     if len(part.trials) >= MIN_PAIRED:
@@ -198,23 +196,23 @@ def _bound_share(part: Measured, whole: Measured, joint: Joint | None) -> tuple[
 
 
 def p_value(measured: Measured, none: float = 0.0) -> float | None:
-    """Two-sided, of the value being `none`: by the joint draws, Student's t or the draws, whichever `estimate` takes.
+    """Two-sided, of the value being `none`: by the joint draws, Student's t or the draws, as in `estimate`.
 
-    None where there is no interval. Draws give nothing below 2 / (draws + 1).
+    None where there is no interval. Draws give no p below 2 / (draws + 1).
     """
     values = measured.values - none
-    if values.size >= MIN_PAIRED and measured.joint is not None:
+    if values.size < MIN_PAIRED:
+        draws = _mean_draws(measured) if values.size else ""
+        return None if isinstance(draws, str) else _draws_p(draws - none)
+    if measured.joint is not None:
         return _draws_p(measured.joint.draws - none)
-    if values.size >= MIN_PAIRED and measured.no_interval:
+    if measured.no_interval:
         return None
-    if values.size >= MIN_PAIRED:
-        if not values.any():
-            return 1.0
-        if all_agree(values):  # no spread to hold them against: only the signs tell (sign test)
-            return float(2.0 ** (1 - values.size))
-        return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / standard_error(values)))
-    draws = _mean_draws(measured) if values.size else ""
-    return None if isinstance(draws, str) else _draws_p(draws - none)
+    if not values.any():
+        return 1.0
+    if all_agree(values):  # without a spread only the signs count (sign test)
+        return float(2.0 ** (1 - values.size))
+    return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / standard_error(values)))
 
 
 def _draws_p(draws: Samples) -> float:
@@ -231,7 +229,7 @@ def basis(measured: Measured) -> str:
     return SPREAD if count == 1 else f"spread within {count} launches"
 
 
-def _samples(measured: Measured) -> int:
+def _count_samples(measured: Measured) -> int:
     return sum(trial.n for trial in measured.trials.values())
 
 

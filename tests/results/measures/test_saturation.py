@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
-from results.measures.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge, judge_alone
+from results.measures.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge
 from results.measures.summary import CellSummary, Shape
 from results.records.errors import ArtifactError
 from results.records.schemas import CellRecord
@@ -89,10 +89,10 @@ def test_each_criterion_keeps_what_it_measured() -> None:
 
 
 def test_growth_needs_half_the_rate() -> None:
-    growth = judge_alone(cell(ttft_p90_s=9.0)).criteria[2]
+    growth = judge(cell(ttft_p90_s=9.0)).criteria[2]
     assert (growth.fired, growth.measured) == (None, None)
     assert growth.reason == "half the rate (2 req/s) was not measured"
-    assert judge_alone(cell(ttft_p90_s=9.0)).saturated is False
+    assert judge(cell(ttft_p90_s=9.0)).saturated is False
     growth = judge(cell(ttft_p90_s=9.0), cell(rate=2.0, degraded="slow client")).criteria[2]
     assert growth.fired is None
     assert "degraded" in str(growth.reason)
@@ -102,7 +102,7 @@ def test_growth_needs_half_the_rate() -> None:
 
 def test_requests_still_running_at_the_window_s_end_are_no_saturation() -> None:
     """91 of 96 completions inside the window, nothing waiting: what was sent came back as fast as it was sent."""
-    found = judge_alone(cell(ratio=0.995, specified=91 / 96))
+    found = judge(cell(ratio=0.995, specified=91 / 96))
     assert found.saturated is False
     throughput = found.criteria[0]
     assert (throughput.measured, throughput.fired) == (0.995, False)
@@ -118,9 +118,9 @@ def test_rates_that_an_older_run_chose_follow_from_the_specification_s_rules() -
 
 def test_a_cut_cohort_is_judged_by_its_upper_bound() -> None:
     values = {**cell().values, "cohort_ratio": Estimate(None, high=0.7, reason="9 requests were cut")}
-    assert judge_alone(replace(cell(), values=values)).fired == (THROUGHPUT,)
+    assert judge(replace(cell(), values=values)).fired == (THROUGHPUT,)
     values["cohort_ratio"] = Estimate(None, high=0.99, reason="9 requests were cut")
-    open_ = judge_alone(replace(cell(), values=values))
+    open_ = judge(replace(cell(), values=values))
     assert open_.saturated is None
     assert "9 requests were cut" in str(open_.reason)
 
@@ -156,10 +156,10 @@ def test_a_degraded_cell_says_nothing_about_the_engine() -> None:
 
 
 def test_a_cell_whose_queue_was_not_seen_is_not_called_clear() -> None:
-    found = judge_alone(cell(waiting=None))
+    found = judge(cell(waiting=None))
     assert found.saturated is None
     assert "lost" in str(found.reason)
-    assert judge_alone(cell(waiting=None, ratio=0.5)).saturated is True
+    assert judge(cell(waiting=None, ratio=0.5)).saturated is True
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_queue_seen_in_few_samples_is_judged_only_where_they_agree(samples: li
     scrapes[WAITING] = [float(sample) for sample in samples]
     record = cast(CellRecord, SimpleNamespace(t_window_start_ns=begin, t_window_end_ns=begin + 10**10))
     values = {**cell().values, "waiting_p50": server_values(scrapes, record)["waiting_p50"]}
-    found = judge_alone(replace(cell(), values=values))
+    found = judge(replace(cell(), values=values))
     queue = found.criteria[1]
     assert (queue.fired, queue.n, found.saturated) == (fired, len(samples), fired)
     assert queue.specified_fired is (float(np.median(samples)) > 1), "the specification knows no such bound"
@@ -191,7 +191,7 @@ def test_a_queue_seen_in_few_samples_is_judged_only_where_they_agree(samples: li
 
 
 def test_thresholds_are_a_parameter() -> None:
-    assert judge_alone(cell(ratio=0.9), Thresholds(throughput_ratio=0.85)).saturated is False
+    assert judge(cell(ratio=0.9), thresholds=Thresholds(throughput_ratio=0.85)).saturated is False
 
 
 def test_reference_rates_are_the_highest_below_the_first_saturation() -> None:

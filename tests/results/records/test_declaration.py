@@ -1,4 +1,4 @@
-"""Every record is declared once: each field has a type, a unit and a sentence, and both schemas derive from it."""
+"""Every record is declared once: each field has a type, a unit and a description; the Arrow schema derives from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launch.environment import Engine, capture
-from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of, json_schema
+from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
 from results.records.declared import DECLARED, is_declared, records_page
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
@@ -83,16 +83,6 @@ def test_the_environment_of_a_gpu_host_has_how_its_gpus_are_connected(
     ]  # fmt: skip
     monkeypatch.setenv("PATH", "")
     assert parse_environment(capture(engine, {})).topology == ()
-
-
-@pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
-def test_the_json_schema_has_every_field_with_its_unit(record: type) -> None:
-    schema = json_schema(record)
-    stated = schema["$defs"][record.__name__]["properties"]
-    assert list(stated) == [one.name for one in fields_of(record)]
-    for one in fields_of(record):
-        assert stated[one.name].get("unit", "") == one.unit
-        assert stated[one.name]["description"] == one.sentence
 
 
 def test_a_field_states_type_unit_and_sentence() -> None:

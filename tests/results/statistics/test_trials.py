@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax.combined_taxes import tax_at
-from results.connector_tax.tax import Metric, subtract
+from results.connector_tax.tax import Metric
 from results.measures.saturation import REF_SAFE
 from results.statistics.estimates import Estimate, mean
 from results.statistics.judgement import Verdict, judged, withheld
@@ -104,9 +104,9 @@ def test_from_three_trials_on_it_is_students_t(values: list[float]) -> None:
 @given(st.lists(st.tuples(finite, finite), min_size=1, max_size=6))
 def test_what_all_configs_share_in_a_trial_cancels(pairs: list[tuple[float, float]]) -> None:
     ours, block = ([pair[place] for pair in pairs] for place in (0, 1))
-    shifted = combine(subtract, over_trials([a + b for a, b in pairs]), over_trials(block))
+    shifted = combine(np.subtract, over_trials([a + b for a, b in pairs]), over_trials(block))
     assert [trial.value for trial in shifted.trials.values()] == pytest.approx(ours)
-    plain = combine(subtract, over_trials(ours), over_trials([0.0] * len(pairs)))
+    plain = combine(np.subtract, over_trials(ours), over_trials([0.0] * len(pairs)))
     assert estimate(shifted).low == pytest.approx(estimate(plain).low, abs=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_only_trials_that_have_every_side_count() -> None:
     plain = Measured(
         {0: over_trials([1.0]).trials[0], 2: over_trials([3.0]).trials[0]}, "plain is degraded: slow client"
     )
-    found = estimate(combine(subtract, over_trials([5.0, 50.0, 9.0], spread=0.1), plain))
+    found = estimate(combine(np.subtract, over_trials([5.0, 50.0, 9.0], spread=0.1), plain))
     assert found.value == pytest.approx(((5 - 1) + (9 - 3)) / 2)
     assert found.basis == "spread within 2 launches"
     assert found.reason == "plain is degraded: slow client"
@@ -122,14 +122,14 @@ def test_only_trials_that_have_every_side_count() -> None:
 
 def test_no_common_trial_and_no_trial_at_all_are_unknown_with_a_reason() -> None:
     late = Measured({1: over_trials([1.0]).trials[0]})
-    assert estimate(combine(subtract, over_trials([1.0]), late)).reason == "no trial has every cell it needs"
-    found = estimate(combine(subtract, over_trials([1.0]), unmeasured("plain was not measured at this load")))
+    assert estimate(combine(np.subtract, over_trials([1.0]), late)).reason == "no trial has every cell it needs"
+    found = estimate(combine(np.subtract, over_trials([1.0]), unmeasured("plain was not measured at this load")))
     assert (found.value, found.low, found.reason) == (None, None, "plain was not measured at this load")
 
 
 def test_too_few_samples_have_a_value_and_no_interval() -> None:
     few = Measured({0: Trial(1.0, 9, lambda: "9 samples are too few")})
-    found = estimate(combine(subtract, few, over_trials([0.5])))
+    found = estimate(combine(np.subtract, few, over_trials([0.5])))
     assert (found.value, found.low, found.reason) == (0.5, None, "9 samples are too few")
 
 
