@@ -153,7 +153,7 @@ def analyse(root: Path) -> LifecycleAnalysis:
 
 
 def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
-    """In the specification's order; those that compare times are corrected for one another (Holm)."""
+    """In the specification's order; those that compare times are corrected together (Holm)."""
     plain = measured.plain_overheads
     compared = [
         verdicts.judge_dominance(measured.records, measured.settings.min_new_tokens),

@@ -339,7 +339,7 @@ def _list_arms(
 def _judge_together(
     arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None
 ) -> tuple[tuple[Judgement, ...], tuple[Judgement, ...]]:
-    """Claims and decision points, corrected for one another (Holm)."""
+    """Claims and decision points, corrected together (Holm)."""
     claims = judge_claims(arms, pairs, moves)
     points = () if floor is None else judge_decision_points(floor)
     corrected = correct_together((*claims, *points))

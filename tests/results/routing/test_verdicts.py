@@ -124,7 +124,7 @@ ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EA
 def judge(
     labels: Mapping[str, str], pairs: Sequence[Pair], of: Moves | None = None, scale: Scale = LARGE
 ) -> dict[str, Judgement]:
-    """The claims of a run with one load, corrected for one another."""
+    """The claims of a run with one load, corrected together."""
     return {one.name: one for one in correct_together(judge_claims([Arms(labels, scale)], pairs, of or moves()))}
 
 
