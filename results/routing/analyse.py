@@ -22,7 +22,7 @@ from results.routing.interference import Interference, read_interference, summar
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
-from results.routing.measurements import Measurements, odd_gaps
+from results.routing.measurements import Measurements, odd_cells
 from results.routing.metrics import all_metrics
 from results.routing.moves import Moves, collect_moves
 from results.routing.occupancy import (
@@ -116,6 +116,11 @@ class RoutingAnalysis:
     """The claims over the coefficients of the engine model; empty where none was varied."""
 
     @property
+    def trace_sizes(self) -> str:
+        """`12 sessions, 53 requests`; empty where the trace states neither."""
+        return ", ".join(f"{self.trace[key]} {key}" for key in ("sessions", "requests") if self.trace.get(key))
+
+    @property
     def trials_differ(self) -> bool:
         """Each trial replays a trace of its own."""
         return any(len(sums) > 1 for sums in self.trace_sums.values())
@@ -142,12 +147,12 @@ class RoutingAnalysis:
         return by_name
 
     def baseline_of(self, label: str) -> str:
-        """What the label is set against: the first one under its load, itself where it is that."""
+        """The label's baseline: the first label under its load, which may be itself."""
         return next((load.labels[0] for load in self.loads if label in load.labels), "")
 
     @property
     def baseline_name(self) -> str:
-        """Of several loads, the policy that each has."""
+        """For texts; with several loads the policies that are the baseline under them."""
         if len(self.loads) < 2:
             return self.baseline
         names = dict.fromkeys(strip_load(load.labels[0]) for load in self.loads)
@@ -372,10 +377,11 @@ def _find_gaps(
 ) -> tuple[Gap, ...]:
     """What is missing of the plan, differs between cells of a trial, or was disturbed by an engine's death or stall."""
     measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
+    odd = (Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
     unmeasured = (
         Gap(cell.cell, "not measured")
         for kind in ("replay", "interference")
         for cell in planned
         if cell.kind == kind and cell.cell not in measured
     )
-    return (*odd_gaps(cells), *unmeasured, *engine_fault_gaps(root))
+    return (*odd, *unmeasured, *engine_fault_gaps(root))

@@ -50,15 +50,15 @@ def _ask(analysis: RoutingAnalysis) -> str:
 
 
 def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
-    facts, trace = analysis.facts, analysis.trace
-    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
+    facts = analysis.facts
     few = why_no_verdict(analysis.trials)
     brackets = "the 95 % spread of resampled sessions, on which no verdict rests" if few else "95 % intervals"
     scope = " Instances, router and client share its cores: the sizes say nothing about a GPU."
     return (
         f"{facts.label}{describe_engine(facts)}.{scope if facts.engine_kind == 'cpu' else ''}",
         f"{len(analysis.labels)} policies, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
-        f"{trace.get('file') or 'generated'}: {sizes or 'sizes not stated'}. Brackets hold {brackets}.",
+        f"{analysis.trace.get('file') or 'generated'}: {analysis.trace_sizes or 'sizes not stated'}. Brackets hold "
+        f"{brackets}.",
     )
 
 
@@ -147,20 +147,17 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
+    without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
         f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
-        f"{stand} are distinguishable after Holm's correction{_count_unjudged(unjudged)}."
+        f"{stand} are distinguishable after Holm's correction{without}."
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
 
-def _count_unjudged(unjudged: int) -> str:
-    return f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
-
-
 def _describe_best(row: Standing) -> str:
     metric = metric_named(row.metric)
-    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
+    value = metric.format_value(row.value)
     if row.value.low is None:
         value += f" (no interval: {row.value.reason or 'one number per trial'})"
     return f"{'highest' if metric.higher_is_better else 'lowest'} under {row.best}, {value}"
@@ -168,8 +165,7 @@ def _describe_best(row: Standing) -> str:
 
 def _describe_value(row: Standing) -> str:
     """Without its spread, which the table beside it shows."""
-    metric = metric_named(row.metric)
-    return f"{replace(row.value, low=None, high=None).text(3, metric.scale)} {metric.shown_unit}".strip()
+    return metric_named(row.metric).format_value(replace(row.value, low=None, high=None))
 
 
 def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:

@@ -49,8 +49,7 @@ def _describe_trace(analysis: RoutingAnalysis) -> str:
     if not trace:
         return ""
     name = f"{trace.get('file') or 'a generated trace'} ({trace.get('format') or 'format not stated'})"
-    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
-    return f"Trace {name}: {sizes or 'sizes not stated'}."
+    return f"Trace {name}: {analysis.trace_sizes or 'sizes not stated'}."
 
 
 def describe_verdict(analysis: RoutingAnalysis) -> str:
@@ -90,8 +89,7 @@ def _name_leader(row: Standing) -> str:
     beside = (*row.level, *row.unjudged, *by_chance)
     others = len(row.level) + len(row.unjudged) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
-    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
-    return f"{join_load(metric.title, row.load)} {row.best} ({value}{shared})"
+    return f"{join_load(metric.title, row.load)} {row.best} ({metric.format_value(row.value)}{shared})"
 
 
 def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:

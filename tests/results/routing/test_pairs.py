@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from results.routing.loads import Load
-from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
+from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_cells, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Pair,
@@ -240,7 +240,7 @@ def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
     found = Measurements(odd, [summary_of(cell) for cell in odd]).difference("unified", "round_robin", MEAN)
     assert not found.trials
     assert "another trace" in found.reason
-    assert [gap.artifact for gap in odd_gaps(odd)] == [cells[1].path]
+    assert list(odd_cells(odd)) == [cells[1].path]
 
 
 def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
