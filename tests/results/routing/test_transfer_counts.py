@@ -113,7 +113,7 @@ def test_counters_and_log_that_agree_stay_and_those_that_differ_are_a_gap() -> N
     assert (found.external_tokens, found.local_tokens, found.counted_by) == (1600, 0, "log")
     (text,) = gaps
     assert text.startswith("1 of 1 transfers differ")
-    assert "kv-1: 1000 tokens came and 600 were there by the counters, 1600 tokens came and 0" in text
+    assert "kv-1: 1000 tokens transferred and 600 cached by the counters, 1600 tokens transferred and 0" in text
 
 
 def test_failed_ones_and_targets_without_a_log_stay_as_they_were() -> None:
