@@ -265,7 +265,7 @@ def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting
     assert "against EAR, KV not moved" in text
 
 
-def test_what_knowing_the_output_length_is_worth_is_a_row(tmp_path: Path) -> None:
+def test_the_effect_of_knowing_the_output_length_is_a_row(tmp_path: Path) -> None:
     arms = [
         Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": True, "reserved_output": reserved})
         for label, reserved in (("EAR", 0), ("EAR, output known", "max_tokens"), ("EAR, 500", 500))
@@ -274,7 +274,7 @@ def test_what_knowing_the_output_length_is_worth_is_a_row(tmp_path: Path) -> Non
     analysis = analyse(tmp_path)
     assert analysis.knowing == {"EAR, output known": "EAR"}
     text = report_text(analysis)
-    assert "## What knowing the output length is worth" in text
+    assert "## Effect of knowing the output length" in text
     assert re.search(r"\| EAR, output known \| EAR \| [0-9.]+ \[", text)
 
 
