@@ -1,4 +1,4 @@
-"""Everything that is known of a `routing` run, computed from its folder and written nowhere."""
+"""Analyses a `routing` run: computes everything from its folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from results.statistics.judgement import Judgement, correct_together
 
 @dataclass(frozen=True, slots=True)
 class RoutingAnalysis:
-    """All that is known of a `routing` run from its folder."""
+    """Everything computed from the folder of a `routing` run."""
 
     facts: RunFacts
     cells: tuple[RoutedSummary, ...]
@@ -66,7 +66,7 @@ class RoutingAnalysis:
     policies: Mapping[str, str]
     """Label to the policy's name."""
     baseline: str
-    """The label that the others of the first load are set against (`baseline_of`); empty where nothing was measured."""
+    """The first load's label with which its others are compared (`baseline_of`); empty where nothing was measured."""
     trials: int
     """The most trials that any policy has."""
     values: Mapping[str, Mapping[str, Estimate]]
@@ -78,7 +78,7 @@ class RoutingAnalysis:
     curves: tuple[Curve, ...]
     """Of each load that has one."""
     curve_reason: str
-    """Why one is missing, or a part of one; empty where none is."""
+    """Why a curve or a part of one is missing; empty where none is."""
     footprints: Footprints
     deployments: tuple[Deployment, ...]
     deployments_reason: str
@@ -179,7 +179,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def analyse(root: Path) -> RoutingAnalysis:
-    """As write_results, writing nothing but the Parquet copies and the claims under each variation.
+    """Analyse the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
 
     Raises ResultsError where `root` is no folder.
     """
