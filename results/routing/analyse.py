@@ -108,7 +108,6 @@ class RoutingAnalysis:
     """Of the first cell."""
     trace_digests: tuple[str, ...]
     """SHA-256 of every trace that was replayed, in the order of their names and of the trials."""
-    replay: Mapping[str, Any]
     trace_sums: Mapping[str, tuple[str, ...]]
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
@@ -211,10 +210,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     log_facts = facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
-    moving = _moving_policies(cells, policies)
-    table_rows = _SpecifiedRows(moving, parameters, _even_pools(summaries))
-    arms = _list_arms(loads, cells, table_rows, facts.engine_kind, couplings)
-    claims, points = _judge_together(arms, pairs, moves, floor)
+    specified, even = _specified_policies(cells, policies), _even_pools(summaries)
+    by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
+    named = [_name_rows(own, parameters, even) for own in by_load]
+    claims, points = _judge_together(_list_arms(loads, cells, named, facts.engine_kind, couplings), pairs, moves, floor)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -237,10 +236,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         floor=floor,
         decision_points=points,
         pools=measure_pools(cells, labels),
-        paper=table_rows.end_to_end(labels),
-        ablation=table_rows.ablation(labels),
+        paper=specification.end_to_end_rows(specified, parameters, even),
+        ablation=specification.ablation_rows(specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
-        settings=max(map(table_rows.thresholds, loads), key=len, default=()),
+        settings=max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=()),
         claims=claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
@@ -272,72 +271,52 @@ def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
 
 
 def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
-    """The trace and the replay's settings, of the first cell that replayed the run's own; all digests."""
+    """The trace of the first cell that replayed the run's own; all digests."""
     if not cells:
-        return {"trace": {}, "trace_digests": (), "trace_sums": {}, "replay": {}}
+        return {"trace": {}, "trace_digests": (), "trace_sums": {}}
     traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
-    first = traces[min(traces)]
     ordered = sorted((cell.record for cell in cells), key=lambda one: (str(one.trace.get("name") or ""), one.trial))
     digests = tuple(dict.fromkeys(str(record.trace.get("sha256") or "") for record in ordered))
     return {
-        "trace": dict(first.trace),
+        "trace": dict(traces[min(traces)].trace),
         "trace_digests": digests,
         "trace_sums": _list_trace_sums(cells),
-        "replay": dict(first.replay),
     }
 
 
-def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
-    """Labels with their policies, without the arms whose migrations compute the KV again or whose outputs are known."""
+def _specified_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
+    """Labels that may be a row of the specification: no arms that compute migrated KV again or know the outputs."""
     records = [cell.record for cell in cells]
     beside = set(recomputing_arms(records).values())
     beside |= {record.label for record in records if record.router.get(RESERVED_OUTPUT) == KNOWN}
     return {label: policy for label, policy in policies.items() if label not in beside}
 
 
-@dataclass(frozen=True, slots=True)
-class _SpecifiedRows:
-    """The rows of tables 5.2 and 5.3 among some of the labels."""
-
-    policies: Mapping[str, str]
-    """Of the labels that may stand for a row."""
-    parameters: Mapping[str, Mapping[str, Any]]
-    even: Collection[str]
-    """As in end_to_end_rows."""
-
-    def end_to_end(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
-        return specification.end_to_end_rows(self._among(labels), self.parameters, self.even)
-
-    def ablation(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
-        return specification.ablation_rows(self._among(labels), self.parameters)
-
-    def name_labels(self, labels: Sequence[str]) -> dict[str, str]:
-        """What was measured for each row that claims speak of."""
-        unified = [label for label, policy in self._among(labels).items() if policy == UNIFIED]
-        named = {row.name: row.label for row in (*self.end_to_end(labels), *self.ablation(labels))}
-        return named | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
-
-    def thresholds(self, load: Load) -> tuple[specification.Setting, ...]:
-        """The grid of figure 9 under this load."""
-        return specification.threshold_settings(self._among(load.labels), self.parameters)
-
-    def _among(self, labels: Sequence[str]) -> dict[str, str]:
-        return {label: self.policies[label] for label in labels if label in self.policies}
+def _name_rows(
+    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, Any]], even: Collection[str]
+) -> dict[str, str]:
+    """`Arms.labels` among these policies; `even`: as in end_to_end_rows."""
+    rows = (
+        *specification.end_to_end_rows(policies, parameters, even),
+        *specification.ablation_rows(policies, parameters),
+    )
+    unified = [label for label, policy in policies.items() if policy == UNIFIED]
+    return {row.name: row.label for row in rows} | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
 
 
 def _list_arms(
     loads: Sequence[Load],
     cells: Sequence[LoadedCell],
-    rows: _SpecifiedRows,
+    named: Sequence[Mapping[str, str]],
     engine_kind: str,
     couplings: Sequence[Coupling],
 ) -> list[Arms]:
-    """What claims speak of, under each load."""
+    """The arms of the claims under each load; `named`: labels by row, under each load."""
     no_loop = {row.label: row.why_no_loop for row in couplings}
     arms = []
-    for load in loads:
+    for load, labels in zip(loads, named, strict=True):
         own = [cell for cell in cells if cell.record.label in load.labels]
-        arms.append(Arms(rows.name_labels(load.labels), measure_scale(own, engine_kind, no_loop), load.text))
+        arms.append(Arms(labels, measure_scale(own, engine_kind, no_loop), load.text))
     return arms
 
 
