@@ -58,7 +58,7 @@ def test_what_each_d_got_and_what_became_of_the_overlap() -> None:
     )  # fmt: skip
 
 
-def test_a_pick_whose_tokens_nobody_counted_is_in_neither_sum() -> None:
+def test_a_pick_whose_tokens_were_not_counted_is_in_neither_sum() -> None:
     log = Log()
     log.pick(0, "s", "b", cached={"b": 1000}, counted=900)
     unknown = moved("a", "b", purpose="handover", prefix=2000, external=None)
@@ -298,7 +298,7 @@ SAME, DEAR, UNSURE = (
         (MAYBE, DEAR, Outcome.FAILS, Outcome.FAILS),
     ],
 )
-def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
+def test_where_the_intervals_allow_both_the_answer_is_neither_yes_nor_no(
     least: Estimate, kept: Estimate | None, d3: Outcome, d6: Outcome
 ) -> None:
     found = run_of(
@@ -472,7 +472,7 @@ def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
     assert not of_timeouts(log, log, attempts=9).timeouts, "they differ in more than the timeout"
 
 
-def test_all_differences_told_need_no_more_sessions() -> None:
+def test_where_all_differences_are_distinguishable_the_sessions_are_enough() -> None:
     decided = Estimate(0.3, 0.2, 0.4, launches=3)  # as a difference, and as a ratio
     names = ("direct_rate", "overlap_kept", TTFT_RATIO)
 

@@ -86,7 +86,7 @@ def test_the_pairs_hold_every_metric_of_every_two(root: Path, analysis: RoutingA
     assert ours["basis"].tolist() == ["over 3 trials"]
 
 
-def test_the_verdict_names_a_winner_that_is_told_from_all_others(analysis: RoutingAnalysis) -> None:
+def test_the_verdict_names_a_winner_that_is_distinguishable_from_all_others(analysis: RoutingAnalysis) -> None:
     text = describe_verdict(analysis)
     assert text.startswith("Distinguishably better than every other policy: unified on")
     assert "TTFT p50" in text.split("Undecided")[0]
@@ -102,7 +102,7 @@ def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> No
 
 
 @pytest.mark.parametrize(("trials", "said"), [(1, "One launch per policy: two"), (2, "2 launches per policy: two")])
-def test_too_few_trials_are_said_first_and_nobody_wins(tmp_path: Path, trials: int, said: str) -> None:
+def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, trials: int, said: str) -> None:
     write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
     analysis = analyse(tmp_path)
     text = report_text(analysis)

@@ -65,7 +65,7 @@ def recount(
     return record.outcome.transfer, [gap.reason for gap in gaps]
 
 
-def test_overlapping_transfers_are_told_apart_by_the_targets_log() -> None:
+def test_overlapping_transfers_are_separated_by_the_targets_log() -> None:
     write = event("write", "kv-1", transfers=("kv-1",), bytes=3000, ok=True)
     found, gaps = recount(handed("kv-1"), allocated("kv-2", 1600, 0), allocated("kv-1", 1000, 500), on_source=(write,))
     assert (found.external_tokens, found.local_tokens, found.computed_tokens) == (1000, 500, 100)
