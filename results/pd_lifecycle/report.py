@@ -27,8 +27,7 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
         f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
         f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {format_percent(LEVEL)} "
-        f"{brackets}; "
-        f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
+        f"{brackets}; `-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
     )
 
 

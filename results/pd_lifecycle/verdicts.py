@@ -59,10 +59,9 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
         name="1",
         claim="Breakdown is complete",
         rule=f"every counted request has all phases, and |E2E - their sum| is below {format_percent(RESIDUAL_BELOW)} "
-        "of it, for "
-        "E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the sum is E2E by "
-        "definition, apart from a subtracted half step. What can fail: a stamp is missing or out of order, or the time "
-        "from the client's send to t0, by the clocks of two processes, is too long",
+        "of it, for E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the "
+        "sum is E2E by definition, apart from a subtracted half step. What can fail: a stamp is missing or out of "
+        "order, or the time from the client's send to t0, by the clocks of two processes, is too long",
         outcome=outcome,
         reason=reason,
         measured=outside if outside.value is not None else worst,

@@ -100,25 +100,21 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
         return _rank_under_loads(analysis, remedy)
     answers, questions = [_answer_overall(analysis.standings, "Best policy")], list[OpenQuestion]()
     for row in analysis.standings:
-        title, others = metric_named(row.metric).title, len(row.behind) + len(row.level) + len(row.unjudged)
         named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
         text = (
-            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {others} others after Holm's "
-            f"correction{named}."
+            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {row.others} others after "
+            f"Holm's correction{named}."
         )
-        if len(row.corrected) == others:
-            answers.append(PageAnswer(title, "decided", text, HEADLINE_FIGURE))
+        if len(row.corrected) == row.others:
+            answers.append(PageAnswer(row.title, "decided", text, HEADLINE_FIGURE))
         else:
-            questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
+            questions.append(OpenQuestion(row.title, text, remedy, HEADLINE_FIGURE))
     return answers, questions
 
 
 def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """What was measured in one sentence: a run that ranks no policy has no answer per metric."""
-    shown = [
-        f"{join_load(metric_named(row.metric).title, row.load)} {row.best} {_describe_value(row)}"
-        for row in analysis.standings
-    ]
+    shown = [f"{row.title} {row.best} {_describe_value(row)}" for row in analysis.standings]
     answer = PageAnswer("Best of this run", "no verdict", f"{'; '.join(shown)}.", HEADLINE_FIGURE)
     why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
     return [answer], [OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)]
@@ -142,15 +138,14 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     alone = [row for row in rows if row.alone]
     decided = len(alone)
     unjudged = sum(len(row.unjudged) for row in rows)
-    comparisons = sum(len(row.behind) + len(row.level) for row in rows) + unjudged
     stand = sum(len(row.corrected) for row in rows)
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
-        f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
-        f"{stand} are distinguishable after Holm's correction{without}."
+        f"{which} one policy is distinguishably better than every other; of {sum(row.others for row in rows)} "
+        f"comparisons with the best, {stand} are distinguishable after Holm's correction{without}."
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
-from results.routing.loads import Load
+from results.routing.loads import Load, join_load
 from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
@@ -106,6 +106,16 @@ class Standing:
     """Those of `behind` that remain after Holm's correction over all comparisons of all metrics."""
     load: str = ""
     """As in Load: only policies under one load are compared."""
+
+    @property
+    def title(self) -> str:
+        """The metric, and its load where a run has several."""
+        return join_load(metric_named(self.metric).title, self.load)
+
+    @property
+    def others(self) -> int:
+        """How many labels were compared with the best."""
+        return len(self.behind) + len(self.level) + len(self.unjudged)
 
     @property
     def alone(self) -> bool:

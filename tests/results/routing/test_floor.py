@@ -109,6 +109,11 @@ def with_handovers(log: Log, status: str, count: int, *, external: int | None = 
     return log
 
 
+def lose_handovers(lost: int) -> Log:
+    """A log of sessions on every D with ten handovers, of which this many failed."""
+    return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
+
+
 def rules(timeout_s: float, **others: Any) -> Mapping[str, Any]:
     return {"moves_kv": True, "transfer": {"timeout_s": timeout_s, "attempts": 2, **others}}
 
@@ -361,10 +366,7 @@ def test_failures_are_what_the_first_question_is_about() -> None:
      (4, 4, Outcome.UNDECIDED), (0, 0, Outcome.OPEN)],
 )  # fmt: skip
 def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, after: int, answer: Outcome) -> None:
-    def log(lost: int) -> Log:
-        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
-
-    found = floor_of({"plain": ({}, log(before)), "bonus": (BONUS, log(after))})
+    found = floor_of({"plain": ({}, lose_handovers(before)), "bonus": (BONUS, lose_handovers(after))})
     plain = found.variants[0]
     assert (plain.failed_turns, plain.lost_transfers, plain.transfers) == (0, 3 * before, 30)
     said = answered(found)["D1"]
@@ -383,11 +385,10 @@ def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, 
 def test_whether_the_load_floor_alone_ends_the_lost_transfers(
     before: int, after: tuple[int, int], answer: Outcome, point: str
 ) -> None:
-    def log(lost: int) -> Log:
-        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
-
-    variants: dict[str, Variant] = {"200": (BONUS, log(after[0])), "50": ({"load_floor_bonus": 50}, log(after[1]))}
-    said = answered(floor_of({"plain": ({}, log(before)), **variants}))["Q1"]
+    logs = [lose_handovers(lost) for lost in (before, *after)]
+    less = {"load_floor_bonus": 50}
+    variants: dict[str, Variant] = {"plain": ({}, logs[0]), "200": (BONUS, logs[1]), "50": (less, logs[2])}
+    said = answered(floor_of(variants))["Q1"]
     assert (said.outcome, said.point) == (answer, point)
     assert (said.p is None) == (answer == Outcome.OPEN)
     assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
