@@ -144,7 +144,7 @@ def _find_p_of_all(
     corrected: Mapping[str, float],
     contradict: Sequence[str],
 ) -> float | None:
-    """Of a ratio above 1 at every size: as large as that of any, 1 where one is not above.
+    """The p-value of a ratio above 1 at every size: the largest of the sizes' own, 1 where a size is not above.
 
     Contradicted by a size, that size's after Holm over all. None where a size has none: the claim has no number.
     """
@@ -173,7 +173,7 @@ def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size
 
 
 def _median_log(records: Sequence[LifecycleRecord]) -> float:
-    """Of one cell; NaN without a counted repetition, which a mean leaves out."""
+    """The median of one cell; NaN without a counted repetition, which a mean leaves out."""
     by_launch = measure_log_ratios(records, _transfer_over_prefill).values()
     return next((value for own in by_launch for value in own.values()), math.nan)
 

@@ -76,7 +76,7 @@ class RoutingAnalysis:
     standings: tuple[Standing, ...]
     couplings: tuple[Coupling, ...]
     curves: tuple[Curve, ...]
-    """Of each load that has one."""
+    """One per load that has one."""
     curve_reason: str
     """Why a curve or a part of one is missing; empty where none is."""
     footprints: Footprints
@@ -190,7 +190,7 @@ def analyse(root: Path) -> RoutingAnalysis:
 
 
 def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Of the cells of one variation; empty = those that vary nothing."""
+    """Analyse the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)

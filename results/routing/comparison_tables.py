@@ -63,7 +63,7 @@ def _list_others(analysis: RoutingAnalysis) -> list[str]:
 
 
 def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
-    """By the other label and the metric."""
+    """By the label that is compared with its baseline, and the metric."""
     return {(row.first, row.metric): row for row in analysis.pairs_with_baseline}
 
 

@@ -99,7 +99,7 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
 
 
 def _digest_cells(root: Path) -> str:
-    """Of all cells' records: another cell gives another digest."""
+    """Over all cells' records: it changes with any of them."""
     digest = hashlib.sha256()
     for layout in trial_layouts(root):
         if layout.cell.is_file():

@@ -128,7 +128,7 @@ def loop_of(turns: Turns) -> Loop | str:
 
 
 def _session_delays(turns: Turns) -> Samples:
-    """Of the sessions with a turn that was sent."""
+    """Seconds by which each session with a sent turn was held back."""
     sent = np.isfinite(turns.send_s)
     by_session = dict(zip(turns.session[sent], turns.session_delay_s[sent], strict=True))
     return np.array(list(by_session.values()), dtype=np.float64)
@@ -236,7 +236,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
 
 
 def _summarise_reasons(reasons: Sequence[str]) -> str:
-    """Of a policy's trials: the first reason, and in how many there is one; empty where there is none."""
+    """The first reason, and in how many trials there is one; empty where there is none."""
     known = [reason for reason in reasons if reason]
     if not known:
         return ""

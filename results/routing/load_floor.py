@@ -189,7 +189,7 @@ def measure_load_floor(
     facts: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> LoadFloor | None:
-    """Of the run with these labels (to their policies' names) and logs; None where no kv_aware cell has any fix."""
+    """`policies`: label to the policy's name. None where no kv_aware cell has any fix."""
     names = [
         label for label, policy in policies.items() if policy == floor_facts.KV_AWARE and measurements.cells(label)
     ]
@@ -297,7 +297,7 @@ def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: s
 
 
 def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
-    """Of the sessions whose first request was served; None where none was."""
+    """A share of the sessions whose first request was served; None where none was."""
     total = sum(floor.placed.values())
     return one_per_trial(choose(floor.placed) / total, total) if total else None
 

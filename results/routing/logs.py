@@ -94,7 +94,7 @@ def facts_by_label(
 
 
 def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
-    """Of one cell with this log."""
+    """`records`: the log of the cell."""
     parameters = cell.record.parameters
     hot_tokens = number_or_none(parameters.get("hot_tokens"))
     cooldown_s = number_or_none(parameters.get("cooldown_s"))

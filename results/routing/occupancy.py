@@ -79,7 +79,7 @@ class Occupancy:
 
 
 def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
-    """Of all cells that count."""
+    """`cells`: all that count."""
     read = [cell.turns for cell in cells if cell.turns is not None]
     if not read:
         return Footprints({name: unknown("no turn records") for name in FOOTPRINT_POINTS}, None, UNREAD)

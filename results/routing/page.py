@@ -134,7 +134,7 @@ def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Page
 
 
 def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
-    """Of metrics under one load, or of a run that has one."""
+    """`rows`: those under one load, or of a run that has one."""
     alone = [row for row in rows if row.alone]
     decided = len(alone)
     unjudged = sum(len(row.unjudged) for row in rows)
@@ -164,7 +164,7 @@ def _describe_value(row: Standing) -> str:
 
 
 def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
-    """What would tell policies apart that this run does not."""
+    """What would distinguish policies that this run does not."""
     if all(len(load.labels) < 2 for load in analysis.loads):
         return "a run with several policies"
     count = None if isinstance(fit, str) else _plan_trials(analysis, fit)

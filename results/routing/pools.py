@@ -45,7 +45,7 @@ class InstancePool:
 
 
 def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[InstancePool, ...]:
-    """Of every label, in the order of `labels`; cells whose client fell behind are left out."""
+    """Those of every label, in the order of `labels`; cells whose client fell behind are left out."""
     pools = []
     for label in labels:
         own = {cell.record.trial: cell for cell in cells if cell.record.label == label and not cell.degraded}
@@ -95,7 +95,7 @@ def _measure_pool(
 
 
 def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
-    """Of the role's instances while the replay ran: second, instance, and its share of KV in use."""
+    """(second, instance, share of KV in use) of the role's instances while the replay ran."""
     record = cell.record
     names = {engine.instance for engine in record.engines if engine.role == role}
     return [

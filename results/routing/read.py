@@ -201,7 +201,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
 
 
 def _decode_picks(raw: bytes) -> PickCounts:
-    """Of a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it holds none."""
+    """Decode a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it has no picks."""
     breakdown = msgspec.json.decode(raw, type=dict[str, Any])
     picks = breakdown["picks"]
     if breakdown.get("format", 1) == 1:

@@ -275,7 +275,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
 
 
 def describe_fit(computed: Sequence[Prefill], moved: Sequence[TransferredTurn]) -> Fit:
-    """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
+    """Describe the least squares of `fit_times` for one cell with MIN_FIT turns or more."""
     tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]

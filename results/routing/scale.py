@@ -75,7 +75,7 @@ def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:
 
 
 def measure_scale(cells: Sequence[LoadedCell], engine_kind: str, no_loop: Mapping[str, str]) -> Scale:
-    """Of cells that replay one trace on as many instances. `no_loop`: as in Scale."""
+    """`cells`: they replay one trace on as many instances. `no_loop`: as in Scale."""
     turns = next((cell.turns for cell in cells if cell.turns is not None), None)
     instances = max((len(cell.record.engines) for cell in cells), default=0)
     cap = max((int(cell.record.replay.get("max_inflight_sessions") or 0) for cell in cells), default=0)

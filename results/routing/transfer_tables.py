@@ -114,7 +114,7 @@ def fitted_table(analysis: RoutingAnalysis) -> Table:
 
 
 def _range_text(values: Iterable[float], form: str) -> str | None:
-    """Of the trials: `0.30 to 0.36`."""
+    """`0.30 to 0.36`, over the trials."""
     texts = list(dict.fromkeys(format(value, form) for value in sorted(values)))
     return " to ".join(texts[:1] + texts[1:][-1:]) or None
 

@@ -201,7 +201,7 @@ def _state_point(name: str, holds: bool, shown: str) -> str:
 
 
 def _judge_transfer(row: AgainstRecomputing) -> Judgement:
-    """By the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
+    """Judge by the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
     claim = "migrated turns begin sooner than if the target had computed what came"
     measured, none, verdict = (
         replace(row.difference_s, reason=row.withheld or row.difference_s.reason),
