@@ -120,7 +120,8 @@ def _mark_unlogged(moved: KvTransfer) -> KvTransfer:
 
 
 def _fill_counts(moved: KvTransfer, logged: Logged, block_tokens: int | None) -> KvTransfer:
-    external, logged_from = logged.external_tokens, "" if logged.bytes is None else LOG
+    external = logged.external_tokens
+    logged_from = "" if logged.bytes is None else LOG
     holds = moved.bytes is not None and (moved.bytes_from == "counter" or moved.external_tokens == external)
     return replace(
         moved,
