@@ -200,7 +200,7 @@ class Measurements:
         return draws
 
     def ratio_of_rows(self, sessions: Sequence[str], top: Samples, bottom: Samples) -> Trial | None:
-        """sum(top) / sum(bottom) over the rows that have both; None without such a row."""
+        """sum(top) / sum(bottom) over the rows that have both; None where sum(bottom) is not above 0."""
         known = np.isfinite(top) & np.isfinite(bottom)
         above, below = top[known], bottom[known]
         if not below.sum() > 0:
