@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from results.pd_lifecycle.overheads import (
     measure_overheads,
 )
 from results.pd_lifecycle.paired_requests import OrderEffect, measure_order_effects
-from results.pd_lifecycle.phases import break_down
+from results.pd_lifecycle.phases import break_down, count_missing_phases
 from results.pd_lifecycle.read import (
     Collected,
     Discard,
@@ -154,7 +153,7 @@ def analyse(root: Path) -> LifecycleAnalysis:
 
 
 def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
-    """In the specification's order; those that compare times are corrected for one another (Holm)."""
+    """In the specification's order; those that compare times are corrected together (Holm)."""
     plain = measured.plain_overheads
     compared = [
         verdicts.judge_dominance(measured.records, measured.settings.min_new_tokens),
@@ -215,12 +214,5 @@ def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Setting
 
 
 def _missing_phases(records: Sequence[LifecycleRecord]) -> list[Gap]:
-    """One gap per missing phase and reason, over the counted requests."""
-    counts = Counter(
-        (name, record.gaps.get(name, "not known"))
-        for record in records
-        if record.counted
-        for name, value in record.phases_ms.items()
-        if value is None
-    )
+    counts = count_missing_phases(record for record in records if record.counted)
     return [Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(counts.items())]

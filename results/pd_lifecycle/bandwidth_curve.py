@@ -171,8 +171,7 @@ def _why_no_limit(points: Sequence[BandwidthPoint], limit: Estimate) -> str:
         return ""
     return (
         f"medians reach {format_percent(max(above) / limit.value)} of the line's asymptote, at {len(above)} of "
-        f"{len(points)} "
-        "sizes: a few slow transfers bend the line, so its asymptote is no limit"
+        f"{len(points)} sizes: a few slow transfers bend the line, so its asymptote is no limit"
     )
 
 

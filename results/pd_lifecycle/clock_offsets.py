@@ -11,6 +11,7 @@ exchanges split into segments that each have a line.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -165,11 +166,8 @@ def _centre_of(low_ns: float, high_ns: float) -> Offset:
 
 def _find_segment_end(exchanges: Sequence[Exchange], begin: int) -> int:
     """The end (exclusive) of the longest segment from `begin` that has a line; at least one exchange."""
-    low, high = begin + 1, len(exchanges)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _Line(exchanges[begin:middle]).exists else (low, middle - 1)
-    return low
+    ends = range(begin + 2, len(exchanges) + 1)
+    return begin + 1 + bisect.bisect_left(ends, True, key=lambda end: not _Line(exchanges[begin:end]).exists)
 
 
 def _describe_step(exchanges: Sequence[Exchange], begin: int, end: int, before: _Line) -> Step:
@@ -177,10 +175,8 @@ def _describe_step(exchanges: Sequence[Exchange], begin: int, end: int, before: 
 
     It may come before any exchange that shares a line with `exchanges[end]`, so those have no offset either.
     """
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _Line(exchanges[middle : end + 1]).exists else (middle + 1, high)
+    starts = range(begin, end)
+    low = begin + bisect.bisect_left(starts, True, key=lambda start: _Line(exchanges[start : end + 1]).exists)
     after = _Line(exchanges[end : _find_segment_end(exchanges, end)])
     by_ms = None
     if before.exists and after.exists:

@@ -171,14 +171,9 @@ def _measure_drift(
     groups: dict[str, list[list[tuple[float, float]]]] = {}
     for (trial, _, _), lengths in cells.items():
         if len(lengths) > 1:
-            medians = map(_median_of, lengths.values())
+            medians = [np.median(points, axis=0).tolist() for points in lengths.values()]
             groups.setdefault(f"launch {trial}", []).append([(at * unit, value) for at, value in medians])
     what = "medians of cells of one size and several output lengths"
     short = "launches have a (C, N) of several output lengths"
     drift = drift_of(f"{name}_ms", groups, what, short=short, kind="launches", least=MIN_PAIRED)
     return RunDrift(drift.series, drift.slope_per_h, span_s or None, drift.verdict, drift.reason)
-
-
-def _median_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    times, durations = np.array(points, dtype=np.float64).T
-    return float(np.median(times)), float(np.median(durations))

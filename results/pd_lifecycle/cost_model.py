@@ -112,7 +112,7 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
 
 
 def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
-    """The fits of the launches as one; what the fit of all transfers leaves out stays out."""
+    """The fits of the launches merged; what the fit of all transfers lacks stays unknown."""
     knee = whole.knee
     asymptote = _merge_bandwidths(knee.asymptote_gbps, [one.knee.asymptote_gbps for one in each])
     points = tuple(_merge_points(point, each, asymptote.value) for point in whole.curve)

@@ -14,7 +14,7 @@ from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
-from results.report.marks import draw_grid, error_lengths, label_lines
+from results.report.marks import column, draw_grid, error_lengths, label_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     single = table[table["kind"] == figures.POINT]
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
     rows = table[table["kind"] == figures.MEDIAN]
-    value = rows["gbps"].to_numpy(dtype=np.float64)
+    value = column(rows, "gbps")
     axes.errorbar(rows["bytes"] / 1e6, value, yerr=error_lengths(value, rows), fmt="o", color="black",
                   markerfacecolor="white", capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
     model = table[table["kind"] == figures.MODEL]
@@ -188,7 +188,7 @@ def draw_volume(figure: Figure) -> Drawing:
     ends = []
     for name, pen in pens(f"N = {size}" for size in sizes).items():
         rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
-        at, moved = rows["prior_context"].to_numpy(), rows["bytes"].to_numpy(dtype=np.float64) / 1e6
+        at, moved = rows["prior_context"].to_numpy(), column(rows, "bytes") / 1e6
         axes.plot(at, moved, **pen.line())
         ends.append((float(at[-1]), float(moved[-1]), name, pen.color))
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())

@@ -13,9 +13,6 @@ from statistics import median
 
 from results.records.lifecycle import LifecycleRecord
 
-AT_MOST_STEPS = 1.0
-"""A signal waits for the end of one step at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class HalfStep:
@@ -42,7 +39,7 @@ def assess_half_step(records: Sequence[LifecycleRecord]) -> HalfStep:
     if not known:
         return HalfStep(0, None, None, None, "The steps of the decode instance are unknown.")
     step_ms, promotion_ms = (median(values) for values in zip(*known, strict=True))
-    worthwhile = promotion_ms <= AT_MOST_STEPS * step_ms
+    worthwhile = promotion_ms <= step_ms  # a signal waits for the end of one step at most
     measured = f"d_promotion is {promotion_ms / step_ms:.2g} steps of the decode instance (medians)"
     if worthwhile:
         text = f"{measured}: a signal waits for the step under way, and subtracting half a step removes that wait."

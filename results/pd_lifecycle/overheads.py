@@ -141,8 +141,8 @@ def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOver
         (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
     )
     return tuple(
-        _grid_overhead(arm, than, measure_log_ratios(records, ratio_of, order_of))
-        for arm, than, ratio_of, order_of in compared
+        _grid_overhead(arm, baseline, measure_log_ratios(records, ratio_of, order_of))
+        for arm, baseline, ratio_of, order_of in compared
     )
 
 
@@ -246,16 +246,15 @@ def _overhead_cell(
     lengths: Lengths,
     apart: bool,
 ) -> OverheadCell:
-    config, value = own[0].config, overhead.mean.value
-    theirs = combined.mean.value
+    config, value, alone = own[0].config, overhead.mean.value, combined.mean.value
     known = value is not None and overhead.mean.high is not None
     return OverheadCell(
         config.prior_context,
         config.current_new_tokens,
         overhead.mean if value is not None else unknown(_why_unknown(own, names[0])),
         ttft.mean if ttft.mean.value is not None else unknown(_why_unknown(own, names[1])),
-        combined.mean if theirs is not None else unknown(_why_unknown(own, names[0])),
-        value / theirs if value is not None and theirs else None,
+        combined.mean if alone is not None else unknown(_why_unknown(own, names[0])),
+        value / alone if value is not None and alone else None,
         sign=(1 if value > 0 else -1) if value is not None and corrected < 1 - LEVEL else None,
         p=overhead.p if known else None,
         lengths_differ=apart,
@@ -299,7 +298,7 @@ def _find_break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
     return BreakEven(context, estimate, slower_above, signs, text)
 
 
-def _side(cell: OverheadCell) -> float:
+def _signed_number(cell: OverheadCell) -> float:
     """The number whose sign is judged: over launches the logarithm of the ratio of medians, within one milliseconds."""
     if cell.change.value is not None and cell.change.launches >= MIN_PAIRED:
         return math.log1p(cell.change.value)
@@ -307,11 +306,11 @@ def _side(cell: OverheadCell) -> float:
 
 
 def _changes_sign(left: OverheadCell, right: OverheadCell) -> bool:
-    return _side(left) * _side(right) <= 0
+    return _signed_number(left) * _signed_number(right) <= 0
 
 
 def _interpolate_crossing(left: OverheadCell, right: OverheadCell) -> float:
-    first, last = _side(left), _side(right)
+    first, last = _signed_number(left), _signed_number(right)
     share = first / (first - last) if first != last else 0.5
     low, high = math.log2(left.new_tokens), math.log2(right.new_tokens)
     return float(2 ** (low + share * (high - low)))
@@ -323,7 +322,7 @@ def sign_at(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
     corrected = holm([cell.p for cell in tested if cell.p is not None])
     decided = {id(cell) for cell, p in zip(tested, corrected, strict=True) if p < 1 - level}
     return [
-        msgspec.structs.replace(cell, sign=(1 if _side(cell) > 0 else -1) if id(cell) in decided else None)
+        msgspec.structs.replace(cell, sign=(1 if _signed_number(cell) > 0 else -1) if id(cell) in decided else None)
         for cell in cells
     ]
 
@@ -331,7 +330,7 @@ def sign_at(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
 def sign_by_point(cells: Sequence[OverheadCell]) -> list[OverheadCell]:
     """The measured cells with the signs of their values alone, whatever the intervals."""
     return [
-        msgspec.structs.replace(cell, sign=1 if _side(cell) > 0 else -1)
+        msgspec.structs.replace(cell, sign=1 if _signed_number(cell) > 0 else -1)
         for cell in cells
         if cell.overhead_ms.value is not None
     ]

@@ -124,7 +124,7 @@ def _plan_launches(analysis: LifecycleAnalysis) -> int | None:
 
 
 def _answer_phases(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:
-    """Of the largest request, for which the move is longest."""
+    """The phases of the largest request, for which the move is longest."""
     if not analysis.configs:
         return
     row = max(analysis.configs, key=lambda one: (one.config.current_new_tokens, one.config.prior_context))

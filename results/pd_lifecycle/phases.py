@@ -5,7 +5,8 @@ A duration whose stamps are missing or out of order is None, and its gap gives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from results.pd_lifecycle.clock_offsets import shift_ns
@@ -17,6 +18,7 @@ from results.records.lifecycle import (
     PLAIN_OVERHEAD,
     Clock,
     Colo,
+    LifecycleRecord,
     MoreStamps,
     Place,
     Stamps,
@@ -141,6 +143,16 @@ def break_down(
         residual_share=_residual_share(spans["e2e"], parts),
         client_residual_share=_residual_share(spans["client_e2e"], parts),
         gaps={name: one.gap for name, one in spans.items() if one.ms is None},
+    )
+
+
+def count_missing_phases(records: Iterable[LifecycleRecord]) -> Counter[tuple[str, str]]:
+    """By phase and the reason for its absence, the number of records that lack it."""
+    return Counter(
+        (name, record.gaps.get(name, "unknown"))
+        for record in records
+        for name, value in record.phases_ms.items()
+        if value is None
     )
 
 

@@ -27,19 +27,19 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
         f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
         f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {format_percent(LEVEL)} "
-        f"{brackets}; "
-        f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
+        f"{brackets}; `-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
     )
 
 
-_LIMITS = (
+_ONE_AT_A_TIME = (
     "One request at a time on idle instances: no phase includes the load that other requests add to queues, steps or "
-    "the link.",
+    "the link."
+)
+_SHARED_STAMPS = (
     "The phases share their stamps: where every stamp exists and is in order, their sum is E2E by definition. "
     "Criterion 1 confirms that they do, and that the client's send and the router's t0 are close. It does not confirm "
-    "that a stamp is in the right place: see the checks that do not follow from the definitions.",
+    "that a stamp is in the right place: see the checks that do not follow from the definitions."
 )
-"""Limits of every run."""
 _FEW_LAUNCHES = (
     "Repetitions of a configuration follow one another on the same engines: the brackets cover the variation between "
     "repetitions, not between launches or hosts. So no comparison of times is a verdict: criteria 2, 3 and 5 stay "
@@ -59,7 +59,7 @@ def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             "RDMA."
         )
     few = [_FEW_LAUNCHES] if analysis.launches < MIN_PAIRED else []
-    limits += [_LIMITS[0], *few, *_list_order_limits(analysis), *_LIMITS[1:], *_list_volume_limits(analysis)]
+    limits += [_ONE_AT_A_TIME, *few, *_list_order_limits(analysis), _SHARED_STAMPS, *_list_volume_limits(analysis)]
     if has_overhead and any(one.effect_ms.value is None for one in analysis.order_effects):
         limits.append(
             "Not every (C, N) was measured in both orders: there the overhead includes the effect of the first "

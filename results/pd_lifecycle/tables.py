@@ -135,8 +135,7 @@ def _limit_text(knee: Knee) -> str:
     return (
         f"Asymptote, for transfers with {knee.operations}: {knee.asymptote_gbps.text(3)} Gbit/s. Knee, the smallest "
         f"transfer with {format_percent(knee.share)} of it: by the model {format_or_reason(knee.bytes, 3, 1e-6)} MB, "
-        "by the "
-        f"measured medians {measured}{f' ({knee.reason})' if knee.reason else ''}."
+        f"by the measured medians {measured}{f' ({knee.reason})' if knee.reason else ''}."
     )
 
 

@@ -79,7 +79,6 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
     ]
     counted = [row[0] for row in rows]
     sizes = tuple(sorted({record.config.current_new_tokens for record in counted}))
-    keys = sorted({(record.trial, *record.config.key) for record in counted})
     return Transfers(
         bytes=np.array([row[1] for row in rows], dtype=np.float64),
         ms=np.array([row[2] for row in rows], dtype=np.float64),
@@ -87,10 +86,16 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
         operations=floats_or_nan([record.transfer_detail.num_rdma_ops for record in counted]),
         size=np.array([sizes.index(record.config.current_new_tokens) for record in counted], dtype=np.int64),
         new_tokens=sizes,
-        cell=np.array([keys.index((record.trial, *record.config.key)) for record in counted], dtype=np.int64),
+        cell=number_cells(counted),
         run_delay_ms=floats_or_nan([record.counts.run_delay_us for record in counted]) / 1e3,
         launch=np.array([record.trial for record in counted], dtype=np.int64),
     )
+
+
+def number_cells(records: Sequence[LifecycleRecord]) -> Ranks:
+    """Index of each record's cell: its launch, C, N and O."""
+    keys = sorted({(record.trial, *record.config.key) for record in records})
+    return np.array([keys.index((record.trial, *record.config.key)) for record in records], dtype=np.int64)
 
 
 def design_of(columns: Sequence[Samples]) -> Samples:

@@ -9,7 +9,6 @@ there on. Stamps and bytes are counted: they need one.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from results.pd_lifecycle.by_launch import Size, measure_log_ratios
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
+from results.pd_lifecycle.phases import count_missing_phases
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
@@ -27,9 +27,9 @@ from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_of_rule, find_p_value
 
 RESIDUAL_BELOW = 0.05
-"""1."""
+"""Criterion 1."""
 R2_ABOVE = 0.95
-"""3."""
+"""Criterion 3."""
 
 
 def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
@@ -59,10 +59,9 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
         name="1",
         claim="Breakdown is complete",
         rule=f"every counted request has all phases, and |E2E - their sum| is below {format_percent(RESIDUAL_BELOW)} "
-        "of it, for "
-        "E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the sum is E2E by "
-        "definition, apart from a subtracted half step. What can fail: a stamp is missing or out of order, or the time "
-        "from the client's send to t0, by the clocks of two processes, is too long",
+        "of it, for E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the "
+        "sum is E2E by definition, apart from a subtracted half step. What can fail: a stamp is missing or out of "
+        "order, or the time from the client's send to t0, by the clocks of two processes, is too long",
         outcome=outcome,
         reason=reason,
         measured=outside if outside.value is not None else worst,
@@ -71,7 +70,7 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
 
 
 def over_launches(within: Judgement, launches: int) -> Judgement:
-    """The criterion as this many launches of each engine allow it: below three undecided, with the reason within."""
+    """The criterion; below three launches of each engine it is undecided, and its own reason follows."""
     few = few_launches(launches, "engine")
     if not few or within.outcome is Outcome.OPEN:
         return within
@@ -79,20 +78,13 @@ def over_launches(within: Judgement, launches: int) -> Judgement:
 
 
 def _beside_point(point: str, reason: str) -> str:
-    """What the intervals say, and after it what the specification's rule says of the values alone; "" = no value."""
+    """The reason by the intervals, then what the specification's rule gives for the values alone; "" = no value."""
     return f"{reason}; by the point alone: {point}" if point else reason
 
 
 def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
     """The missing phases with their reasons, the most frequent first."""
-    counts = Counter(
-        f"{name} ({record.gaps.get(name, 'unknown')})"
-        for record in counted
-        if record.residual_share is None
-        for name, value in record.phases_ms.items()
-        if value is None
-    )
-    return list_some([text for text, _ in counts.most_common()])
+    return list_some([f"{name} ({why})" for (name, why), _ in count_missing_phases(counted).most_common()])
 
 
 def _format_percent(estimate: Estimate) -> str:
@@ -152,7 +144,7 @@ def _find_p_of_all(
     corrected: Mapping[str, float],
     contradict: Sequence[str],
 ) -> float | None:
-    """Of a ratio above 1 at every size: as large as that of any, 1 where one is not above.
+    """The p-value of a ratio above 1 at every size: the largest of the sizes' own, 1 where a size is not above.
 
     Contradicted by a size, that size's after Holm over all. None where a size has none: the claim has no number.
     """
@@ -181,7 +173,7 @@ def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size
 
 
 def _median_log(records: Sequence[LifecycleRecord]) -> float:
-    """Of one cell; NaN without a counted repetition, which a mean leaves out."""
+    """The median of one cell; NaN without a counted repetition, which a mean leaves out."""
     by_launch = measure_log_ratios(records, _transfer_over_prefill).values()
     return next((value for own in by_launch for value in own.values()), math.nan)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from results.pd_lifecycle.transfer_regression import fit_least_squares
+from results.pd_lifecycle.transfer_regression import fit_least_squares, number_cells
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import Estimate, Ranks, unknown
+from results.statistics.estimates import Estimate, unknown
 
 MIN_POINTS = 4
 """Transfers that a slope with an interval needs."""
@@ -56,7 +56,7 @@ def _measure_volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         slope = unknown(f"{len(medians)} values of C and {len(own)} transfers: no slope", len(own))
     else:
         centred = moved - np.median(moved)  # equal sizes give a slope of exactly 0
-        slope = fit_least_squares([context], centred, np.ones(moved.size), _number_cells(own))[1]
+        slope = fit_least_squares([context], centred, np.ones(moved.size), number_cells(own))[1]
     per_block = [
         record.transfer_detail.bytes_transferred / record.transfer_detail.num_blocks
         for record in own
@@ -75,12 +75,6 @@ def _measure_volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         kv_bytes=expected,
         operations_by_context=tuple((one, _median_operations(own, one)) for one, _ in medians),
     )
-
-
-def _number_cells(own: Sequence[LifecycleRecord]) -> Ranks:
-    """The cell of each record, whose repetitions are no independent transfers."""
-    keys = sorted({(record.trial, *record.config.key) for record in own})
-    return np.array([keys.index((record.trial, *record.config.key)) for record in own], dtype=np.int64)
 
 
 def _median_operations(own: Sequence[LifecycleRecord], context: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Everything that is known of a `routing` run, computed from its folder and written nowhere."""
+"""Analyses a `routing` run: computes everything from its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from results.routing.interference import Interference, read_interference, summar
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
-from results.routing.measurements import Measurements, odd_gaps
+from results.routing.measurements import Measurements, odd_cells
 from results.routing.metrics import all_metrics
 from results.routing.moves import Moves, collect_moves
 from results.routing.occupancy import (
@@ -56,7 +56,7 @@ from results.statistics.judgement import Judgement, correct_together
 
 @dataclass(frozen=True, slots=True)
 class RoutingAnalysis:
-    """All that is known of a `routing` run from its folder."""
+    """Everything computed from the folder of a `routing` run."""
 
     facts: RunFacts
     cells: tuple[RoutedSummary, ...]
@@ -66,7 +66,7 @@ class RoutingAnalysis:
     policies: Mapping[str, str]
     """Label to the policy's name."""
     baseline: str
-    """The label that the others of the first load are set against (`baseline_of`); empty where nothing was measured."""
+    """The first load's label with which its others are compared (`baseline_of`); empty where nothing was measured."""
     trials: int
     """The most trials that any policy has."""
     values: Mapping[str, Mapping[str, Estimate]]
@@ -76,9 +76,9 @@ class RoutingAnalysis:
     standings: tuple[Standing, ...]
     couplings: tuple[Coupling, ...]
     curves: tuple[Curve, ...]
-    """Of each load that has one."""
+    """One per load that has one."""
     curve_reason: str
-    """Why one is missing, or a part of one; empty where none is."""
+    """Why a curve or a part of one is missing; empty where none is."""
     footprints: Footprints
     deployments: tuple[Deployment, ...]
     deployments_reason: str
@@ -108,12 +108,16 @@ class RoutingAnalysis:
     """Of the first cell."""
     trace_digests: tuple[str, ...]
     """SHA-256 of every trace that was replayed, in the order of their names and of the trials."""
-    replay: Mapping[str, Any]
     trace_sums: Mapping[str, tuple[str, ...]]
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
     conditional: tuple[ConditionalClaim, ...] = ()
     """The claims over the coefficients of the engine model; empty where none was varied."""
+
+    @property
+    def trace_sizes(self) -> str:
+        """`12 sessions, 53 requests`; empty where the trace states neither."""
+        return ", ".join(f"{self.trace[key]} {key}" for key in ("sessions", "requests") if self.trace.get(key))
 
     @property
     def trials_differ(self) -> bool:
@@ -142,12 +146,12 @@ class RoutingAnalysis:
         return by_name
 
     def baseline_of(self, label: str) -> str:
-        """What the label is set against: the first one under its load, itself where it is that."""
+        """The label's baseline: the first label under its load, which may be itself."""
         return next((load.labels[0] for load in self.loads if label in load.labels), "")
 
     @property
     def baseline_name(self) -> str:
-        """Of several loads, the policy that each has."""
+        """For texts; with several loads the policies that are the baseline under them."""
         if len(self.loads) < 2:
             return self.baseline
         names = dict.fromkeys(strip_load(load.labels[0]) for load in self.loads)
@@ -174,7 +178,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def analyse(root: Path) -> RoutingAnalysis:
-    """As write_results, writing nothing but the Parquet copies and the claims under each variation.
+    """Analyse the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
 
     Raises ResultsError where `root` is no folder.
     """
@@ -186,7 +190,7 @@ def analyse(root: Path) -> RoutingAnalysis:
 
 
 def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Of the cells of one variation; empty = those that vary nothing."""
+    """Analyse the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)
@@ -206,10 +210,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     log_facts = facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
-    moving = _moving_policies(cells, policies)
-    table_rows = _SpecifiedRows(moving, parameters, _even_pools(summaries))
-    arms = _list_arms(loads, cells, table_rows, facts.engine_kind, couplings)
-    claims, points = _judge_together(arms, pairs, moves, floor)
+    specified, even = _specified_policies(cells, policies), _even_pools(summaries)
+    by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
+    named = [_name_rows(own, parameters, even) for own in by_load]
+    claims, points = _judge_together(_list_arms(loads, cells, named, facts.engine_kind, couplings), pairs, moves, floor)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -232,10 +236,10 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         floor=floor,
         decision_points=points,
         pools=measure_pools(cells, labels),
-        paper=table_rows.end_to_end(labels),
-        ablation=table_rows.ablation(labels),
+        paper=specification.end_to_end_rows(specified, parameters, even),
+        ablation=specification.ablation_rows(specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
-        settings=max(map(table_rows.thresholds, loads), key=len, default=()),
+        settings=max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=()),
         claims=claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
@@ -267,79 +271,59 @@ def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
 
 
 def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
-    """The trace and the replay's settings, of the first cell that replayed the run's own; all digests."""
+    """The trace of the first cell that replayed the run's own; all digests."""
     if not cells:
-        return {"trace": {}, "trace_digests": (), "trace_sums": {}, "replay": {}}
+        return {"trace": {}, "trace_digests": (), "trace_sums": {}}
     traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
-    first = traces[min(traces)]
     ordered = sorted((cell.record for cell in cells), key=lambda one: (str(one.trace.get("name") or ""), one.trial))
     digests = tuple(dict.fromkeys(str(record.trace.get("sha256") or "") for record in ordered))
     return {
-        "trace": dict(first.trace),
+        "trace": dict(traces[min(traces)].trace),
         "trace_digests": digests,
         "trace_sums": _list_trace_sums(cells),
-        "replay": dict(first.replay),
     }
 
 
-def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
-    """Labels with their policies, without the arms whose migrations compute the KV again or whose outputs are known."""
+def _specified_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
+    """Labels that may be a row of the specification: no arms that compute migrated KV again or know the outputs."""
     records = [cell.record for cell in cells]
     beside = set(recomputing_arms(records).values())
     beside |= {record.label for record in records if record.router.get(RESERVED_OUTPUT) == KNOWN}
     return {label: policy for label, policy in policies.items() if label not in beside}
 
 
-@dataclass(frozen=True, slots=True)
-class _SpecifiedRows:
-    """The rows of tables 5.2 and 5.3 among some of the labels."""
-
-    policies: Mapping[str, str]
-    """Of the labels that may stand for a row."""
-    parameters: Mapping[str, Mapping[str, Any]]
-    even: Collection[str]
-    """As in end_to_end_rows."""
-
-    def end_to_end(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
-        return specification.end_to_end_rows(self._among(labels), self.parameters, self.even)
-
-    def ablation(self, labels: Sequence[str]) -> tuple[specification.SpecifiedRow, ...]:
-        return specification.ablation_rows(self._among(labels), self.parameters)
-
-    def name_labels(self, labels: Sequence[str]) -> dict[str, str]:
-        """What was measured for each row that claims speak of."""
-        unified = [label for label, policy in self._among(labels).items() if policy == UNIFIED]
-        named = {row.name: row.label for row in (*self.end_to_end(labels), *self.ablation(labels))}
-        return named | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
-
-    def thresholds(self, load: Load) -> tuple[specification.Setting, ...]:
-        """The grid of figure 9 under this load."""
-        return specification.threshold_settings(self._among(load.labels), self.parameters)
-
-    def _among(self, labels: Sequence[str]) -> dict[str, str]:
-        return {label: self.policies[label] for label in labels if label in self.policies}
+def _name_rows(
+    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, Any]], even: Collection[str]
+) -> dict[str, str]:
+    """`Arms.labels` among these policies; `even`: as in end_to_end_rows."""
+    rows = (
+        *specification.end_to_end_rows(policies, parameters, even),
+        *specification.ablation_rows(policies, parameters),
+    )
+    unified = [label for label, policy in policies.items() if policy == UNIFIED]
+    return {row.name: row.label for row in rows} | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
 
 
 def _list_arms(
     loads: Sequence[Load],
     cells: Sequence[LoadedCell],
-    rows: _SpecifiedRows,
+    named: Sequence[Mapping[str, str]],
     engine_kind: str,
     couplings: Sequence[Coupling],
 ) -> list[Arms]:
-    """What claims speak of, under each load."""
+    """The arms of the claims under each load; `named`: labels by row, under each load."""
     no_loop = {row.label: row.why_no_loop for row in couplings}
     arms = []
-    for load in loads:
+    for load, labels in zip(loads, named, strict=True):
         own = [cell for cell in cells if cell.record.label in load.labels]
-        arms.append(Arms(rows.name_labels(load.labels), measure_scale(own, engine_kind, no_loop), load.text))
+        arms.append(Arms(labels, measure_scale(own, engine_kind, no_loop), load.text))
     return arms
 
 
 def _judge_together(
     arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None
 ) -> tuple[tuple[Judgement, ...], tuple[Judgement, ...]]:
-    """Claims and decision points, corrected for one another (Holm)."""
+    """Claims and decision points, corrected together (Holm)."""
     claims = judge_claims(arms, pairs, moves)
     points = () if floor is None else judge_decision_points(floor)
     corrected = correct_together((*claims, *points))
@@ -372,10 +356,11 @@ def _find_gaps(
 ) -> tuple[Gap, ...]:
     """What is missing of the plan, differs between cells of a trial, or was disturbed by an engine's death or stall."""
     measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
+    odd = (Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
     unmeasured = (
         Gap(cell.cell, "not measured")
         for kind in ("replay", "interference")
         for cell in planned
         if cell.kind == kind and cell.cell not in measured
     )
-    return (*odd_gaps(cells), *unmeasured, *engine_fault_gaps(root))
+    return (*odd, *unmeasured, *engine_fault_gaps(root))

@@ -1,4 +1,4 @@
-"""What must be known before any number of a `routing` run is read: too few trials, and cells that stalled."""
+"""What a reader must know before any number of a `routing` run: too few trials, and cells that stalled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stall:
 
 
 def find_stalls(cells: Sequence[RoutedSummary]) -> tuple[Stall, ...]:
-    """Cells more than STALLED times as slow as their policy's other trials, in the order given; degraded ones apart."""
+    """Cells more than STALLED times as slow as their policy's other trials, in the order given; no degraded cells."""
     known = [
         (cell, value)
         for cell in cells
@@ -64,7 +64,7 @@ def describe_spread(analysis: RoutingAnalysis) -> str:
 
 
 def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
-    """What, and why."""
+    """Rows of the table: what, and why."""
     cautions = []
     if analysis.facts.simulated:
         why = f"no engine ran. The engine model: {analysis.facts.simulated}; docs/simulator.md says what it leaves out"

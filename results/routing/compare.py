@@ -10,7 +10,6 @@ from results.routing.metrics import all_metrics, metric_named
 
 
 def build_comparable(analysis: RoutingAnalysis) -> Comparable:
-    trace = analysis.trace
     return Comparable(
         facts=analysis.facts,
         measures=(*_list_ratios(analysis), *_list_values(analysis)),
@@ -18,7 +17,7 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
         stated={
             "baseline": analysis.baseline,
             "trials": str(analysis.trials),
-            "trace": ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key)),
+            "trace": analysis.trace_sizes,
         },
         must_agree={"trace": ", ".join(analysis.trace_digests)},
     )

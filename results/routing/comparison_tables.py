@@ -1,4 +1,4 @@
-"""The tables of a `routing` report that set policies against one another, and what to know before."""
+"""The tables of a `routing` report that compare policies, and the cautions before them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ BEST_COLUMNS: tuple[Column[Standing], ...] = (
 
 
 def best_values_table(analysis: RoutingAnalysis) -> Table:
-
     def others(row: Standing) -> str:
         scale = metric_named(row.metric).scale
         compared = next(load.labels for load in analysis.loads if row.best in load.labels)
@@ -64,7 +63,7 @@ def _list_others(analysis: RoutingAnalysis) -> list[str]:
 
 
 def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
-    """By the other label and the metric."""
+    """By the label that is compared with its baseline, and the metric."""
     return {(row.first, row.metric): row for row in analysis.pairs_with_baseline}
 
 
@@ -145,7 +144,8 @@ def known_outputs_table(analysis: RoutingAnalysis) -> Table:
         Column(f"{metric_named('apc').heading}, difference", compare_apc),
     )
     note = (
-        "Two arms that differ in one thing: whether room for the answer is asked for by the output length of the "
-        "trace, which no production router knows. Below 1 knowing it was the faster way."
+        "Two arms that differ in one thing: whether the router reserves KV for the answer by the output length of the "
+        "trace, which no production router knows. Below 1 the arm that knows it was faster."
     )
-    return make_table("What knowing the output length is worth", columns, tuple(analysis.knowing.items()), note)
+    title = "Effect of knowing the output length"
+    return make_table(title, columns, tuple(analysis.knowing.items()), note)

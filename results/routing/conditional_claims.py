@@ -1,6 +1,6 @@
 """Whether the claims depend on a coefficient of the engine model: each judged again under every variation of it.
 
-The claims of one variation are corrected for one another (Holm), as those of the run are.
+The claims of one variation are corrected together (Holm), as those of the run are.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
 
 
 def _digest_cells(root: Path) -> str:
-    """Of all cells' records: another cell gives another digest."""
+    """Over all cells' records: it changes with any of them."""
     digest = hashlib.sha256()
     for layout in trial_layouts(root):
         if layout.cell.is_file():
@@ -107,23 +107,19 @@ def _digest_cells(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _join(names: Sequence[str]) -> str | None:
-    return ", ".join(names) or None
-
-
 _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
     Column("claim", lambda one: one.claim.name),
     Column("at the model's values", lambda one: str(one.claim.outcome)),
     Column("verdict", lambda one: one.verdict),
-    Column("opposite at", lambda one: _join(one.flips)),
-    Column("not decided at", lambda one: _join(one.undecided)),
-    Column("decided only at", lambda one: _join(one.decided)),
+    Column("opposite at", lambda one: ", ".join(one.flips) or None),
+    Column("not decided at", lambda one: ", ".join(one.undecided) or None),
+    Column("decided only at", lambda one: ", ".join(one.decided) or None),
 )
 
 
 def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
     note = (
         "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them. "
-        "Conditional: under a variation the opposite holds. The claims of one variation are corrected for one another."
+        "Conditional: under a variation the opposite holds. The claims of one variation are corrected together."
     )
     return make_table("Claims over the coefficients of the engine model", _COLUMNS, claims, note)

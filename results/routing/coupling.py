@@ -30,7 +30,7 @@ from results.statistics.trials import Measured, Trial, combine, unmeasured
 LITTLE_WITHIN = 0.2
 """Lambda N (W + T) may differ from the measured L by this share; beyond it the cell was in no steady state."""
 MIN_TURNS = 30
-"""Fewer say nothing of a slope beside two covariates."""
+"""Fewer cannot give a slope beside two covariates."""
 LOOP_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
 """Of Loop: what the loop's gain and equilibrium are computed from, with the slope."""
 UNBOUNDED = "the loop gain may reach 1: no bound"
@@ -78,7 +78,7 @@ class Coupling:
     equilibrium: Estimate
     """L*: where the fitted W(L) meets Little's law."""
     gain: Estimate
-    """1 / (1 - loop gain): how often the loop returns a small slow-down."""
+    """1 / (1 - loop gain): the factor by which the loop amplifies a small slow-down."""
     sensitivity: Estimate
     """L* / (1 - loop gain): sessions that a slow-down adds, per unit of it (specs/ear section 2.3)."""
     why_no_loop: str = ""
@@ -128,7 +128,7 @@ def loop_of(turns: Turns) -> Loop | str:
 
 
 def _session_delays(turns: Turns) -> Samples:
-    """Of the sessions with a turn that was sent."""
+    """Seconds by which each session with a sent turn was held back."""
     sent = np.isfinite(turns.send_s)
     by_session = dict(zip(turns.session[sent], turns.session_delay_s[sent], strict=True))
     return np.array(list(by_session.values()), dtype=np.float64)
@@ -236,7 +236,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
 
 
 def _summarise_reasons(reasons: Sequence[str]) -> str:
-    """Of a policy's trials: the first reason, and in how many there is one; empty where there is none."""
+    """The first reason, and in how many trials there is one; empty where there is none."""
     known = [reason for reason in reasons if reason]
     if not known:
         return ""
@@ -244,12 +244,12 @@ def _summarise_reasons(reasons: Sequence[str]) -> str:
 
 
 def _repeat_value(value: float) -> Trial:
-    """A number of a whole cell: beside a resampled slope it stays as it is."""
+    """A number of a whole cell, the same in every draw of the resampled slope."""
     return Trial(value, 1, lambda: np.array([value]))
 
 
 def _estimate_alone(term: Measured) -> Estimate:
-    """The same by itself: it was not resampled, so only trials give it an interval."""
+    """The term by itself: it was not resampled, so only trials give it an interval."""
     trials = {number: one_per_trial(trial.value) for number, trial in term.trials.items()}
     return mean_interval(Measured(trials, term.reason))
 
@@ -284,7 +284,7 @@ def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
 
 
 def compute_gain(loop_gain: Estimate) -> Estimate:
-    """1 / (1 - g) with the bounds of g; g grows to it, so bounds stay bounds."""
+    """1 / (1 - g), which rises with g: the bounds of g give its own."""
     if loop_gain.value is None:
         return loop_gain
     if loop_gain.value >= 1:
@@ -350,7 +350,7 @@ def _mean_service_s(turns: Turns) -> float | None:
 
 
 def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
-    """Amplification of one cell at service times other than its own; what its wall clock holds beside is kept."""
+    """Amplification of one cell at other service times; the rest of its wall clock stays as it was."""
     times = session_times(turns)
     replay = cell.record.replay
     cap = int(replay.get("max_inflight_sessions") or 0)
@@ -360,7 +360,7 @@ def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Sampl
 
 
 def specified_curve(row: Coupling, at: Samples) -> Samples | str:
-    """L / (1 - Lambda N W'(L)) at each W_turn, as the whole of the row's fitted W(L) is scaled; or why there is none.
+    """L / (1 - Lambda N W'(L)) at each W_turn, with the row's whole fitted W(L) scaled; or why there is none.
 
     W = (1 + e)(w0 + slope L) and L = Lambda N (W + T) give 1 + e, and the slope there is (1 + e) slope.
     """

@@ -1,11 +1,12 @@
 """The decision points of specs/load_floor.md, each answered from what a run measured, or open with what is missing.
 
-Pure functions of LoadFloor. The intervals decide: a difference that its interval does not tell from none is no answer.
+Pure functions of LoadFloor. The intervals decide: a difference whose interval covers zero answers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from results.records.count import format_count
 from results.records.percent import format_percent
@@ -26,64 +27,73 @@ from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, 
 from results.statistics.student import find_p_of_rule
 
 OVERLAP_WITHIN = 0.05
-"""Wins by overlap survive where at most this much less of it is kept; the specification states no number."""
+"""The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
 FORMS = ("mean", "max")
 """Of the bonus."""
 DEFAULT_K = 200.0
 FALL = 100 / 1054
-"""Of the failures, by the specification's validation plan: from 1054 to less than 100."""
+"""The fall of the failures in the specification's validation plan: from 1054 to less than 100."""
 DISTINGUISHED_BY = {
     "direct_rate": ("direct to D", Verdict.HIGHER, Verdict.LOWER),
     "overlap_kept": ("overlap kept", Verdict.HIGHER, Verdict.LOWER),
     TTFT_RATIO: ("TTFT p90", Verdict.LOWER, Verdict.HIGHER),
     "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
 }
-"""What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
-POINT_RULES = frozenset({"D1", "D2", "D3", "D5", "D6", "Q1"})
-"""Decision points whose rule can go by values alone: D4 and Q1.D count, D7 asks for intervals."""
+"""The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
+NO_PAIR = "it needs kv_aware with the bonus and without in one run"
 
 
-Answering = Callable[[LoadFloor], tuple[Outcome, str]]
-"""Applies the rule of a decision point: the outcome, and why."""
+@dataclass(frozen=True, slots=True)
+class DecisionPoint:
+    """One question of the specification, and how a run answers it."""
+
+    name: str
+    claim: str
+    default: str
+    """The specification's."""
+    rule: str
+    judge: Callable[[LoadFloor], tuple[Outcome, str]]
+    """Applies the rule: the outcome, and why."""
+    count_chances: Callable[[LoadFloor], int] | None = None
+    """Comparisons of which any one may satisfy the rule (Bonferroni); None = the rule counts and has no p-value."""
+    has_point: bool = True
+    """The rule can go by the values alone: not one that counts, or that asks for intervals."""
 
 
 def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
-    """Every decision point in the specification's order; not yet corrected for one another."""
+    """Every decision point in the specification's order; not yet corrected together."""
     return tuple(
         Judgement(
-            name,
-            claim,
-            rule,
-            *answer(floor),
-            prior=f"the specification's default: {default}",
-            p=_find_p(name, answer, floor),
-            point=_judge_point(name, answer, floor),
+            one.name,
+            one.claim,
+            one.rule,
+            *one.judge(floor),
+            prior=f"the specification's default: {one.default}",
+            p=_find_p(one, floor),
+            point=_judge_point(one, floor),
         )
-        for name, claim, default, rule, answer in DECISION_POINTS
+        for one in DECISION_POINTS
     )
 
 
-def _find_p(name: str, answer: Answering, floor: LoadFloor) -> float | None:
-    """Of a rule over intervals; None where it counts, and where there is nothing to judge.
-
-    A rule that one of several comparisons may satisfy has as many chances to do so by chance (Bonferroni).
-    """
-    if name not in CHANCES or answer(floor)[0] == Outcome.OPEN or few_launches(floor.trials):
+def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
+    """The p-value of the whole rule; None where it counts, or there is nothing to judge."""
+    if one.count_chances is None or one.judge(floor)[0] == Outcome.OPEN or few_launches(floor.trials):
         return None
-    p = find_p_of_rule(lambda level: answer(change_floor_level(floor, level))[0])
-    return min(1.0, p * CHANCES[name](floor))
+    p = find_p_of_rule(lambda level: one.judge(change_floor_level(floor, level))[0])
+    return min(1.0, p * one.count_chances(floor))
 
 
-def _judge_point(name: str, answer: Answering, floor: LoadFloor) -> str:
-    """The outcome by the values alone; empty where the rule is none of POINT_RULES, or has no number."""
-    outcome = answer(take_floor_points(floor))[0] if name in POINT_RULES else Outcome.OPEN
+def _judge_point(one: DecisionPoint, floor: LoadFloor) -> str:
+    """The outcome by the values alone; empty where there is none."""
+    outcome = one.judge(take_floor_points(floor))[0] if one.has_point else Outcome.OPEN
     return "" if outcome is Outcome.OPEN else str(outcome)
 
 
 def _judge_d1(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
-        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+        return Outcome.OPEN, NO_PAIR
     text = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
     fewer, more = Verdict.LOWER, Verdict.HIGHER
     lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
@@ -92,7 +102,8 @@ def _judge_d1(floor: LoadFloor) -> tuple[Outcome, str]:
         return (Outcome.HOLDS if better else Outcome.FAILS), text
     if not reference.failed_turns + reference.lost_transfers:
         return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
-    return Outcome.UNDECIDED, f"not distinguishable: {text}" if not better else f"some better, some worse: {text}"
+    why = "better by one number and worse by another" if better else "not distinguishable"
+    return Outcome.UNDECIDED, f"{why}: {text}"
 
 
 def _describe_fall(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
@@ -156,13 +167,13 @@ def _describe_decode_requests(label: str, requests: DecodeRequests, *limits_s: f
 def _judge_d3(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
-        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+        return Outcome.OPEN, NO_PAIR
     others = [one for one in floor.compared if _is_alternative(one)]
     text = "; ".join(_describe_shape(one) for one in (reference, *fixed, *others))
     if unknown := _name_uncounted((reference, *fixed)):
         return Outcome.OPEN, f"{unknown}: {text}"
     if all(one.spread is False for one in fixed):
-        return Outcome.FAILS, f"some D stayed without a share worth the name under every bonus: {text}"
+        return Outcome.FAILS, f"under every bonus some D got too few sessions: {text}"
     if all(_is_working(one) is False for one in fixed):
         return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
     works = sorted((one for one in fixed if _is_working(one)), key=lambda one: _bonus_of(one) != DEFAULT_K)
@@ -206,7 +217,7 @@ def _compare_with_others(
 
 
 def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
-    """By what the first is distinguishably better than the second, and worse."""
+    """The numbers by which the first is distinguishably better than the second, and those by which it is worse."""
     better, worse = list[str](), list[str]()
     for quantity, (title, good, bad) in DISTINGUISHED_BY.items():
         verdict = one.verdict(quantity, other.label)
@@ -216,7 +227,7 @@ def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str]
 
 
 def _list_slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
-    """Whose TTFT p90 it misses by more than the interval of the ratio tells, also where that holds single launches."""
+    """Those with a lower TTFT p90 by the interval of the ratio, also where that is a spread within launches."""
     for other in others:
         ratio = one.against.get(other.label, {}).get(TTFT_RATIO)
         if ratio is not None and (ratio.low or 0) > 1:
@@ -296,7 +307,7 @@ def _judge_d7(floor: LoadFloor) -> tuple[Outcome, str]:
 def _judge_q1(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
-        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+        return Outcome.OPEN, NO_PAIR
     text = "; ".join(map(_describe_failures, (reference, *fixed)))
     if not reference.lost_transfers:
         return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {text}"
@@ -325,7 +336,7 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def _is_working(one: FloorVariant) -> bool | None:
-    """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
+    """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
     kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
     keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
     costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
@@ -358,7 +369,7 @@ def _form_of(one: FloorVariant) -> object:
 
 
 def _name_uncounted(variants: Iterable[FloorVariant]) -> str:
-    """Whose overlap kept is not known; empty where all of it is."""
+    """Names the variants whose overlap kept is not known; empty where there is none."""
     lacking = [f"{one.label} {one.counted} of {one.served}" for one in variants if not one.is_counted]
     if not lacking:
         return ""
@@ -392,85 +403,83 @@ def _format_percent(share: Estimate) -> str:
     return "-" if share.value is None else format_percent(share.value, 1)
 
 
-CHANCES: Mapping[str, Callable[[LoadFloor], int]] = {
-    "D1": lambda floor: 2 * len(_list_bonuses(floor)),
-    "D2": lambda floor: len(floor.timeouts),
-    "D3": lambda floor: len(_list_bonuses(floor)) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
-    "D5": lambda floor: len(DISTINGUISHED_BY),
-    "D6": lambda floor: 1,
-    "D7": lambda floor: 1,
-    "Q1": lambda floor: len(_list_bonuses(floor)),
-}
-"""By decision point, the comparisons of which one may satisfy its rule. Those that are not here count."""
-DECISION_POINTS: tuple[tuple[str, str, str, str, Answering], ...] = (
-    (
+DECISION_POINTS = (
+    DecisionPoint(
         "D1",
         "The load floor comes first, before the transport.",
         "yes",
         "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
         "worse; fails for the opposite",
         _judge_d1,
+        lambda floor: 2 * len(_list_bonuses(floor)),
     ),
-    (
+    DecisionPoint(
         "D2",
         "A transfer timeout of 120 s is better than 30 s.",
         "yes",
         "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
         "fails where it loses more",
         _judge_d2,
+        lambda floor: len(floor.timeouts),
     ),
-    (
+    DecisionPoint(
         "D3",
         "The graduated load-floor bonus (Q2.B) is the right shape.",
         "Q2.B",
         f"the bonus gives every D a share and keeps the overlap within {format_percent(OVERLAP_WITHIN)}, kv_aware "
-        "without it does "
-        "not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
+        "without it does not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
         _judge_d3,
+        lambda floor: len(_list_bonuses(floor)) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
     ),
-    (
+    DecisionPoint(
         "D4",
         "Admission refusals are counted where they happen (Q2.G).",
         "yes",
         "a pick was sent elsewhere because of a counted refusal",
         _judge_d4,
+        has_point=False,
     ),
-    (
+    DecisionPoint(
         "D5",
         "The deficit is measured against the mean, rather than as K (max - mine) / max.",
         "defer",
         "at one K the form with the mean spreads the sessions and the other does not, or it is distinguishably better; "
         "fails for the opposite",
         _judge_d5,
+        lambda floor: len(DISTINGUISHED_BY),
     ),
-    (
+    DecisionPoint(
         "D6",
         f"K = {DEFAULT_K:g} is reasonable.",
         "try 200 first",
         f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
         _judge_d6,
+        lambda floor: 1,
     ),
-    (
+    DecisionPoint(
         "D7",
         "This many sessions are enough.",
         "the same subset",
         "every difference to kv_aware without a fix is distinguishable from none",
         _judge_d7,
+        lambda floor: 1,
+        has_point=False,
     ),
-    (
+    DecisionPoint(
         "Q1",
         "The load floor alone ends the lost transfers (Q1.F): the transport needs no fix.",
         "Q1.F first",
         "transfers were lost without the bonus, and with one none is, distinguishably fewer; fails where under every "
         "bonus some are, distinguishably from none",
         _judge_q1,
+        lambda floor: len(_list_bonuses(floor)),
     ),
-    (
+    DecisionPoint(
         "Q1.D",
         "A pair is closed after several failures in a window, and probed again.",
         "avoid for now",
         "transfers failed without closing a pair, or a quarantined pair moved KV again",
         _judge_q1d,
+        has_point=False,
     ),
 )
-"""Name, claim, the specification's default, the rule, and what applies it: the outcome and its reason."""

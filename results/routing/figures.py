@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.routing import (
-    conditional_figure,
-    load_figures,
-    migration_figures,
-    policy_figures,
-    schematics,
-    sensitivity_figures,
-)
+from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
 from results.routing.analyse import RoutingAnalysis
 
 FIGURES = (
@@ -30,7 +23,7 @@ FIGURES = (
     schematics.COUPLING,
     schematics.ARCHITECTURE,
 )
-OF_VARIATIONS = (conditional_figure.CONDITIONAL,)
+OF_VARIATIONS = (sensitivity_figures.CONDITIONAL,)
 """Only of simulated runs that vary their engine model."""
 DRAWERS: Drawers = {kind.number: kind.draw for kind in (*FIGURES, *OF_VARIATIONS)}
 

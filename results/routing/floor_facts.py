@@ -21,9 +21,9 @@ from results.routing.transfers import Moved
 KV_AWARE = "kv_aware"
 """The policy of that specification."""
 QUARANTINED = "quarantin"
-"""In the reason of a transfer that its pair's quarantine refused, and of a pair that is cut off."""
+"""In the reason of a transfer that was refused because its pair is in quarantine or cut off."""
 LOST = frozenset({"failed", "refused"})
-"""How a transfer ends whose target computes what was to come."""
+"""How a transfer ends whose target computes the KV itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SessionFacts:
     chosen_tokens: int
     """The same of the D that was picked."""
     counted: int
-    """Of the requests, those of which is known what the D found in its own cache."""
+    """Requests whose tokens in the D's own cache are known."""
     counted_best_tokens: int
     """`best_tokens` of these alone."""
     served_tokens: int
@@ -87,7 +87,7 @@ class TransportFacts:
     """Refused because their pair was in quarantine."""
     pairs_quarantined: int
     pairs_recovered: int
-    """Of these, pairs with a transfer that went well after one was refused."""
+    """Of these, pairs with a successful transfer after a refused one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class DecodeRequests:
 
 
 def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFacts:
-    """Of one cell; `records` in any order."""
+    """`records`: those of the cell, in any order."""
     log = sorted(records, key=lambda record: record.seq)
     decodes = tuple(engine.instance for engine in cell.engines if engine.role != "prefill")
     placed = Counter({name: 0 for name in decodes})
@@ -140,9 +140,9 @@ def _session_facts(name: str, own: Sequence[DecisionRecord], decodes: Sequence[s
 
 
 def _own_tokens(record: DecisionRecord) -> int | None:
-    """What the instance found in its own cache; by the index where no response said it.
+    """Tokens that the instance found in its own cache; by the index where no response reports them.
 
-    None: KV was handed over, and the tokens that came were not counted.
+    None: KV was handed over, and its tokens were not counted.
     """
     outcome = record.outcome
     if outcome is not None and outcome.transfer is not None and outcome.transfer.status == "transferred":
@@ -153,7 +153,6 @@ def _own_tokens(record: DecisionRecord) -> int | None:
 
 
 def read_rules(cell: RoutingCell) -> Rules:
-    """By the cell's own record."""
     moves, transfer = cell.router.get("moves_kv"), cell.router.get("transfer")
     rules = dict(transfer) if isinstance(transfer, Mapping) else {}
     timeout_s = rules.pop("timeout_s", None)
@@ -165,12 +164,11 @@ def read_rules(cell: RoutingCell) -> Rules:
 
 
 def is_lost(transfer: KvTransfer) -> bool:
-    """Whether the target had to compute what was to come."""
+    """Whether the target had to compute the KV itself."""
     return transfer.status in LOST
 
 
 def summarise_decode_requests(moved: Sequence[Moved]) -> DecodeRequests:
-    """Of these transfers."""
     took = list_decode_times(moved)
     timed_out = sum(
         one.transfer.status == "failed" and bool(one.transfer.t_target_sent_ns) and _timed_out(one.transfer.reason)
@@ -185,25 +183,26 @@ def list_decode_times(moved: Sequence[Moved]) -> list[float]:
 
 
 def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
-    """Of these cells' transfers, each cell's in the order of its log."""
+    """`logs`: each cell's transfers, in the order of its log."""
     every = [one.transfer for log in logs for one in log]
-    quarantined = recovered = 0
+    pairs_quarantined = pairs_recovered = 0
     for log in logs:
-        closed: dict[tuple[str, str], bool] = {}
-        for one in (one.transfer for one in log):
-            pair = one.source, one.target
-            if one.status == "refused" and QUARANTINED in one.reason:
-                closed.setdefault(pair, False)
-            elif one.status == "transferred" and pair in closed:
-                closed[pair] = True
-        quarantined, recovered = quarantined + len(closed), recovered + sum(closed.values())
+        has_recovered: dict[tuple[str, str], bool] = {}
+        for transfer in (one.transfer for one in log):
+            pair = transfer.source, transfer.target
+            if transfer.status == "refused" and QUARANTINED in transfer.reason:
+                has_recovered.setdefault(pair, False)
+            elif transfer.status == "transferred" and pair in has_recovered:
+                has_recovered[pair] = True
+        pairs_quarantined += len(has_recovered)
+        pairs_recovered += sum(has_recovered.values())
     return TransportFacts(
         asked=len(every),
         transferred=sum(one.status == "transferred" for one in every),
         failed=sum(one.status == "failed" for one in every),
         quarantined=sum(one.status == "refused" and QUARANTINED in one.reason for one in every),
-        pairs_quarantined=quarantined,
-        pairs_recovered=recovered,
+        pairs_quarantined=pairs_quarantined,
+        pairs_recovered=pairs_recovered,
     )
 
 

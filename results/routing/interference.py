@@ -1,4 +1,4 @@
-"""What a prefill does to the decodes beside it: the rows of `interference.jsonl` to a table (figure f4d)."""
+"""How a prefill slows the decodes on its instance: the rows of `interference.jsonl`, summarised (figure f4d)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interference:
 
 
 def read_interference(root: Path) -> tuple[tuple[InterferenceRecord, ...], tuple[Gap, ...]]:
-    """The rows of the run; none where the file is not there, which is no gap: not every preset measures it."""
+    """The rows of the run. A missing file is no gap: not every preset measures interference."""
     path = RunLayout(root).interference
     if not path.is_file():
         return (), ()

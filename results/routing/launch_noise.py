@@ -38,7 +38,7 @@ def fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
 
 
 def measure_noise(analysis: RoutingAnalysis) -> LaunchNoise | None:
-    """None where the run does not tell."""
+    """None where `fit_noise` gives a reason."""
     fit = fit_noise(analysis)
     return None if isinstance(fit, str) else LaunchNoise(NOISE_OF, fit.sigma, fit.degrees, analysis.trials)
 

@@ -101,19 +101,18 @@ def draw_occupancy(figure: Figure) -> Drawing:
     lines = table[table["point"] != MEASURED]
     for deployment, pen in pens(dict.fromkeys(lines["deployment"])).items():
         rows = lines[lines["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
-        color = pen.color
         dashes: Dashes = (0, (5, 2)) if rows["modelled"].any() else "-"
-        size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
-        low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
-        axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
-        axes.plot(size, high, linestyle=dashes, color=color)
-        ends += [_name_end(size, high, str(deployment), color)] if size.size else []
+        size = marks.column(rows, "footprint_tokens")
+        low, high = (marks.column(rows, name) for name in ("occupancy_mean", "occupancy_p90"))
+        axes.fill_between(size, low, high, color=pen.color, alpha=0.12, linewidth=0)
+        axes.plot(size, high, linestyle=dashes, color=pen.color)
+        ends += [_name_end(size, high, str(deployment), pen.color)] if size.size else []
     measured = table[table["point"] == MEASURED]
     for name, pen in pens(measured["deployment"]).items():
         rows = measured[measured["deployment"] == name]
-        high = rows["occupancy_p90"].to_numpy(dtype=np.float64)
-        down = np.maximum(high - rows["occupancy_mean"].to_numpy(dtype=np.float64), 0)
-        size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
+        high = marks.column(rows, "occupancy_p90")
+        down = np.maximum(high - marks.column(rows, "occupancy_mean"), 0)
+        size = marks.column(rows, "footprint_tokens")
         axes.errorbar(size, high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color, markerfacecolor="white",
                       capsize=2)  # fmt: skip
         ends += [_name_end(size, high, str(name), pen.color)]
@@ -138,7 +137,7 @@ def _name_end(size: Samples, share: Samples, name: str, color: str) -> tuple[flo
 
 
 def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
-    """Percentiles of the footprints; those too near each other share a name."""
+    """Draw the percentiles of the footprints; those too near each other share a label."""
     percentiles = table[(table["point"] != "") & (table["deployment"] == table["deployment"].iloc[0])]
     wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # the width of a name
     named: dict[float, list[str]] = {}
@@ -189,11 +188,11 @@ def draw_interference(figure: Figure) -> Drawing:
     lengths = sorted(set(table["prefill_tokens"]))
     for name, pen in pens(f"{number} decodes" for number in sorted(set(table["decodes"]))).items():
         rows = table[table["decodes"] == int(name.split()[0])].sort_values("prefill_tokens", kind="stable")
-        size = rows["prefill_tokens"].to_numpy(dtype=np.float64)
+        size = marks.column(rows, "prefill_tokens")
         times.plot(size, rows["itl_before_s"] * 1e3, color=pen.color, marker=pen.marker, markerfacecolor="white",
                    linestyle=":", label=f"{name}, before")  # fmt: skip
         times.plot(size, rows["itl_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
-        value = rows["slowdown"].to_numpy(dtype=np.float64)
+        value = marks.column(rows, "slowdown")
         below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
         ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
     for axes, values in ((times, table[["itl_before_s", "itl_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
@@ -310,8 +309,8 @@ def draw_coupling(figure: Figure) -> Drawing:
         fit = table[(table["kind"] == FIT) & (table["label"] == label)]
         left.plot(fit["sessions"], fit["service_s"], color=pen.color, linewidth=1.1)
         if label in starts:
-            low, high = (fit[side].to_numpy(dtype=np.float64) for side in ("low", "high"))
-            left.fill_between(fit["sessions"].to_numpy(dtype=np.float64), low, high, color=pen.color, alpha=0.1)
+            low, high = (marks.column(fit, side) for side in ("low", "high"))
+            left.fill_between(marks.column(fit, "sessions"), low, high, color=pen.color, alpha=0.1)
         _plot_cells(right, rows, "service_s", "amplification", pen, label)
     _plot_prediction(left, table[table["kind"] == LITTLE], "sessions", "service_s", (0, (1, 2)), colors)
     _plot_prediction(right, table[table["kind"] == KINEMATIC], "service_s", "amplification", "-", colors)
@@ -345,7 +344,7 @@ def _plot_prediction(
 
 
 def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
-    """Axes that show every cell with room beside; what is predicted far away may leave the panel."""
+    """Limit the axes to the cells, with a margin; predictions far from them may leave the panel."""
     for values, setter in ((across, axes.set_xlim), (up, axes.set_ylim)):
         known = values.to_numpy(dtype=np.float64)
         known = known[np.isfinite(known)]

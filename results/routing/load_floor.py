@@ -36,14 +36,15 @@ BONUS = "load_floor_bonus"
 """The parameter of kv_aware."""
 NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
-"""A D has a share worth the name from this part of an even share on; the specification states none."""
+"""A D has a non-trivial share from this part of an even share on; the specification states no number."""
 OF_TURNS = ("ttft_p90_s", "completed_share")
 TTFT_RATIO = "ttft_p90_ratio"
-"""Among the differences: of two TTFT p90 the ratio, which judges times here as everywhere in the report."""
+"""Among the differences: the ratio of two TTFT p90. The report judges all times by their ratio."""
 OF_LOGS = {
     "least_share": 1.0, "direct_rate": 1.0, "overlap_kept": math.inf, "overlap_chosen": 1.0, "lost_share": 1.0,
 }  # fmt: skip
-"""To the most that each can be; an engine may find more cached than the index knew of."""
+"""Numbers from decision logs, to the upper bound of each; overlap_kept has none, as an engine may find more cached
+than the index knew of."""
 NO_TRANSFER = "no KV was to be moved"
 
 
@@ -72,7 +73,7 @@ class FloorVariant:
     served: int
     """Requests with a session that were served."""
     counted: int
-    """Of these, those of which is known what the D found in its own cache: the overlap kept is of these alone."""
+    """Of these, those whose tokens in the D's own cache are known: the overlap kept is over these alone."""
     turns: int
     failed_turns: int
     """Turns that were not completed."""
@@ -95,10 +96,7 @@ class FloorVariant:
 
     @property
     def spread(self) -> bool | None:
-        """Whether every D has a share worth the name; None = not known, or the interval over the trials does not tell.
-
-        Too few trials for an interval: not known either.
-        """
+        """Whether every D has a non-trivial share; None = no interval over trials, or one that allows both."""
         least, enough = decisive(self.values["least_share"]), NON_TRIVIAL / self.instances
         if least.low is None or least.high is None or least.low < enough <= least.high:
             return None
@@ -116,7 +114,7 @@ class TimeoutPair:
     short_decode_requests: floor_facts.DecodeRequests
     long_decode_requests: floor_facts.DecodeRequests
     over_short: int
-    """Of the long one's that brought the KV: those that took longer than the short timeout."""
+    """Decode requests under the long timeout that brought the KV and took longer than the short one."""
     lost_share: Estimate
     """Share of the transfers that were lost, long - short, inside each trial."""
 
@@ -181,7 +179,7 @@ class _Label:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Requests of which is known what the D found in its own cache; and all that were served."""
+        """Requests whose tokens in the D's own cache are known, and all that were served."""
         sessions = [session for floor in self.floors.values() for session in floor.sessions]
         return sum(one.counted for one in sessions), sum(one.requests for one in sessions)
 
@@ -191,7 +189,7 @@ def measure_load_floor(
     facts: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> LoadFloor | None:
-    """Of the run with these labels (to their policies' names) and logs; None where no kv_aware cell has any fix."""
+    """`policies`: label to the policy's name. None where no kv_aware cell has any fix."""
     names = [
         label for label, policy in policies.items() if policy == floor_facts.KV_AWARE and measurements.cells(label)
     ]
@@ -299,7 +297,7 @@ def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: s
 
 
 def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
-    """Of the sessions whose first request was served; None where none was."""
+    """A share of the sessions whose first request was served; None where none was."""
     total = sum(floor.placed.values())
     return one_per_trial(choose(floor.placed) / total, total) if total else None
 
@@ -349,12 +347,12 @@ def _measure_differences(first: _Label, second: _Label, measurements: Measuremen
 
 
 def change_floor_level(floor: LoadFloor, level: float) -> LoadFloor:
-    """The same with every interval over trials at this level."""
+    """Put every interval over trials at this level."""
     return _change_estimates(floor, lambda name, one: change_level(one, level, is_ratio=name == TTFT_RATIO))
 
 
 def take_floor_points(floor: LoadFloor) -> LoadFloor:
-    """The same with every value as if it were certain, and of trials enough."""
+    """Take every value as if it were certain, and the trials as if they were enough."""
     points = _change_estimates(floor, lambda _, one: take_point(one))
     return replace(points, trials=max(floor.trials, MIN_PAIRED))
 

@@ -11,7 +11,7 @@ from results.routing.scale import sort_sessions
 
 MIB = 1 << 20
 AS_PRESET = "as the preset"
-"""A load of which a policy has nothing of its own."""
+"""The load of a policy that states none of its own."""
 TOP_SESSIONS = 0.01
 _AXES = ("time_scale", "kv_cache_memory_bytes", "trace")
 """What a preset may vary beside policies; a swept label ends with `AXIS=VALUE`."""
@@ -26,7 +26,7 @@ class Load:
     text: str = ""
     """What distinguishes it from the run's other loads; empty where there is one load."""
     top_share: float | None = None
-    """What TOP_SESSIONS of its sessions, those with the most input, have of all input tokens."""
+    """Share of all input tokens in the TOP_SESSIONS with the most input."""
 
 
 def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:
@@ -63,10 +63,10 @@ def _top_share(cell: LoadedCell) -> float | None:
 
 
 def strip_load(label: str) -> str:
-    """A swept label without its load, by which the same policy is recognised under several."""
+    """The label without its load: the same text for one policy under every load."""
     return " ".join(word for word in label.split() if word.partition("=")[0] not in _AXES)
 
 
 def join_load(text: str, load: str) -> str:
-    """What is compared, and under which of several loads."""
+    """The text, with the load where a run has several."""
     return f"{text} ({load})" if load else text

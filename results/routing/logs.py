@@ -1,7 +1,7 @@
-"""What the decision logs of a run say beyond counts: migrations, KV movements, the data of figure 10.
+"""Reads the decision logs of a run for what its counts do not have: migrations, KV transfers, the data of figure 10.
 
-A log holds the whole cluster at every pick, so one cell's is read at a time; what is computed of it is retained, and of
-the picks themselves those that migrate a session.
+A log holds the whole cluster at every pick, so one cell's log is read at a time. Retained are what is computed from it
+and the picks that migrate a session.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogFacts:
     migrations: Migrations
     moved: tuple[Moved, ...]
     external_total_tokens: float | None
-    """Prompt tokens that came by transfer, as the counters of all instances say over the cell; None = not all do."""
+    """Prompt tokens that came by transfer, by the counters of all instances over the cell; None = one lacks it."""
     prefills: tuple[Prefill, ...]
     transferred_turns: tuple[TransferredTurn, ...]
     pending: tuple[PendingSeries, ...]
@@ -53,9 +53,9 @@ class LogFacts:
 
 
 def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFacts], tuple[Gap, ...]]:
-    """By the cells' paths, of those whose policy may move sessions or spread them (others' logs hold nothing more).
+    """By path, the facts of cells whose policy may move or spread sessions; the logs of others hold nothing more.
 
-    Where a log cannot be read, a gap if loading the cell did not find it.
+    A log that cannot be read is a gap, unless loading its cell already gave that gap.
     """
     facts: dict[str, LogFacts] = {}
     gaps: list[Gap] = []
@@ -84,7 +84,7 @@ def _may_move_or_spread(cell: LoadedCell) -> bool:
 def facts_by_label(
     logs: Mapping[str, LogFacts], cells: Sequence[LoadedCell], labels: Iterable[str], measurements: Measurements
 ) -> dict[str, dict[int, LogFacts]]:
-    """Label to trial, of the cells that count; a label without any is there, and empty."""
+    """Label to trial, of the cells that count; a label without any is empty."""
     facts: dict[str, dict[int, LogFacts]] = {label: {} for label in labels}
     counted = {cell.path for label in facts for cell in measurements.cells(label).values()}
     for cell in cells:
@@ -94,7 +94,7 @@ def facts_by_label(
 
 
 def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
-    """Of one cell with this log."""
+    """`records`: the log of the cell."""
     parameters = cell.record.parameters
     hot_tokens = number_or_none(parameters.get("hot_tokens"))
     cooldown_s = number_or_none(parameters.get("cooldown_s"))
@@ -111,7 +111,7 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
 
 
 def _external_total(cell: RoutingCell) -> float | None:
-    """What the engines counted as having come by transfer over the cell; None where one does not say."""
+    """Prompt tokens that the engines count as transferred over the cell; None where one does not count them."""
     own = [engine.prompt_tokens_by_source.get("external_kv_transfer") for engine in cell.engines]
     return None if not own or None in own else sum(count or 0.0 for count in own)
 

@@ -20,7 +20,6 @@ from results.measures.latency import Mask
 from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import Turns
 from results.records.count import format_count
-from results.records.frames import Gap
 from results.routing.metrics import (
     Metric,
     fewest_samples,
@@ -46,7 +45,7 @@ from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combin
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
-"""More sessions than this are resampled in groups of neighbours by name."""
+"""More sessions than this are resampled in groups of neighbours in name order."""
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
@@ -60,7 +59,7 @@ class _Cell:
     summary: RoutedSummary
     turns: Turns | None
     group: Ranks
-    """Of each turn's session."""
+    """The group of each turn's session."""
 
 
 class Measurements:
@@ -125,14 +124,14 @@ class Measurements:
             return combine(compute, self.get(first, metric), self.get(second, metric))
 
         def compare(trial: int) -> Trial | str:
-            mine, other = self._cells[first][trial], self._cells[second][trial]
-            ours, theirs = self._common(mine, other, metric)
-            trials = [self._of_turns(mine, metric, ours), self._of_turns(other, metric, theirs)]
-            for reason in trials:
+            cells = self._cells[first][trial], self._cells[second][trial]
+            masks = self._common(*cells, metric)
+            sides = [self._of_turns(cell, metric, mask) for cell, mask in zip(cells, masks, strict=True)]
+            for reason in sides:
                 if isinstance(reason, str):
                     return reason
-            sides = (Measured({trial: one}) for one in trials if isinstance(one, Trial))
-            compared = combine(compute, *sides).trials[trial]
+            measured = (Measured({trial: side}) for side in sides if isinstance(side, Trial))
+            compared = combine(compute, *measured).trials[trial]
             return compared if math.isfinite(compared.value) else "a time of zero has no ratio"
 
         return self._by_trial(first, second, compare)
@@ -142,12 +141,12 @@ class Measurements:
         turns that first served in less time."""
 
         def compare(trial: int) -> Trial | str:
-            mine, other = self._cells[first][trial], self._cells[second][trial]
-            if mine.turns is None or other.turns is None:
+            one, other = self._cells[first][trial], self._cells[second][trial]
+            if one.turns is None or other.turns is None:
                 return UNREADABLE
-            ours, theirs = self._common(mine, other, _mean_of(series))
-            change = mine.turns.series(series)[ours] - other.turns.series(series)[theirs]
-            group = mine.group[ours]
+            mask, other_mask = self._common(one, other, _mean_of(series))
+            change = one.turns.series(series)[mask] - other.turns.series(series)[other_mask]
+            group = one.group[mask]
             if not change.size:
                 return "no turn was completed by both"
             if of == "median":
@@ -163,12 +162,12 @@ class Measurements:
         """Turns that both completed, and turns that only one did, over all trials that have both."""
         both = lost = 0
         for trial in self._shared(first, second):
-            mine, other = self._cells[first][trial], self._cells[second][trial]
-            ours, theirs = self._common(mine, other, _mean_of(series))
-            both += int(ours.sum())
-            for cell, used in ((mine, ours), (other, theirs)):
+            cells = self._cells[first][trial], self._cells[second][trial]
+            masks = self._common(*cells, _mean_of(series))
+            both += int(masks[0].sum())
+            for cell, mask in zip(cells, masks, strict=True):
                 if cell.turns is not None:
-                    lost += int(np.isfinite(cell.turns.series(series)).sum()) - int(used.sum())
+                    lost += int(np.isfinite(cell.turns.series(series)).sum()) - int(mask.sum())
         return both, lost
 
     def weights(self) -> Samples | str:
@@ -189,19 +188,19 @@ class Measurements:
         return draws
 
     def replicate_rows(self, sessions: Sequence[str], replicates: Replicates) -> Draws:
-        """Draws of a Trial whose rows, such as picks of a decision log, are of these sessions as headers name them."""
+        """Draws over rows of these sessions, such as picks of a decision log. Names are quoted as in a header."""
 
         def draws() -> Samples | str:
             group = [self._group.get(unquote(name)) for name in sessions]
             if self.sessions >= MIN_SESSIONS and None in group:
-                strange = group.count(None)
-                return f"{strange} of {len(group)} are of sessions that the turn records do not name"
+                unnamed = group.count(None)
+                return f"{unnamed} of {len(group)} are of sessions that the turn records do not name"
             return self._draws(lambda weights: replicates(np.array(group, dtype=np.int64), weights))()
 
         return draws
 
     def ratio_of_rows(self, sessions: Sequence[str], top: Samples, bottom: Samples) -> Trial | None:
-        """sum(top) / sum(bottom) over the rows that have both, None where that is nothing. A mean where bottom is 1."""
+        """sum(top) / sum(bottom) over the rows that have both; None where sum(bottom) is not above 0."""
         known = np.isfinite(top) & np.isfinite(bottom)
         above, below = top[known], bottom[known]
         if not below.sum() > 0:
@@ -236,15 +235,15 @@ class Measurements:
             return unmeasured("; ".join(why) or f"no trial has both {first} and {second}")
         return _try_trials(shared, why, compute)
 
-    def _common(self, mine: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
+    def _common(self, one: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
         """Which turns of each are also in the other, by index; none where the records of one cannot be read."""
-        if mine.turns is None or other.turns is None:
-            return np.zeros(mine.group.size, dtype=np.bool_), np.zeros(other.group.size, dtype=np.bool_)
-        ours, theirs = turns_with(metric, mine.turns), turns_with(metric, other.turns)
-        if np.array_equal(mine.turns.index, other.turns.index):
-            return ours & theirs, ours & theirs
-        common = np.intersect1d(mine.turns.index[ours], other.turns.index[theirs], assume_unique=True)
-        return ours & np.isin(mine.turns.index, common), theirs & np.isin(other.turns.index, common)
+        if one.turns is None or other.turns is None:
+            return np.zeros(one.group.size, dtype=np.bool_), np.zeros(other.group.size, dtype=np.bool_)
+        mask, other_mask = turns_with(metric, one.turns), turns_with(metric, other.turns)
+        if np.array_equal(one.turns.index, other.turns.index):
+            return mask & other_mask, mask & other_mask
+        common = np.intersect1d(one.turns.index[mask], other.turns.index[other_mask], assume_unique=True)
+        return mask & np.isin(one.turns.index, common), other_mask & np.isin(other.turns.index, common)
 
     def _of_turns(self, cell: _Cell, metric: Metric, where: Mask) -> Trial | str:
         """The metric over some of a cell's turns."""
@@ -291,12 +290,12 @@ def _of_cell(summary: RoutedSummary, metric: Metric) -> Trial | str:
 
 
 def one_per_trial(value: float, n: int = 1) -> Trial:
-    """A number that a whole cell has one of."""
+    """A number of a whole cell."""
     return Trial(value, n, lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
 
 
 def over_trials(by_trial: Mapping[int, Trial | None], why: str) -> Measured:
-    """The trials that have the number; `why` none has."""
+    """The trials that have the number. `why`: the reason where none has."""
     known = {trial: number for trial, number in by_trial.items() if number is not None}
     return Measured(known) if known else unmeasured(why)
 
@@ -309,7 +308,7 @@ def log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
 
 
 def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
-    """Cells that did not replay what the first cell of their trial and trace did: nothing can be paired with them."""
+    """By path, cells that differ in trace or seed from the first of their trial: nothing can be paired with them."""
     first: dict[tuple[int, str], tuple[object, object]] = {}
     odd: dict[str, str] = {}
     for cell in cells:
@@ -317,11 +316,6 @@ def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
         if first.setdefault((cell.record.trial, str(cell.record.trace.get("name") or "")), sent) != sent:
             odd[cell.path] = "of another trace or seed than the trial's first cell"
     return odd
-
-
-def odd_gaps(cells: Sequence[LoadedCell]) -> tuple[Gap, ...]:
-    """The same, as gaps."""
-    return tuple(Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
 
 
 def mean_interval(measured: Measured) -> Estimate:
@@ -339,7 +333,7 @@ def ratio_interval(measured: Measured) -> Estimate:
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
-    """As `interval`, of what cannot be below 0 or above `most`: 1 for a share of a whole."""
+    """As `mean_interval`, with the bounds cut at 0 and at `most`: 1 for a share of a whole."""
     mean = mean_interval(measured)
     if mean.low is None or mean.high is None:
         return mean
@@ -347,7 +341,7 @@ def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
 
 
 def widest_interval(measured: Measured) -> Estimate:
-    """As `interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
+    """As `mean_interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
 
     From three trials on it reaches as far as the wider of both intervals on each side.
     """

@@ -12,7 +12,7 @@ from results.measures import latency
 from results.measures.latency import Mask
 from results.measures.summary import POINTS, percentile_name
 from results.measures.turns import Turns
-from results.statistics.estimates import Ranks, Samples, weighted_quantiles
+from results.statistics.estimates import Estimate, Ranks, Samples, weighted_quantiles
 
 WORKER_POINT = 0.9
 """Of each instance's TTFT, before the median and the maximum over instances."""
@@ -60,6 +60,10 @@ class Metric:
     def heading(self) -> str:
         """Of its column in a table."""
         return f"{self.title} {self.shown_unit}".strip()
+
+    def format_value(self, value: Estimate) -> str:
+        """`65.3 [48.0, 82.6] ms`."""
+        return f"{value.text(3, self.scale)} {self.shown_unit}".strip()
 
 
 def _latency_metrics() -> Iterable[Metric]:

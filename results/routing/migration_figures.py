@@ -31,13 +31,13 @@ Dashes = tuple[float, tuple[float, ...]]
 
 OF_ABLATION = ("apc", "ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s")
 BINS = 120
-"""Stretches of time of a heat map."""
+"""Of time, in a heat map."""
 PANELS = 6
 """Policies that figure 10 shows at most."""
 MOST_ARROWS = 150
-"""Migrations of a trial that figure 10 shows as arrows; more would cover each other, and it shows their number."""
+"""Migrations of a trial that figure 10 shows as arrows; more would cover each other and are counted in bars."""
 HALF_ROW = 0.42
-"""Of an instance's row in figure 10: the tallest bar."""
+"""Height of the tallest bar in an instance's row of figure 10."""
 HEAT, ARROW = "heat", "arrow"
 """What a row of figure 10 is."""
 _ARROWS: Mapping[str, tuple[Dashes, str]] = {
@@ -46,7 +46,7 @@ _ARROWS: Mapping[str, tuple[Dashes, str]] = {
     "unneeded": ((0.0, (1.0, 1.0)), "#009e73"),
 }
 _LOST = QUIET
-"""Of arrows whose migration failed, or of which it is not known what came: crossed out."""
+"""Color of arrows whose migration failed or has no known outcome; they are crossed out."""
 _HOT = "#cc79a7"
 _UNSEEN: Mapping[str, Any] = {"facecolor": "white", "edgecolor": "#c8c8c8", "hatch": "////", "linewidth": 0.0}
 
@@ -153,7 +153,7 @@ def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[d
 
 
 def bin_pending(pending: Sequence[PendingSeries], edges_s: Samples) -> Samples:
-    """The most tokens pending between each two of `edges_s`, instances x bins; NaN where nothing was seen."""
+    """The most tokens pending in each bin, instances x bins; NaN where nothing was seen."""
     grid = np.full((len(pending), max(len(edges_s) - 1, 0)), np.nan)
     for row, series in zip(grid, pending, strict=True):
         bins = np.searchsorted(edges_s, series.t_s, side="right") - 1
@@ -239,7 +239,7 @@ def _draw_moves(axes: Axes, arrows: pd.DataFrame, names: Sequence[str], edges_s:
 
 
 def count_moves(instances: pd.Series, t_s: pd.Series, names: Sequence[str], edges_s: Samples) -> npt.NDArray[np.int64]:
-    """Moves of each of `names` between each two of `edges_s`, names x bins; other instances are left out."""
+    """Moves by instance and bin, names x bins; instances outside `names` are left out."""
     grid = np.zeros((len(names), len(edges_s) - 1), dtype=np.int64)
     rows = pd.Index(names).get_indexer(pd.Index(instances))
     bins = np.searchsorted(edges_s, t_s.to_numpy(dtype=np.float64), side="right") - 1
@@ -249,7 +249,7 @@ def count_moves(instances: pd.Series, t_s: pd.Series, names: Sequence[str], edge
 
 
 def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """First place and end of each stretch that is True."""
+    """Begin and end (exclusive) of each run of True."""
     steps = np.flatnonzero(np.diff(np.concatenate(([False], where, [False])).astype(np.int8)))
     return [(int(first), int(end)) for first, end in zip(steps[::2], steps[1::2], strict=True)]
 
@@ -261,7 +261,7 @@ def _make_frame(left: float, bottom: float, width: float) -> Patch:
 
 
 def _legend_keys(table: pd.DataFrame) -> list[Artist]:
-    """What the marks of figure 10 mean: of arrows, those that are in it."""
+    """What the marks in this figure 10 mean."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,8 +1,8 @@
-"""What migrations were and what they cost (specs/ear.md 5.6): of one cell from its decision log, and of a policy.
+"""Migrations and what they cost (specs/ear.md 5.6): of one cell from its decision log, and of a policy.
 
-A migration is a pick with `migrate_from`; it counts as served where the target began to answer well, which is when the
-session's binding moved. The rates of one cell carry no interval over sessions: the requests of one session are not
-independent. Of a policy, from three trials on an interval holds what varies between trials; with fewer it resamples
+A migration is a pick with `migrate_from`. It is served once the target begins a successful answer, which moves the
+session's binding. The rates of one cell carry no interval over sessions: the requests of one session are not
+independent. For a policy, from three trials on an interval holds what varies between trials; with fewer it resamples
 sessions.
 """
 
@@ -21,28 +21,28 @@ from results.statistics.estimates import Estimate, Samples, mean, proportion, un
 from results.statistics.trials import Trial
 
 TURNS_AFTER = 3
-"""k of the accuracy, which the specification leaves open: the next turns of the session that are looked at.
+"""k of the accuracy, which the specification leaves open: the session's next k turns are checked.
 
 Beside it the accuracy at the very next turn: more migrations have one than have three, and sessions that migrate late
 are not left out.
 """
 MIN_COSTED = 5
-"""Of fewer migrations a mean has no interval."""
+"""A mean over fewer migrations has no interval."""
 TURNS_LEFT = (0, 1, 2, 5, 10, 20)
 """First turns-left of each row of the cost table."""
 NO_THRESHOLD = "the policy states no {}"
 POOLED = ("accuracy", "accuracy_next", "thrash_rate")
-"""Rates of the trials' cases together."""
+"""Rates that pool the cases of all trials."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedMigration:
-    """One pick that wanted its session moved. Seconds count from the log's first pick."""
+    """One pick that asked to migrate its session. Seconds count from the log's first pick."""
 
     pick: DecisionRecord
     t_s: float
     moved_s: float | None
-    """When the target began to answer, and the binding moved; None = it was not served."""
+    """When the target began its answer and the binding moved; None = it was not served."""
     turns_left: int
     """Turns of the session that were picked after it had moved, to the end of the log."""
     stayed_cool: bool | None
@@ -75,13 +75,13 @@ class RequestedMigration:
 
     @property
     def transfer_s(self) -> float | None:
-        """Of a transfer that ended well."""
+        """None unless the transfer succeeded."""
         return None if self.transfer is None else seconds_of_transfer(self.transfer)
 
     @property
     def lost_tokens(self) -> int | None:
-        """What it cost: prompt tokens that the source held by the index and the target had to compute (by the engine's
-        count of cached tokens, else the index). None = it was not served."""
+        """Prompt tokens that the source held by the index and the target had to compute (by the engine's count of
+        cached tokens, else the index). None = it was not served."""
         if self.moved_s is None:
             return None
         cached, decision = self.pick.request.cached_tokens, self.pick.decision
@@ -121,7 +121,7 @@ class CostRow:
     """`0`, `2-4`, `20+`."""
     migrations: int
     recomputed: int
-    """Of these, those served without KV that came: the lost tokens are theirs alone."""
+    """Of these, those served without transferred KV: the lost tokens are theirs alone."""
     lost_tokens: Estimate
     """Mean; from five migrations on with Student's t interval, as all of these."""
     lost_per_turn_left: Estimate
@@ -140,9 +140,9 @@ class Migrations:
     requests: Mapping[str, int]
     """Requests by session."""
     asked: int
-    """Requests with a pick that wanted to migrate."""
+    """Requests with a pick that asked to migrate."""
     outcomes: Mapping[str, int]
-    """Picks that wanted to migrate, by what came of it."""
+    """Picks that asked to migrate, by outcome."""
     refused: Mapping[str, int]
     """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
     trigger_rate: Estimate
@@ -161,7 +161,7 @@ class Migrations:
     events: tuple[RequestedMigration, ...]
     """In the order of the picks."""
     costs: tuple[CostRow, ...]
-    """What served migrations cost against the turns that were left to pay for it; rows without any are left out."""
+    """Costs of served migrations by the turns left to pay for them; rows without any are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class PolicyMigrations:
     values: Mapping[str, Estimate]
     """trigger_rate, accuracy, accuracy_next, thrash_rate (shares; all but the first of the migrations or sessions of
     all trials, n of them, with exact binomial intervals); waited_transferred_s, waited_recomputed_s: from the pick to
-    the first byte of migrations that went so."""
+    the first byte of migrations with that outcome."""
     costs: tuple[CostRow, ...]
     """Of all trials together."""
     thrashed: tuple[str, ...]
@@ -192,9 +192,9 @@ def find_migrations(
     hot_tokens: int | None,
     cooldown_s: float | None,
 ) -> Migrations:
-    """All numbers of one cell; `records` in any order. The thresholds are those of its policy (T_hot, T_cool).
+    """All numbers of one cell; `records` in any order.
 
-    None = the policy has no such threshold: what it is needed for is unknown.
+    `hot_tokens`, `cooldown_s`: T_hot and T_cool of its policy; without one, what depends on it is unknown.
     """
     log = sorted(records, key=lambda record: record.seq)
     turns = _first_picks(log)
@@ -265,8 +265,7 @@ def _stayed_cool(pending: Sequence[int | None], hot_tokens: int | None, turns: i
 
 
 def moved_ns(record: DecisionRecord) -> int | None:
-    """When the target began to answer well: the moment the binding moved. The time to it counts from the pick, the
-    transfer included."""
+    """When the target began a successful answer, which moves the binding; None = it did not."""
     outcome = record.outcome
     if outcome is None or outcome.first_byte_s is None or outcome.migration == "failed":
         return None
@@ -347,7 +346,6 @@ def _mean_cost(values: Samples) -> Estimate:
 def summarise_migrations(
     label: str, by_trial: Mapping[int, Migrations], parameters: Mapping[str, object], measurements: Measurements
 ) -> PolicyMigrations:
-    """Of one label."""
     cells = by_trial.values()
     events = [event for cell in cells for event in cell.events]
     thrashed = (session for cell in cells for session, again in cell.thrashed.items() if again)
@@ -395,7 +393,7 @@ def _waited_s(by_trial: Mapping[int, Migrations], outcome: str, measurements: Me
 
 
 def mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:
-    """From the pick to the first byte, of those that were served; None where none was."""
+    """Mean time from the pick to the first byte of those that were served; None where none was."""
     waited_s = floats_or_nan(event.waited_s for event in events)
     return measurements.mean_of_rows([event.session for event in events], waited_s)
 

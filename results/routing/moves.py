@@ -1,4 +1,4 @@
-"""Everything that the decision logs of a run say of sessions that moved, and of KV that did."""
+"""The migrations and KV transfers of a run, from its decision logs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class CellMigrations:
     migrations: Migrations
     pending: tuple[PendingSeries, ...]
     counts: bool
-    """Its numbers are among those of the policy; else its client fell behind, or it replayed another trace."""
+    """It is among the policy's numbers; else its client fell behind, or it replayed another trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of a whole run."""
+    """Those of a whole run."""
 
     cells: tuple[CellMigrations, ...]
     migrations: tuple[PolicyMigrations, ...]
@@ -42,7 +42,7 @@ class Moves:
     recomputing: tuple[AgainstRecomputing, ...]
 
     def shown(self) -> tuple[CellMigrations, ...]:
-        """Of each label with migrations, the cell that figure 10 shows: of those that count, the one with the most."""
+        """The cell that figure 10 shows of each label with migrations: the one with the most, of those that count."""
         ranked = sorted(self.cells, key=lambda cell: (cell.counts, len(cell.migrations.events)), reverse=True)
         best: dict[str, CellMigrations] = {}
         for cell in ranked:
@@ -57,7 +57,7 @@ def collect_moves(
     facts: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> Moves:
-    """Of these cells; `logs` by their paths, `facts` of those that count: label to trial, in the order of tables."""
+    """`logs`: by the cells' paths. `facts`: of the cells that count, label to trial, in the order of tables."""
     parameters = {cell.record.label: cell.record.parameters for cell in cells}
     counted = {cell.path for label in facts for cell in measurements.cells(label).values()}
     migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}

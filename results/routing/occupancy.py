@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Occupancy:
 
 
 def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
-    """Of all cells that count."""
+    """`cells`: all that count."""
     read = [cell.turns for cell in cells if cell.turns is not None]
     if not read:
         return Footprints({name: unknown("no turn records") for name in FOOTPRINT_POINTS}, None, UNREAD)
@@ -111,7 +111,8 @@ def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> t
     combined = next((one for (prefilling, _), one in measured.items() if not prefilling), None)
     if combined is not None:
         for split in _modelled_splits(combined.decoding):
-            measured.setdefault(split, _model_split(combined, split))
+            model = replace(combined, name=_name_split(split), is_measured=False, decoding=split[1])
+            measured.setdefault(split, model)
     return tuple(measured[split] for split in sorted(measured)), ""
 
 
@@ -130,19 +131,6 @@ def _modelled_splits(instances: int) -> Iterator[tuple[int, int]]:
         decoding = instances // share
         if decoding:
             yield instances - decoding, decoding
-
-
-def _model_split(combined: Deployment, split: tuple[int, int]) -> Deployment:
-    """The combined arm's requests in fewer pools."""
-    return Deployment(
-        _name_split(split),
-        combined.arm,
-        False,
-        split[1],
-        combined.pool_tokens,
-        combined.decodes_mean,
-        combined.decodes_p90,
-    )
 
 
 def _name_split(split: tuple[int, int]) -> str:

@@ -50,15 +50,15 @@ def _ask(analysis: RoutingAnalysis) -> str:
 
 
 def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
-    facts, trace = analysis.facts, analysis.trace
-    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
+    facts = analysis.facts
     few = why_no_verdict(analysis.trials)
     brackets = "the 95 % spread of resampled sessions, on which no verdict rests" if few else "95 % intervals"
     scope = " Instances, router and client share its cores: the sizes say nothing about a GPU."
     return (
         f"{facts.label}{describe_engine(facts)}.{scope if facts.engine_kind == 'cpu' else ''}",
         f"{len(analysis.labels)} policies, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
-        f"{trace.get('file') or 'generated'}: {sizes or 'sizes not stated'}. Brackets hold {brackets}.",
+        f"{analysis.trace.get('file') or 'generated'}: {analysis.trace_sizes or 'sizes not stated'}. Brackets hold "
+        f"{brackets}.",
     )
 
 
@@ -100,25 +100,21 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
         return _rank_under_loads(analysis, remedy)
     answers, questions = [_answer_overall(analysis.standings, "Best policy")], list[OpenQuestion]()
     for row in analysis.standings:
-        title, others = metric_named(row.metric).title, len(row.behind) + len(row.level) + len(row.unjudged)
         named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
         text = (
-            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {others} others after Holm's "
-            f"correction{named}."
+            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {row.others} others after "
+            f"Holm's correction{named}."
         )
-        if len(row.corrected) == others:
-            answers.append(PageAnswer(title, "decided", text, HEADLINE_FIGURE))
+        if len(row.corrected) == row.others:
+            answers.append(PageAnswer(row.title, "decided", text, HEADLINE_FIGURE))
         else:
-            questions.append(OpenQuestion(title, text, remedy, HEADLINE_FIGURE))
+            questions.append(OpenQuestion(row.title, text, remedy, HEADLINE_FIGURE))
     return answers, questions
 
 
 def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """What was measured in one sentence: a run that ranks no policy has no answer per metric."""
-    shown = [
-        f"{join_load(metric_named(row.metric).title, row.load)} {row.best} {_describe_value(row)}"
-        for row in analysis.standings
-    ]
+    shown = [f"{row.title} {row.best} {_describe_value(row)}" for row in analysis.standings]
     answer = PageAnswer("Best of this run", "no verdict", f"{'; '.join(shown)}.", HEADLINE_FIGURE)
     why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
     return [answer], [OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)]
@@ -138,29 +134,25 @@ def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Page
 
 
 def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
-    """Of metrics under one load, or of a run that has one."""
+    """`rows`: those under one load, or of a run that has one."""
     alone = [row for row in rows if row.alone]
     decided = len(alone)
     unjudged = sum(len(row.unjudged) for row in rows)
-    comparisons = sum(len(row.behind) + len(row.level) for row in rows) + unjudged
     stand = sum(len(row.corrected) for row in rows)
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
+    without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
-        f"{which} one policy is distinguishably better than every other; of {comparisons} comparisons with the best, "
-        f"{stand} are distinguishable after Holm's correction{_count_unjudged(unjudged)}."
+        f"{which} one policy is distinguishably better than every other; of {sum(row.others for row in rows)} "
+        f"comparisons with the best, {stand} are distinguishable after Holm's correction{without}."
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
 
-def _count_unjudged(unjudged: int) -> str:
-    return f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
-
-
 def _describe_best(row: Standing) -> str:
     metric = metric_named(row.metric)
-    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
+    value = metric.format_value(row.value)
     if row.value.low is None:
         value += f" (no interval: {row.value.reason or 'one number per trial'})"
     return f"{'highest' if metric.higher_is_better else 'lowest'} under {row.best}, {value}"
@@ -168,12 +160,11 @@ def _describe_best(row: Standing) -> str:
 
 def _describe_value(row: Standing) -> str:
     """Without its spread, which the table beside it shows."""
-    metric = metric_named(row.metric)
-    return f"{replace(row.value, low=None, high=None).text(3, metric.scale)} {metric.shown_unit}".strip()
+    return metric_named(row.metric).format_value(replace(row.value, low=None, high=None))
 
 
 def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
-    """What would tell policies apart that this run does not."""
+    """What would distinguish policies that this run does not."""
     if all(len(load.labels) < 2 for load in analysis.loads):
         return "a run with several policies"
     count = None if isinstance(fit, str) else _plan_trials(analysis, fit)

@@ -1,4 +1,4 @@
-"""Policies against one another: every difference with its interval, and who wins what."""
+"""Compares policies: every difference with its interval, and who is best on each metric."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
-from results.routing.loads import Load
+from results.routing.loads import Load, join_load
 from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
@@ -19,8 +19,8 @@ ORDER = (
     "round_robin", "load_only", "leastwork", "leastwork_spread", "lmetric", "kv_linear", "kv_aware", "sticky",
     "approach_a", "unified", "unified_spread", "static_pd", "ear",
 )  # fmt: skip
-"""In the order in which tables and figures show them; policies of other names come after, by name. The first one that
-was measured is what the others are set against."""
+"""In the order in which tables and figures show them; policies of other names come after, by name. The first measured
+one is the baseline of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Pair:
     lost_turns: int | None
     """Turns that only one of the two completed: they are in neither side."""
     p_value: float | None = None
-    """Of there being none; None where there is no verdict."""
+    """Of no effect; None where there is no verdict."""
     ratio: Estimate | None = None
     """first / second of a time or of a ratio of times: the geometric mean over the trials; None for shares."""
     higher_in: int = 0
@@ -51,7 +51,7 @@ class Pair:
     lower_in: int = 0
 
     def turned(self) -> Pair:
-        """The same of second against first, but for `relative` and `second_value`, which are of the other one."""
+        """The pair of second against first, without `relative` and `second_value`."""
         opposite = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}
         return replace(
             self,
@@ -88,11 +88,11 @@ class TurnPair:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who is best on one metric, and of whom the intervals say so."""
+    """The best label on one metric, and the others by what their intervals say."""
 
     metric: str
     best: str
-    """The label with the best value; whether it is alone is what the rest says."""
+    """The label with the best value, distinguishable from the others or not."""
     value: Estimate
     behind: tuple[str, ...]
     """Distinguishably worse than the best."""
@@ -103,9 +103,19 @@ class Standing:
     basis: str
     """What the intervals cover."""
     corrected: tuple[str, ...] = ()
-    """Those of `behind` that stay so when all comparisons of all these metrics are corrected for (Holm)."""
+    """Those of `behind` that remain after Holm's correction over all comparisons of all metrics."""
     load: str = ""
     """As in Load: only policies under one load are compared."""
+
+    @property
+    def title(self) -> str:
+        """The metric, and its load where a run has several."""
+        return join_load(metric_named(self.metric).title, self.load)
+
+    @property
+    def others(self) -> int:
+        """How many labels were compared with the best."""
+        return len(self.behind) + len(self.level) + len(self.unjudged)
 
     @property
     def alone(self) -> bool:

@@ -79,13 +79,13 @@ def draw_apc(figure: Figure) -> Drawing:
     drawing, axes = _rows_of_policies(figure)
     table = figure.table
     at = np.arange(len(table), dtype=np.float64)
-    axes.barh(at, table["value"].to_numpy(dtype=np.float64), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
+    axes.barh(at, marks.column(table, "value"), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
     marks.draw_dots(axes, table, 1.0)
     for name, label, color, size in (  # the second on top of the first: they are often the same
         ("bound_any", "bound, any session", "#000000", 19),
         ("bound_intra", "bound, own session", "#56b4e9", 9),
     ):
-        bound = table[name].to_numpy(dtype=np.float64)
+        bound = marks.column(table, name)
         axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, label=label, clip_on=False)
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("share of prompt tokens")
@@ -129,7 +129,7 @@ def draw_instances(figure: Figure) -> Drawing:
     ):
         rows = table[table["kind"] == kind]
         at = rows["label"].map(row_of).to_numpy(dtype=np.float64)
-        value = rows["value"].to_numpy(dtype=np.float64) * 1e3
+        value = marks.column(rows, "value", 1e3)
         axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, label=kind, clip_on=False)
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)

@@ -1,7 +1,7 @@
-"""The pools of a disaggregated deployment as they were measured: KV in use, and where their prompt tokens came from.
+"""The pools of a disaggregated deployment as measured: KV in use, and where their prompt tokens came from.
 
-KV in use is what the engines say at 1 Hz (blocks of requests that run; what is only cached does not count), while the
-replay ran. Prompt tokens by source are the engines' own counters over a cell.
+KV in use is what the engines report at 1 Hz during the replay: blocks of running requests, not those that are only
+cached. Prompt tokens by source are the engines' own counters over a cell.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InstancePool:
 
 
 def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[InstancePool, ...]:
-    """Of every label, in the order of `labels`; cells whose client fell behind are left out."""
+    """Those of every label, in the order of `labels`; cells whose client fell behind are left out."""
     pools = []
     for label in labels:
         own = {cell.record.trial: cell for cell in cells if cell.record.label == label and not cell.degraded}
@@ -95,7 +95,7 @@ def _measure_pool(
 
 
 def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
-    """Of the role's instances while the replay ran: second, instance, and its share of KV in use."""
+    """(second, instance, share of KV in use) of the role's instances while the replay ran."""
     record = cell.record
     names = {engine.instance for engine in record.engines if engine.role == role}
     return [
@@ -106,7 +106,7 @@ def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
 
 
 def used_together(cell: LoadedCell, role: str) -> Samples:
-    """Share of the pool's KV in use, one value per second of the replay at which all of its instances said it."""
+    """Share of the pool's KV in use, one value per second of the replay in which all of its instances reported it."""
     instances = sum(engine.role == role for engine in cell.record.engines)
     at: dict[int, dict[str, float]] = {}
     for second, instance, share in _used_samples(cell, role):

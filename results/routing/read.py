@@ -1,4 +1,4 @@
-"""The cells of a `routing` run and what is missing or damaged of them."""
+"""Reads the cells of a `routing` run, and finds what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LoadedCell:
     samples: tuple[EngineSample, ...]
     path: str
     """The cell record's file, below the run's folder."""
-    gaps: tuple[Gap, ...] = field(default_factory=tuple)
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def degraded(self) -> str:
@@ -73,7 +73,7 @@ class PlannedCell(msgspec.Struct, frozen=True):
 
     @property
     def variation(self) -> str:
-        """Of the engine model; empty = it varies nothing."""
+        """The variation of the engine model; empty = none."""
         return str(self.params.get("variation", ""))
 
 
@@ -90,7 +90,7 @@ def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
 
 
 def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
-    """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap.
+    """The finished cells below `root` in the order they were measured, and all gaps. A bad cell is a gap.
 
     Only those of this variation, under the labels that their policies have without it.
     """
@@ -100,25 +100,20 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
         record = _read_record(layout.cell)
         if isinstance(record, Gap):
             gaps.append(record)
-            continue
-        if record.variation != variation:
-            continue
-        cell = load_cell(layout)
-        if isinstance(cell, Gap):
-            gaps.append(cell)
-            continue
-        if variation:
-            cell = replace(cell, record=replace(record, label=record.label.removesuffix(f" vary={variation}")))
-        cells.append(cell)
-        gaps.extend(cell.gaps)
+        elif record.variation == variation:
+            record = replace(record, label=record.label.removesuffix(f" vary={variation}"))
+            cells.append(_load_artifacts(layout, record))
+            gaps.extend(cells[-1].gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
 
 
 def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
-    """The cell in this folder; one whose record cannot be read is not counted, and says why."""
+    """The cell in this folder, or why its record cannot be read."""
     record = _read_record(layout.cell)
-    if isinstance(record, Gap):
-        return record
+    return record if isinstance(record, Gap) else _load_artifacts(layout, record)
+
+
+def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
     turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)
     samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
@@ -132,7 +127,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
 
 
 def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
-    """The turns without their cached tokens where prompts were handed over: to a decode instance those are cached."""
+    """The turns, without cached tokens where prompts were handed over: a decode instance reports those as cached."""
     if turns is None or picks is None or not picks.handovers:
         return turns
     return turns.without("cached_tokens")
@@ -166,9 +161,9 @@ def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
 
 
 def count_transfer_prompt_tokens(transfer: KvTransfer) -> int:
-    """Prompt tokens of its requests that some engine counted; the decode request of a handover is the client's own.
+    """Prompt tokens that engines counted for its requests, without the client's own: a handover's decode request.
 
-    Of a transfer that took several attempts, the last one's.
+    Of several attempts, only the last.
     """
     source = bool(transfer.t_source_done_ns)
     target = transfer.purpose == "migration" and bool(transfer.t_target_sent_ns) and transfer.status == "transferred"
@@ -180,7 +175,7 @@ def _sort_by_name(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def number_or_none(value: object) -> float | None:
-    """Of a parameter or a record's field; a truth value is no number."""
+    """The number in a parameter or a record's field; a bool is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -206,7 +201,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
 
 
 def _decode_picks(raw: bytes) -> PickCounts:
-    """Of a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it holds none."""
+    """Decode a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it has no picks."""
     breakdown = msgspec.json.decode(raw, type=dict[str, Any])
     picks = breakdown["picks"]
     if breakdown.get("format", 1) == 1:
@@ -219,7 +214,7 @@ _RENAMED_PICKS = {"leg_tokens": "transfer_prompt_tokens"}
 
 
 def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
-    """A file that is gone, or is not the one that its cell was finished with; it is not read into memory."""
+    """A gap where the file is missing or differs from its cell's checksum. It is not read into memory."""
     try:
         if not path.is_file():
             why = "is missing"
@@ -235,7 +230,7 @@ def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
 def read_rows(
     path: Path, kind: type[_Row], record: RoutingCell | None = None
 ) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
-    """The rows of a JSON lines file; `record`: of the cell that it was finished with."""
+    """The rows of a JSON lines file. `record`: of its cell, with the file's checksum."""
     raw = verified_bytes(path, None if record is None else record.checksums.get(path.name))
     if isinstance(raw, Gap):
         return (), (raw,)

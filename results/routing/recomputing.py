@@ -1,15 +1,15 @@
 """Was moving KV the faster way? Migrated turns against what the same turns would have taken without the KV.
 
-Where a run has two arms of one policy, one that moves KV and one whose targets compute it again, those decide. The arms
-have equal policies, parameters, pools and rules of transfer, so a trial of both is a pair. Which turns migrate is
-decided by each arm's own load: the migrated turns of both are not the same turns, but were chosen by the same rule. All
-that were served count, whatever became of their transfer.
+Where a run has two arms of one policy, one that moves KV and one whose targets compute it again, these decide. The arms
+have equal policies, parameters, pools and rules of transfer, so a trial of both is a pair. Each arm's own load decides
+which turns migrate: the migrated turns of both are not the same turns, but the same rule selected them. All that were
+served count, whether their transfer succeeded or not.
 
-Else what computing takes is fitted in the same cell, by least squares over the turns that were served without a
-transfer: time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at the
-instance x b. The second is held beside because sessions migrate when much is pending: the queue must not be taken for
-the computing. A fit carries a verdict only where it explains the turns it was made of and most migrated turns lie
-within them; its error widens the interval. Pure functions of decision records.
+Without such arms the time to compute is fitted in the same cell, by least squares over the turns that were served
+without a transfer: time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at
+the instance x b. The pending tokens are in it because sessions migrate when much is pending: queueing must not be taken
+for computing. A fit carries a verdict only where it explains its own turns and most migrated turns lie within their
+range; its error widens the interval. Pure functions of decision records.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOVES_KV = "moves_kv"
 RESERVED_OUTPUT, KNOWN = "reserved_output", "max_tokens"
 """In a cell's `router`: KV tokens counted for an answer; KNOWN = the trace's own output length."""
 MIN_FIT = 30
-"""Fewer turns say nothing of a time per token beside what was pending."""
+"""Fewer turns cannot separate the time per token from that of the queue."""
 MIN_R2 = 0.5
 """A fit that explains less of the variance in the time to the first byte, in any trial, carries no verdict."""
 WITHIN = 0.95
-"""The quantile of the fitted turns' tokens above which a migrated turn is extrapolated to."""
+"""A migrated turn above this quantile of the fitted turns' tokens is extrapolated."""
 MAX_BEYOND = 0.5
-"""With more of the migrated turns above it the fit carries no verdict."""
+"""A fit that extrapolates more than this share of the migrated turns carries no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class TransferredTurn:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well one cell's fit describes the turns it was made of, and how far it is stretched."""
+    """How well one cell's fit describes its own turns, and how far it extrapolates."""
 
     turns: int
     r2: float
     """The share of the variance of their times that it explains."""
     error_s: float
-    """Standard deviation of what it leaves of a single turn."""
+    """Standard deviation of its residual for a single turn."""
     computed_tokens: float
     """WITHIN of those turns computed fewer."""
     pending_tokens: float
@@ -143,12 +143,12 @@ NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without
 
 
 def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
-    """The labels whose KV moves, to the label of the arm that differs in nothing else and moves none."""
+    """Labels that move KV, to the label that differs in moving none and in nothing else."""
     return _pair_arms(records, {True: True, False: False}, MOVES_KV, RESERVED_OUTPUT)
 
 
 def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
-    """The labels that count a request's known output length as needed room, to the one that differs in nothing else."""
+    """Labels that reserve KV for the known output length, to the label that differs in reserving none."""
     return _pair_arms(records, {KNOWN: True, 0: False}, RESERVED_OUTPUT, MOVES_KV)
 
 
@@ -174,21 +174,21 @@ def compare_with_arm(
     migrations: Mapping[str, Mapping[int, Migrations]],
     measurements: Measurements,
 ) -> AgainstArm:
-    """Of two labels; `migrations` by label and trial."""
-    ours, theirs = (
+    """`migrations`: by label and trial."""
+    moving, recomputing = (
         over_trials(
             {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
             f"no migrated turn of {name} was served",
         )
         for name in (label, other)
     )
-    ratio = ratio_interval(combine(log_of_ratio, ours, theirs))
+    ratio = ratio_interval(combine(log_of_ratio, moving, recomputing))
     return AgainstArm(
         other=other,
-        migrated=sum(one.n for one in ours.trials.values()),
-        other_migrated=sum(one.n for one in theirs.trials.values()),
-        with_kv_s=mean_interval(ours),
-        without_kv_s=mean_interval(theirs),
+        migrated=sum(one.n for one in moving.trials.values()),
+        other_migrated=sum(one.n for one in recomputing.trials.values()),
+        with_kv_s=mean_interval(moving),
+        without_kv_s=mean_interval(recomputing),
         ratio=ratio,
         every_turn=ratio_interval(measurements.log_ratio(label, other, metric_named("ttft_mean_s"))),
         verdict=judged(ratio, 1.0),
@@ -196,7 +196,7 @@ def compare_with_arm(
 
 
 def find_prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
-    """The turns that tell what computing a prompt token takes in this cell."""
+    """The turns from which the time per computed prompt token is fitted."""
     turns = []
     for record in records:
         outcome, decision = record.outcome, record.decision
@@ -233,8 +233,8 @@ def compare_with_recomputing(
     measurements: Measurements,
     arm: AgainstArm | None = None,
 ) -> AgainstRecomputing | None:
-    """Of one label, `cells` by trial; None where no migration brought KV whose tokens are counted, and there is no arm
-    to compare with."""
+    """`cells`: by trial. None where no migration brought KV whose tokens are counted, and there is no arm to compare
+    with."""
     own = {trial: cell for trial, cell in cells.items() if cell[1]}
     if not own and arm is None:
         return None
@@ -253,7 +253,7 @@ def compare_with_recomputing(
 
 
 def _widen_by_error(difference: Estimate, fits: Sequence[Fit]) -> Estimate:
-    """By what the fits leave of a turn: one that misses turns it has seen may miss all the migrated ones as far."""
+    """By the fits' mean error of a turn: a fit may miss all the migrated turns by as much as its own."""
     if difference.low is None or difference.high is None or not fits:
         return difference
     error_s = float(np.mean([fit.error_s for fit in fits]))
@@ -275,7 +275,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
 
 
 def describe_fit(computed: Sequence[Prefill], moved: Sequence[TransferredTurn]) -> Fit:
-    """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
+    """Describe the least squares of `fit_times` for one cell with MIN_FIT turns or more."""
     tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]

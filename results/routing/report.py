@@ -8,7 +8,6 @@ from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import describe_spread, find_stalls, why_no_verdict
-from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.tables import build_tables
@@ -49,8 +48,7 @@ def _describe_trace(analysis: RoutingAnalysis) -> str:
     if not trace:
         return ""
     name = f"{trace.get('file') or 'a generated trace'} ({trace.get('format') or 'format not stated'})"
-    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
-    return f"Trace {name}: {sizes or 'sizes not stated'}."
+    return f"Trace {name}: {analysis.trace_sizes or 'sizes not stated'}."
 
 
 def describe_verdict(analysis: RoutingAnalysis) -> str:
@@ -67,8 +65,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
     corrected = sum(len(row.corrected) for row in analysis.standings)
     chance = (
         f" {comparisons} comparisons at {format_percent(LEVEL)} each: about {by_chance:.1f} find a difference by "
-        "chance alone; of "
-        f"the {behind} found, {corrected} stand after Holm's correction."
+        f"chance alone; of the {behind} found, {corrected} stand after Holm's correction."
     )
     if not alone:
         return (
@@ -77,7 +74,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
         )
     wins: dict[str, list[str]] = {}
     for row in alone:
-        wins.setdefault(row.best, []).append(join_load(metric_named(row.metric).title, row.load))
+        wins.setdefault(row.best, []).append(row.title)
     named = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
     open_rows = [row for row in analysis.standings if not row.alone]
     rest = f" Undecided: {'; '.join(_name_leader(row) for row in open_rows)}." if open_rows else ""
@@ -85,13 +82,10 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 
 
 def _name_leader(row: Standing) -> str:
-    metric = metric_named(row.metric)
     by_chance = [label for label in row.behind if label not in row.corrected]
-    beside = (*row.level, *row.unjudged, *by_chance)
-    others = len(row.level) + len(row.unjudged) + len(row.behind)
-    shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
-    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
-    return f"{join_load(metric.title, row.load)} {row.best} ({value}{shared})"
+    level = len(row.level) + len(row.unjudged) + len(by_chance)
+    shared = f", not distinguishable from {level} of {row.others} others" if level else ", the only one"
+    return f"{row.title} {row.best} ({metric_named(row.metric).format_value(row.value)}{shared})"
 
 
 def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How large a run was for what specs/ear claims of instances that hot sessions fill."""
+"""Whether a run was large enough for the claims of specs/ear about hot sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a run had for its claims, under one load."""
+    """The size of a run under one load."""
 
     instances: int
     shares_cores: bool
@@ -35,7 +35,7 @@ class Scale:
 
     @property
     def lacks_instances(self) -> str:
-        """What of the instances is missing for a claim about eight GPUs; empty where nothing is."""
+        """Why the instances do not suffice for a claim about eight GPUs; empty where they do."""
         if not self.shares_cores and self.instances >= MIN_INSTANCES:
             return ""
         shared = " that share a host's cores" if self.shares_cores else ""
@@ -43,24 +43,19 @@ class Scale:
 
     @property
     def lacks(self) -> str:
-        """What is missing for a claim about hot sessions, with what it takes; empty where nothing is."""
-        hot = MIN_HOT_PER_INSTANCE * self.instances
-        missing = (
-            (bool(self.lacks_instances), self.lacks_instances),
-            (
-                self.hot_sessions < hot,
-                f"{self.hot_sessions} sessions have half of the input ({MIN_HOT_PER_INSTANCE} or more per instance)",
-            ),
-            (self.hot_turns < MIN_TURNS, f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"),
-            (
-                self.max_inflight_sessions > 0,
-                f"at most {self.max_inflight_sessions} sessions are in flight (no limit)",
-            ),
-        )
-        return "; ".join(text for is_missing, text in missing if is_missing)
+        """Why the run does not suffice for a claim about hot sessions, with what it takes; empty where it does."""
+        reasons = [self.lacks_instances] if self.lacks_instances else []
+        if self.hot_sessions < MIN_HOT_PER_INSTANCE * self.instances:
+            needed = f"{MIN_HOT_PER_INSTANCE} or more per instance"
+            reasons.append(f"{self.hot_sessions} sessions have half of the input ({needed})")
+        if self.hot_turns < MIN_TURNS:
+            reasons.append(f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)")
+        if self.max_inflight_sessions > 0:
+            reasons.append(f"at most {self.max_inflight_sessions} sessions are in flight (no limit)")
+        return "; ".join(reasons)
 
     def lacks_loop(self, *labels: str) -> str:
-        """What is missing for a claim about how these policies load the whole system; empty where nothing is.
+        """Why the run does not suffice for a claim about how these policies load the whole system; empty where it does.
 
         Where arrivals wait for a limit, or the system is in no steady state, such a claim compares queues that the
         replay made.
@@ -80,7 +75,7 @@ def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:
 
 
 def measure_scale(cells: Sequence[LoadedCell], engine_kind: str, no_loop: Mapping[str, str]) -> Scale:
-    """Of cells that replay one trace on as many instances. `no_loop`: as in Scale."""
+    """`cells`: they replay one trace on as many instances. `no_loop`: as in Scale."""
     turns = next((cell.turns for cell in cells if cell.turns is not None), None)
     instances = max((len(cell.record.engines) for cell in cells), default=0)
     cap = max((int(cell.record.replay.get("max_inflight_sessions") or 0) for cell in cells), default=0)

@@ -1,8 +1,9 @@
-"""Figure 9 of specs/ear, in two parts: EAR by its thresholds, and policies by arrival rate, skew and KV pool."""
+"""Figure 9 of specs/ear in three parts: EAR by its thresholds, policies by load, claims by the engine model."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from results.routing.pairs import pair_of
 from results.routing.shown import describe_bars, estimate_columns, name_units
 from results.statistics.estimates import LEVEL, Samples, holm, unknown
 from results.statistics.estimates import figure as digits
+from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -33,6 +35,8 @@ OVER_EAR = "ttft_p90_over_ear"
 _RATES = {"trigger_rate": "trigger rate (%)", "accuracy": "accuracy (%)", "thrash_rate": "thrash rate (%)"}
 _COUNTED = ("accuracy", "thrash_rate")
 """Rates of a handful of migrations: each with its n."""
+OWN_VALUES = "as the model has it"
+_SIGNS = {Outcome.HOLDS: 1.0, Outcome.FAILS: -1.0}
 
 
 def collect_thresholds(analysis: RoutingAnalysis) -> FigureData | str:
@@ -182,5 +186,42 @@ def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool 
     return words
 
 
+def collect_conditional(analysis: RoutingAnalysis) -> FigureData:
+    rows = [
+        {"claim": one.claim.name, "variation": name, "outcome": str(outcome), "value": _SIGNS.get(outcome, 0.0)}
+        for one in analysis.conditional
+        for name, outcome in {OWN_VALUES: one.claim.outcome, **one.outcomes}.items()
+    ]
+    caption = (
+        "Each claim at the model's own values, and with one coefficient or trait of the load changed at a time. The "
+        f"claims of one variation are corrected together. {describe_trials(analysis)} "
+        f"{why_no_verdict(analysis.trials)}"
+    )
+    return FigureData(pd.DataFrame(rows), caption.strip())
+
+
+def draw_conditional(figure: Figure) -> Drawing:
+    """A row per variation, a column per claim."""
+    table = figure.table
+    claims, variations = (list(dict.fromkeys(table[axis])) for axis in ("claim", "variation"))
+    grid = table.pivot_table(index="variation", columns="claim", values="value").reindex(variations)[claims]
+    outcomes = {(row.variation, row.claim): str(row.outcome) for row in table.itertuples()}
+    words = {
+        (down, across): outcomes[variation, claim]
+        for down, variation in enumerate(variations)
+        for across, claim in enumerate(claims)
+    }
+    drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations))
+    axes = drawing.subplots()
+    draw_grid(axes, grid.to_numpy(), words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
+    axes.invert_yaxis()
+    axes.tick_params(axis="x", labelsize=6.5)
+    title_sheet(drawing, figure.title)
+    return drawing
+
+
 THRESHOLDS = FigureKind(10, "9", "EAR by its thresholds", collect_thresholds, draw_thresholds)
 LOADS = FigureKind(14, "9b", "Policies by arrival rate, skew and KV pool", collect_loads, draw_loads)
+CONDITIONAL = FigureKind(
+    15, "9c", "Claims over the coefficients of the engine model", collect_conditional, draw_conditional
+)

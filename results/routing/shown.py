@@ -20,7 +20,7 @@ from results.statistics.trials import SPREAD
 
 ND = " n.d."
 WITHIN = " (within launches)"
-"""Marks of a difference: not distinguishable; distinguishable within one or two launches, which is no verdict."""
+"""Marks of a difference: not distinguishable; distinguishable within one or two launches only, which is no verdict."""
 
 Row = TypeVar("Row")
 
@@ -43,7 +43,7 @@ POLICY: Column[str] = Column("policy", str)
 
 
 def metric_column(analysis: RoutingAnalysis, name: str, heading: str = "") -> Column[str]:
-    """A metric of each label, with its interval; `heading`: if not the metric's own."""
+    """A metric of each label, with its interval. `heading`: empty = the metric's own."""
     metric = metric_named(name)
     return Column(heading or metric.heading, lambda label: analysis.value(label, name), digits=3, scale=metric.scale)
 
@@ -105,7 +105,7 @@ def format_ratio(pair: Pair | None) -> str:
 
 
 def mark_interval(estimate: Estimate, none: float) -> str:
-    """What to hold of an interval around no difference (`none`)."""
+    """The mark of an interval; `none`: the value of no difference."""
     if estimate.low is None or estimate.high is None:
         return " (no interval)"
     if estimate.low <= none <= estimate.high:

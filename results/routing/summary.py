@@ -218,7 +218,7 @@ def _instance_numbers(
 
 
 def _summarise_samples(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
-    """What an instance's 1 Hz samples say."""
+    """`rows`: the 1 Hz samples of one instance."""
     usage = [row.kv_usage for row in rows if row.kv_usage is not None]
     waiting = [row.waiting for row in rows if row.waiting is not None]
     none = unknown("no sample of this instance states it")
@@ -245,7 +245,7 @@ def _measure_workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate
 
 
 def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
-    """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
+    """The replay's duration against its trace, and the sessions in the system meanwhile."""
     wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     stated = {"wall_clock_s": wall, "trace_span_s": span}
     values = {name: unknown("not stated") if value is None else Estimate(value) for name, value in stated.items()}

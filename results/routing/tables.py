@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.measures import latency
@@ -90,11 +90,7 @@ def caching_table(analysis: RoutingAnalysis) -> Table:
     """APC against what the trace allows."""
 
     def bound_column(heading: str, name: str) -> Column[str]:
-        def bound(label: str) -> str | None:
-            mean = analysis.mean_over_cells(label, name)
-            return None if mean is None else f"{100 * mean:.1f}"
-
-        return Column(heading, bound, "%")
+        return Column(heading, lambda label: analysis.mean_over_cells(label, name), "%", scale=100, form=".1f")
 
     note = "Bounds: an endless cache in one place, over the turns that were completed, at the engine's block size."
     columns = (
@@ -112,13 +108,10 @@ InstanceRow = tuple[str, Sequence[InstanceNumbers]]
 """A label, and one of its instances in each of its cells."""
 
 
-def _mean_text(values: Iterable[float | None], form: str, scale: float = 1.0) -> str | None:
-    mean = mean_of_known(None if value is None else scale * value for value in values)
-    return None if mean is None else format(mean, form)
-
-
-def _instance_column(name: str, value: str, scale: float = 1.0) -> Column[InstanceRow]:
-    return Column(name, lambda row: _mean_text((one.values[value].value for one in row[1]), ".1f", scale))
+def _mean_column(
+    name: str, value: Callable[[InstanceNumbers], float | None], scale: float = 1.0, form: str = ".1f"
+) -> Column[InstanceRow]:
+    return Column(name, lambda row: mean_of_known(value(one) for one in row[1]), scale=scale, form=form)
 
 
 INSTANCES: TableKind[InstanceRow] = TableKind(
@@ -128,12 +121,12 @@ INSTANCES: TableKind[InstanceRow] = TableKind(
         Column("policy", lambda row: row[0]),
         Column("instance", lambda row: row[1][0].instance),
         Column("role", lambda row: row[1][0].role),
-        Column("turns", lambda row: _mean_text((one.turns for one in row[1]), ".0f")),
-        Column("sessions seen", lambda row: _mean_text((one.sessions for one in row[1]), ".1f")),
-        _instance_column("TTFT p90 ms", "ttft_p90_s", 1e3),
-        _instance_column("APC %", "apc", 100),
-        _instance_column("KV used, max %", "kv_usage_max", 100),
-        _instance_column("waiting p90", "waiting_p90"),
+        _mean_column("turns", lambda one: one.turns, form=".0f"),
+        _mean_column("sessions seen", lambda one: one.sessions),
+        _mean_column("TTFT p90 ms", lambda one: one.values["ttft_p90_s"].value, 1e3),
+        _mean_column("APC %", lambda one: one.values["apc"].value, 100),
+        _mean_column("KV used, max %", lambda one: one.values["kv_usage_max"].value, 100),
+        _mean_column("waiting p90", lambda one: one.values["waiting_p90"].value),
     ),
     "Means over the trials; KV and queue from samples at 1 Hz.",
 )
@@ -234,7 +227,7 @@ INTERFERENCE: TableKind[Interference] = TableKind(
         ms_column("ITL before", lambda row: row.before_s),
         ms_column("ITL during", lambda row: row.during_s),
         Column("during / before", lambda row: row.slowdown, digits=3),
-        Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
+        Column("longest gap", lambda row: row.worst_gap_s, "ms", scale=1e3, form=".1f"),
         Column("repeats", lambda row: row.repeats),
     ),
     "Means over repeats on one engine; brackets: the spread within that launch. During: while the prefill runs. "

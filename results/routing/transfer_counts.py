@@ -1,8 +1,8 @@
-"""What KV transfers moved, by the engines' own transfer logs (docs/probe.md) joined to the decision log.
+"""Counts the tokens of KV transfers by the engines' own transfer logs (docs/probe.md), joined to the decision log.
 
-The router divides a target's counters among the transfers that ended there, and cannot where several overlapped. The
-target's log names each request: Mooncake's lines hold the transfer's id, NIXL's the source's request, which has it in
-its name. Runs whose engines wrote no such log are left as they are.
+The router divides a target's counters among the transfers that ended there, and cannot do so where several overlapped.
+The target's log names each request: Mooncake's lines hold the transfer's id, NIXL's the source's request, whose name
+contains it. Runs whose engines wrote no such log are left as they are.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
 from results.records.turns import RoutingCell
 
 LOG = "log"
-"""`KvTransfer.counted_by` of what the target's log counted."""
+"""`KvTransfer.counted_by` where the target's log gave the tokens."""
 ALLOCATED, SCHEDULED, PROMOTED, WRITE = "blocks_allocated", "scheduled", "promoted", "write"
 KINDS = frozenset({ALLOCATED, SCHEDULED, PROMOTED, WRITE})
 DECODE = "decode"
 """`leg` of the decode request."""
-NOT_LOGGED = "the target's transfer log does not tell it"
-"""Below an instance's folder."""
+NOT_LOGGED = "the target's transfer log does not hold it"
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One transfer by the logs of its engines; None = they do not tell."""
+    """One transfer by the logs of its engines; None = not logged."""
 
     external_tokens: int
     local_tokens: int | None
     prompt_tokens: int | None
     bytes: int | None
-    """Of the copies that were made for it alone."""
+    """Of the copies that were made for this transfer alone."""
 
     @property
     def computed_tokens(self) -> int | None:
-        """What neither came nor was there."""
+        """Prompt tokens that were neither transferred nor cached."""
         if self.prompt_tokens is None or self.local_tokens is None:
             return None
         return max(self.prompt_tokens - self.external_tokens - self.local_tokens, 0)
@@ -70,22 +69,22 @@ def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[s
 def counted_by_logs(
     records: Sequence[DecisionRecord], logs: Mapping[str, ProbeLog], cell: RoutingCell, artifact: str
 ) -> tuple[tuple[DecisionRecord, ...], tuple[Gap, ...]]:
-    """The records with the tokens of transfers that the target's log knows, `logs` by instance.
+    """The records with the tokens of transfers that the target's log holds; `logs`: by instance.
 
-    Where counters and log both know, and differ, the log's are taken (they are of this very request), and there is a
-    gap of `artifact`.
+    Where counters and log differ, the log's are taken, as they are of this very request, and there is a gap of
+    `artifact`.
     """
     if not logs:
         return tuple(records), ()
     blocks = {engine.instance: engine.block_tokens for engine in cell.engines}
-    books = {instance: _Book(log) for instance, log in logs.items()}
+    indexes = {instance: _LogIndex(log) for instance, log in logs.items()}
     both, differing, completed = 0, list[str](), list[DecisionRecord]()
     for record in records:
         moved = None if record.outcome is None else record.outcome.transfer
-        if record.outcome is None or moved is None or moved.status != "transferred" or moved.target not in books:
+        if record.outcome is None or moved is None or moved.status != "transferred" or moved.target not in indexes:
             completed.append(record)
             continue
-        logged = _read_transfer(moved, books)
+        logged = _read_transfer(moved, indexes)
         if logged is None:
             filled = _mark_unlogged(moved)
         elif moved.external_tokens is None:
@@ -94,8 +93,8 @@ def counted_by_logs(
             both += 1
             filled = moved if _counts_agree(moved, logged) else _fill_counts(moved, logged, blocks.get(moved.target))
             if filled is not moved:
-                ours, theirs = _describe_tokens(moved), _describe_tokens(logged)
-                differing.append(f"{moved.transfer}: {ours} by the counters, {theirs} by the log")
+                by_counters, by_log = _describe_tokens(moved), _describe_tokens(logged)
+                differing.append(f"{moved.transfer}: {by_counters} by the counters, {by_log} by the log")
         outcome = msgspec.structs.replace(record.outcome, transfer=filled)
         completed.append(msgspec.structs.replace(record, outcome=outcome))
     if not differing:
@@ -106,15 +105,15 @@ def counted_by_logs(
 
 def _counts_agree(moved: KvTransfer, logged: Logged) -> bool:
     pairs = (moved.external_tokens, logged.external_tokens), (moved.local_tokens, logged.local_tokens)
-    return all(ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None)
+    return all(counted == other for counted, other in pairs if counted is not None and other is not None)
 
 
 def _describe_tokens(one: KvTransfer | Logged) -> str:
-    return f"{one.external_tokens} tokens came and {one.local_tokens} were there"
+    return f"{one.external_tokens} tokens transferred and {one.local_tokens} cached"
 
 
 def _mark_unlogged(moved: KvTransfer) -> KvTransfer:
-    """A transfer of which the target's log says nothing."""
+    """Add to the reason that the target's log does not hold the transfer either."""
     if moved.external_tokens is not None:
         return moved
     return replace(moved, counted_reason="; ".join(part for part in (moved.counted_reason, NOT_LOGGED) if part))
@@ -122,8 +121,8 @@ def _mark_unlogged(moved: KvTransfer) -> KvTransfer:
 
 def _fill_counts(moved: KvTransfer, logged: Logged, block_tokens: int | None) -> KvTransfer:
     external = logged.external_tokens
+    logged_from = "" if logged.bytes is None else LOG
     holds = moved.bytes is not None and (moved.bytes_from == "counter" or moved.external_tokens == external)
-    wrote = "" if logged.bytes is None else LOG
     return replace(
         moved,
         external_tokens=external,
@@ -131,13 +130,13 @@ def _fill_counts(moved: KvTransfer, logged: Logged, block_tokens: int | None) ->
         computed_tokens=logged.computed_tokens,
         blocks=None if not block_tokens else -(-external // block_tokens),
         bytes=moved.bytes if holds else logged.bytes,
-        bytes_from=moved.bytes_from if holds else wrote,
+        bytes_from=moved.bytes_from if holds else logged_from,
         counted_by=LOG,
         counted_reason="",
     )
 
 
-class _Book:
+class _LogIndex:
     """One instance's log, by transfer."""
 
     def __init__(self, log: ProbeLog) -> None:
@@ -153,39 +152,39 @@ class _Book:
 
 
 def _possible_ids(event: ProbeEvent) -> frozenset[str]:
-    """What may be its transfer's id: engines make their requests' ids from the client's, `cmpl-NAME-0-1a2b3c4d`."""
+    """Texts that may be its transfer's id: engines build request ids from the client's, `cmpl-NAME-0-1a2b3c4d`."""
     parts = [text.split("-") for text in (event.request, event.remote_request) if text]
     return event.carries | {
         "-".join(own[begin:end]) for own in parts for begin, end in combinations(range(len(own) + 1), 2)
     }
 
 
-def _read_transfer(moved: KvTransfer, books: Mapping[str, _Book]) -> Logged | None:
-    book = books[moved.target]
-    allocated = next(iter(book.of(moved.transfer, ALLOCATED)), None)
-    scheduled = next((event for event in book.of(moved.transfer, SCHEDULED) if event.leg == DECODE), None)
-    promoted = next(iter(book.of(moved.transfer, PROMOTED)), None)
+def _read_transfer(moved: KvTransfer, indexes: Mapping[str, _LogIndex]) -> Logged | None:
+    target = indexes[moved.target]
+    allocated = next(iter(target.of(moved.transfer, ALLOCATED)), None)
+    scheduled = next((event for event in target.of(moved.transfer, SCHEDULED) if event.leg == DECODE), None)
+    promoted = next(iter(target.of(moved.transfer, PROMOTED)), None)
     if allocated is not None and allocated.external_tokens is not None:
         external, local = allocated.external_tokens, allocated.local_tokens
-    elif allocated is None and scheduled is not None and scheduled.cached_tokens is not None and book.sees_allocation:
-        external, local = 0, scheduled.cached_tokens  # it had all of it, and nothing was asked of the source
+    elif allocated is None and scheduled is not None and scheduled.cached_tokens is not None and target.sees_allocation:
+        external, local = 0, scheduled.cached_tokens  # it held the whole prefix and pulled nothing
     else:
         return None
-    if promoted is not None and promoted.ok is False:  # what was there when the load had failed
+    if promoted is not None and promoted.ok is False:  # the load failed: only what had arrived counts
         if promoted.num_computed is None or local is None:
             return None
         external = max(promoted.num_computed - local, 0)
     prompt = next((event.prompt_tokens for event in (allocated, scheduled) if event and event.prompt_tokens), None)
-    return Logged(external, local, prompt, _sum_written(moved, books) if external else 0)
+    return Logged(external, local, prompt, _sum_written(moved, indexes) if external else 0)
 
 
-def _sum_written(moved: KvTransfer, books: Mapping[str, _Book]) -> int | None:
+def _sum_written(moved: KvTransfer, indexes: Mapping[str, _LogIndex]) -> int | None:
     """Bytes of the copies that served this transfer alone; Mooncake's source writes, NIXL's target reads."""
     own = [
         event
         for instance in (moved.source, moved.target)
-        if instance in books
-        for event in books[instance].of(moved.transfer, WRITE)
+        if instance in indexes
+        for event in indexes[instance].of(moved.transfer, WRITE)
         if event.ok is not False
     ]
     alone = all(event.bytes is not None and len(event.transfers or ()) <= 1 for event in own)

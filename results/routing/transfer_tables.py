@@ -64,8 +64,7 @@ TRANSFERRED_TOKENS: TableKind[PolicyTransfers] = TableKind(
     "Means over the transferred ones. Of those whose tokens were counted, by the target's counters or its transfer "
     "log: external came by the transfer, local it had, computed it did itself, MB; where fewer than "
     f"{format_percent(COUNTED_SHARE)} were counted they are no sample of all, and have no interval. By totals: what "
-    "all "
-    "engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
+    "all engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
     "source had lost. MB/s: over the decode request, its queue included.",
 )
 
@@ -108,16 +107,14 @@ def fitted_table(analysis: RoutingAnalysis) -> Table:
         "tokens pending at the instance), at what the target would have computed and had pending. Below zero the "
         "transfer was the faster way; the interval is widened by the error of a turn. Extrapolated: migrated turns "
         f"with more tokens to compute or pending than {format_percent(WITHIN)} of those turns. No verdict where the "
-        "fit explains "
-        f"less than {format_percent(MIN_R2)} of the variance in any trial or most migrated turns are extrapolated. "
-        "The recomputed "
-        "ones, to whom no KV came, are other turns."
+        f"fit explains less than {format_percent(MIN_R2)} of the variance in any trial or most migrated turns are "
+        "extrapolated. The recomputed ones, to whom no KV came, are other turns."
     )
     return make_table("A transfer against recomputing, as fitted", columns, rows, note)
 
 
 def _range_text(values: Iterable[float], form: str) -> str | None:
-    """Of the trials: `0.30 to 0.36`."""
+    """`0.30 to 0.36`, over the trials."""
     texts = list(dict.fromkeys(format(value, form) for value in sorted(values)))
     return " to ".join(texts[:1] + texts[1:][-1:]) or None
 

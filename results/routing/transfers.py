@@ -1,4 +1,4 @@
-"""KV movements of a cell as rows, and of every policy over its trials. Pure functions of decision records."""
+"""KV transfers of a cell as rows, and of every policy over its trials. Pure functions of decision records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from results.statistics.estimates import Estimate, Samples, unknown
 from results.statistics.trials import Trial
 
 COUNTED_SHARE = 0.9
-"""Where the tokens of fewer were counted, those that were are no sample of all: it was chance, or load, that chose."""
+"""Where the tokens of fewer transfers were counted, these do not represent all: chance or load selected them."""
 NONE_MOVED = "no KV was moved"
 NO_TOTAL = "the engines' totals are not known, or are of several purposes"
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One KV movement that was asked for."""
+    """One KV transfer that was asked for."""
 
     session: str
     transfer: KvTransfer
@@ -39,19 +39,19 @@ class Moved:
 
     @property
     def decode_request_s(self) -> float | None:
-        """From its sending to the KV at the target: the pull, the target's queue and what it computed beside."""
+        """From its sending to the KV at the target: the pull, the target's queue, and what it computed meanwhile."""
         done = self.transfer.status == "transferred"
         return _between_s(self.transfer.t_target_sent_ns, self.transfer.t_done_ns) if done else None
 
     @property
     def wait_s(self) -> float | None:
-        """What neither request took: transfers to one target are made one at a time."""
+        """The time outside both requests: transfers to one target run one at a time."""
         parts = self.transfer_s, self.prefill_request_s, self.decode_request_s
         return None if None in parts else (parts[0] or 0.0) - (parts[1] or 0.0) - (parts[2] or 0.0)
 
     @property
     def source_computed_tokens(self) -> int | None:
-        """Of the prefix, what the source had lost and computed again for the transfer."""
+        """Tokens of the prefix that the source had lost and computed again for the transfer."""
         cached = self.transfer.source_cached_tokens
         return None if cached is None else max(self.transfer.prefix_tokens - cached, 0)
 
@@ -85,12 +85,12 @@ OF_COUNTED = (
     "external_tokens_mean", "local_tokens_mean", "computed_tokens_mean", "bytes_mean", "external_share",
     "bandwidth_bytes_per_s",
 )  # fmt: skip
-"""What is known only of transfers whose tokens were counted."""
+"""Values that are known only of transfers whose tokens were counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTransfers:
-    """The KV movements of one label and purpose, over the trials that count."""
+    """The KV transfers of one label and purpose, over the trials that count."""
 
     label: str
     purpose: str
@@ -106,12 +106,12 @@ class PolicyTransfers:
     """Why tokens of transfers are not known."""
     values: Mapping[str, Estimate]
     """MEANS, POINTS and RATIOS of the transferred ones (OF_COUNTED: of those counted, without an interval where they
-    cannot stand for all); transfer_max_s; external_total_mean: what all engines say came by transfer over a cell, for
-    each of them."""
+    do not represent all); transfer_max_s; external_total_mean: the tokens that all engines count as transferred over a
+    cell, per transfer."""
 
 
 def list_moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
-    """Every movement in the log, in its order."""
+    """Every transfer in the log, in its order."""
     return tuple(
         Moved(record.request.session, record.outcome.transfer)
         for record in records
@@ -125,7 +125,7 @@ def summarise_transfers(
     totals: Mapping[int, float | None],
     measurements: Measurements,
 ) -> tuple[PolicyTransfers, ...]:
-    """Of one label: a row per purpose. `moved` and the tokens that all engines say came by transfer, by trial."""
+    """A row per purpose. By trial: `moved`, and `totals`, the tokens that all engines count as transferred."""
     purposes = sorted({one.transfer.purpose for own in moved.values() for one in own})
     rows = []
     for purpose in purposes:
@@ -205,12 +205,12 @@ def _count_reasons(reasons: Iterable[str]) -> dict[str, int]:
 
 
 def is_enough(counted: int, whole: int) -> bool:
-    """Whether numbers of those that were counted may stand for all."""
+    """Whether those that were counted represent all."""
     return not whole or counted >= COUNTED_SHARE * whole
 
 
 def withhold_interval(estimate: Estimate, counted: int, whole: int) -> Estimate:
-    """A number of those that were counted: without an interval where they cannot stand for all."""
+    """Drop the interval of a number over those that were counted, where these do not represent all."""
     if estimate.value is None or is_enough(counted, whole):
         return estimate
     return replace(estimate, low=None, high=None, reason=f"only {counted} of {whole} were counted", basis=None)

@@ -1,7 +1,7 @@
 """The claims of specs/ear: contributions C1 and C3, the failures of 3.1 to 3.3, the ablation of 5.3, migration (5.6).
 
-Each is judged by an interval over three launches or more, policies under one load only. What this many instances on
-shared cores cannot show stays open, with what would show it. All of a run are then corrected for one another (Holm).
+Each is judged by an interval over three launches or more, among policies under one load. A claim for which the run is
+too small stays open and says what would show it. All claims of a run are then corrected together (Holm).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from results.statistics.trials import MIN_PAIRED
 
 NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 LOCALITY_WITHIN = 0.05
-"""Affinity alone keeps the locality where its APC is at most so far below EAR's: the specification says `keeps`."""
+"""Affinity alone keeps the locality where its APC is at most this far below EAR's; the specification says `keeps`."""
 UNIFIED = "unified"
 LOAD_BALANCE, LMETRIC, STICKY, STATIC_PD = "load-balance", "LMetric", "sticky", "static PD-disagg"
 DOMINATES = {
@@ -40,7 +40,7 @@ DOMINATES = {
     "worker_ttft_p90_max_s": Verdict.LOWER,
     "amplification": Verdict.LOWER,
 }
-"""The five dimensions of C3, and what is better."""
+"""The five dimensions of C3, and the better direction."""
 SPECIFIED: Mapping[str, str] = {
     "C1: dispatch coupling": "8 times the trace's time under load-balance",
     "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
@@ -50,22 +50,22 @@ SPECIFIED: Mapping[str, str] = {
     "ablation: affinity only keeps locality": "77.2 % (sticky) and 79.4 %",
     "ablation: affinity only interferes": "twice the interference",
 }
-"""What specs/ear states itself (1, 3.1 to 3.3, 5.2, 5.3), by the claim's name."""
+"""The numbers of specs/ear (1, 3.1 to 3.3, 5.2, 5.3), by the claim's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """What was measured under one load for the claims."""
+    """The labels measured under one load, for the claims."""
 
     labels: Mapping[str, str]
-    """Of a row of tables 5.2 and 5.3, and of UNIFIED, to the label that stands for it; empty = none does."""
+    """Row of tables 5.2 and 5.3, or UNIFIED, to the label measured for it; empty = none."""
     scale: Scale
     load: str = ""
     """As in Load."""
 
 
 def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> tuple[Judgement, ...]:
-    """Every claim whose arms were run, under each load by itself; not yet corrected for one another."""
+    """Every claim whose arms were run, under each load by itself; not yet corrected together."""
     thrash = [
         _judge_thrashing(row.label, row.values["thrash_rate"], row.thrashed)
         for row in moves.migrations
@@ -82,34 +82,33 @@ def _name_load(claim: Judgement, load: str) -> Judgement:
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
     labels, scale = arms.labels, arms.scale
 
-    def compare(name: str, claim: str, first: str, second: str, metric: str, expected: Verdict) -> Iterable[Judgement]:
+    def compare(
+        name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: str = ""
+    ) -> Iterable[Judgement]:
         if labels.get(first) and labels.get(second):
             tested = _compare(pairs, labels[first], labels[second], metric)
-            yield _judge_direction(name, claim, tested, expected, share=metric == "apc")
+            yield _gate(_judge_direction(name, claim, tested, expected, share=metric == "apc"), lacks)
 
-    full = labels.get(FULL, "")
-    for claim in compare(
+    full, balanced, pools = (labels.get(name, "") for name in (FULL, LOAD_BALANCE, STATIC_PD))
+    yield from compare(
         "C1: dispatch coupling",
         "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
-        LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER,
-    ):  # fmt: skip
-        yield _gate(claim, scale.lacks_loop(labels[LOAD_BALANCE], full))
+        LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, scale.lacks_loop(balanced, full),
+    )  # fmt: skip
     if full and _runs_enough(arms, BASELINES, 1):
         yield _gate(_judge_dominance(labels, pairs), scale.lacks)
     yield from compare(
         "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
         LMETRIC, STICKY, "apc", Verdict.LOWER,
     )  # fmt: skip
-    for claim in compare(
+    yield from compare(
         "3.2: static pools meet the KV wall", "static PD-disaggregation's TTFT p50 is higher than load-balance's",
-        STATIC_PD, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER,
-    ):  # fmt: skip
-        yield _gate(claim, scale.lacks_loop(labels[STATIC_PD], labels[LOAD_BALANCE]))
-    for claim in compare(
+        STATIC_PD, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, scale.lacks_loop(pools, balanced),
+    )  # fmt: skip
+    yield from compare(
         "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
-        STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER,
-    ):  # fmt: skip
-        yield _gate(claim, scale.lacks)
+        STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER, scale.lacks,
+    )  # fmt: skip
     if full and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from _judge_ablation(labels, pairs, scale)
 
@@ -141,7 +140,7 @@ def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sca
 
 
 def _compare(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, float]:
-    """What is judged of two labels, and what it is held against: the ratio of times and 1, or the difference and 0."""
+    """The number to test, and its value under no effect: the ratio of times and 1, or the difference and 0."""
     row = pair_of(pairs, first, second, name) if first and second else None
     if row is None:
         return difference_of(pairs, first, second, name), 0.0
@@ -202,7 +201,7 @@ def _state_point(name: str, holds: bool, shown: str) -> str:
 
 
 def _judge_transfer(row: AgainstRecomputing) -> Judgement:
-    """By the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
+    """Judge by the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
     claim = "migrated turns begin sooner than if the target had computed what came"
     measured, none, verdict = (
         replace(row.difference_s, reason=row.withheld or row.difference_s.reason),
@@ -247,7 +246,7 @@ def _judge_locality(difference: Estimate) -> Judgement:
 def _judge_direction(
     name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool = False
 ) -> Judgement:
-    """`tested`: the number, and what it is held against; `share`: it is a difference of shares."""
+    """`tested`: as `_compare` returns it; `share`: it is a difference of shares."""
     measured, none = tested
     verdict = judged(measured, none)
     if verdict is None:

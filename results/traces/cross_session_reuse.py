@@ -177,13 +177,13 @@ class CrossSessionReuse:
         self.take_up(math.inf)
         self._look_up()
         self._shared.merge()
-        tally, one_in = self._shared, self._sample.one_in
-        popular, common = tally.sessions >= self._shared_from, self._sample.always_has(tally.keys)
+        shared, one_in = self._shared, self._sample.one_in
+        popular, common = shared.sessions >= self._shared_from, self._sample.always_has(shared.keys)
         followed_always = self._sample.always.size
         return CrossReuse(
-            first=_estimate_total(tally.first_tokens, common, one_in),
-            cross=_estimate_total(tally.all_tokens[~popular], common[~popular], one_in),
-            shared=_estimate_total(tally.all_tokens[popular], common[popular], one_in),
+            first=_estimate_total(shared.first_tokens, common, one_in),
+            cross=_estimate_total(shared.all_tokens[~popular], common[~popular], one_in),
+            shared=_estimate_total(shared.all_tokens[popular], common[popular], one_in),
             blocks=float(followed_always + (len(self._known) - followed_always) * one_in),
             one_in=one_in,
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from results.report.figure import Figure
 from results.report.figure_files import Drawers, write_figures
-from results.report.ink import FILLS, HATCHES, sheet
+from results.report.ink import FILLS, HATCHES, sheet, title_sheet
+from results.report.marks import EDGE, column
 from results.traces.description import GIB, TraceDescription
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 REUSE, SKEW, CAPACITY = 1, 2, 3
 """Numbers of the figures that specs/ear calls f2a, f2b and f2c."""
-_EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
 
 
 def build_figures(description: TraceDescription) -> tuple[Figure, ...]:
@@ -115,11 +114,10 @@ def _draw_reuse(figure: Figure) -> Drawing:
     labels = {"bound": "share of input tokens", "split": "share of reused tokens"}
     for panel, (kind, label) in zip(panels, labels.items(), strict=True):
         rows = figure.table[figure.table["panel"] == kind]
-        shares = rows["share"].to_numpy(dtype=np.float64)
-        errors = np.nan_to_num(rows["standard_error"].to_numpy(dtype=np.float64))
-        for index, (share, error) in enumerate(zip(shares, errors, strict=True)):
+        errors = np.nan_to_num(column(rows, "standard_error"))
+        for index, (share, error) in enumerate(zip(column(rows, "share"), errors, strict=True)):
             height = 100 * float(np.nan_to_num(share))
-            panel.bar(index, height, 0.62, color=FILLS[index], hatch=HATCHES[index], **_EDGE)
+            panel.bar(index, height, 0.62, color=FILLS[index], hatch=HATCHES[index], **EDGE)
             text = f"{height:.1f} %" + (f"\n± {100 * error:.2g}" if error else "")
             _annotate_above(panel, index, height, text if np.isfinite(share) else "not\nknown")
         panel.set_xticks(range(len(rows)), [str(what).replace(" ", "\n") for what in rows["what"]])
@@ -127,7 +125,7 @@ def _draw_reuse(figure: Figure) -> Drawing:
         panel.set_yticks(range(0, 101, 20))
         panel.set_ylabel(f"{label} (%)")
         panel.grid(visible=False, axis="x")
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -136,11 +134,11 @@ def _draw_skew(figure: Figure) -> Drawing:
     drawing = sheet(6.2, 3.6)
     axes = drawing.subplots()
     curve, top = (table[table["mark"] == mark] for mark in ("curve", "top"))
-    at, height = (100 * curve[name].to_numpy(dtype=np.float64) for name in ("top_share", "input_share"))
+    at, height = (column(curve, name, 100) for name in ("top_share", "input_share"))
     axes.plot(at, height, color="black")
     even = np.geomspace(at.min(), 100, 100)
     axes.plot(even, even, color="#7f7f7f", linestyle=(0, (5, 3)), label="all sessions alike")
-    for row in top.to_dict("records"):  # a top 1 % of seven sessions is one of them, and stands where that one does
+    for row in top.to_dict("records"):  # the top 1 % of seven sessions is one session, and is drawn as 14 %
         x, y = 100 * row["sessions"] / int(curve["sessions"].max()), 100 * row["input_share"]
         axes.plot(x, y, "o", color="black", markerfacecolor="white", zorder=4)
         text = f"top {100 * row['top_share']:g} %: {y:.1f} %"
@@ -168,16 +166,16 @@ def _draw_capacity(figure: Figure) -> Drawing:
     for index, name in enumerate(deployments):
         rows = table[table["deployment"] == name]
         at = np.arange(len(rows)) + (index - (len(deployments) - 1) / 2) * width
-        height = rows["concurrent_decodes"].to_numpy(dtype=np.float64)
+        height = column(rows, "concurrent_decodes")
         look = index % len(FILLS)
-        axes.bar(at, height, width * 0.92, color=FILLS[look], hatch=HATCHES[look], label=name, **_EDGE)
+        axes.bar(at, height, width * 0.92, color=FILLS[look], hatch=HATCHES[look], label=name, **EDGE)
         for x, y in zip(at, height, strict=True):
             _annotate_above(axes, float(x), float(y), f"{y:g}")
-    words = [
+    tick_labels = [
         f"p{row.percentile:g}: {row.footprint_gib:.2f} GiB\n{row.per_instance} fit per instance"
         for row in groups.itertuples()
     ]
-    axes.set_xticks(range(len(groups)), words)
+    axes.set_xticks(range(len(groups)), tick_labels)
     axes.margins(y=0.12)
     axes.set_ylabel("requests decoding at the same time")
     axes.set_title(figure.title, loc="left", fontweight="bold")

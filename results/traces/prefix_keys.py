@@ -7,6 +7,7 @@ collide is about n^2 / 2^65: one in three thousand for a hundred million.
 
 from __future__ import annotations
 
+import bisect
 import mmap
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -47,14 +48,7 @@ def prefix_keys(hashes: Sequence[int]) -> Keys:
 
 def known_depth(keys: Keys, seen: Container[int]) -> int:
     """Number of leading keys in `seen`, which must contain with a key all keys before it in its prompt."""
-    low, high = 0, int(keys.size)
-    while low < high:
-        middle = (low + high) // 2
-        if int(keys[middle]) in seen:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect.bisect_left(range(keys.size), True, key=lambda index: int(keys[index]) not in seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def _within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
 
 def _over_all(counted: TokenCounts, across: CrossReuse, shared_from: int) -> Bounds:
     reused = counted.intra_tokens + across.first.tokens
-    parts = {  # the own reuse of a session includes blocks that another session used first
+    parts = {  # a session's reuse within itself includes blocks that another session used first
         "intra_session_share": reused - across.cross.tokens - across.shared.tokens,
         "cross_session_share": across.cross.tokens,
         "shared_prefix_share": across.shared.tokens,

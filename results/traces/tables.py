@@ -37,19 +37,19 @@ def build_tables(description: TraceDescription) -> tuple[Table, ...]:
 
 def list_limits(description: TraceDescription) -> tuple[str, ...]:
     """What the numbers do not show."""
-    about: defaultdict[str, list[str]] = defaultdict(list)
+    names_by_reason: defaultdict[str, list[str]] = defaultdict(list)
     for name, reason in description.reasons.items():
-        about[reason].append(name)
-    lines = [f"{reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in about.items()]
+        names_by_reason[reason].append(name)
+    lines = [f"{reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in names_by_reason.items()]
     lines.append(
-        "The bounds are those of an infinite cache that holds a prompt from the moment of its send. They count "
+        "The bounds are those of an infinite cache that holds a prompt from the moment it is sent. They count "
         "prompts only: a trace does not contain the blocks of an engine's output."
     )
     if description.reuse.followed_one_in > 1:
         lines.append(
             "To stay within memory, of the blocks not known to be common one block in "
-            f"{description.reuse.followed_one_in} was followed between sessions: what sessions reuse of one another "
-            "is an estimate, its standard error stands beside it. What a session reuses of its own is exact."
+            f"{description.reuse.followed_one_in} was followed between sessions: reuse between sessions is an "
+            "estimate with a standard error. Reuse within a session is exact."
         )
     return tuple(lines)
 

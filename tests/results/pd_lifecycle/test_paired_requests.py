@@ -121,7 +121,7 @@ def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
     assert shown.overhead_ms == pytest.approx(cell.overhead_ms.value)
 
 
-def test_no_sign_is_told_where_there_is_no_overhead() -> None:
+def test_no_sign_is_significant_where_there_is_no_overhead() -> None:
     """Nine (C, N) at 95 % each would be significant somewhere in a third of the grids."""
     runs, opened, significant, single = 120, 0, 0, 0
     for seed in range(runs):
@@ -135,7 +135,7 @@ def test_no_sign_is_told_where_there_is_no_overhead() -> None:
     assert single > 3 * significant, "the intervals are those of single sizes"
 
 
-def test_an_overhead_that_is_there_is_told_everywhere() -> None:
+def test_a_real_overhead_is_significant_everywhere() -> None:
     cells = measure_overheads(tuple(_paired(np.random.default_rng(1), overhead_ms=20.0)))
     assert {cell.sign for cell in cells} == {1}
 

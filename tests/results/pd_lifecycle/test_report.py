@@ -252,7 +252,7 @@ def test_bytes_that_are_not_their_blocks_are_a_gap(tmp_path: Path) -> None:
     )
 
 
-def test_a_machine_that_gets_slower_is_told_from_three_launches_on() -> None:
+def test_a_machine_that_gets_slower_is_detected_from_three_launches_on() -> None:
     def slowed(record: LifecycleRecord, by: float) -> LifecycleRecord:
         return replace(record, colo=replace(record.colo, ttft_ms=(record.colo.ttft_ms or 0.0) * by))
 
@@ -335,7 +335,7 @@ def test_a_record_that_was_changed_or_damaged_does_not_count(tmp_path: Path, sma
     assert "not listed in its cell" in reasons["results/lifecycle/C0_N512_O1_rep6.json"]
 
 
-def test_discarded_measurements_are_counted_and_told(tmp_path: Path) -> None:
+def test_discarded_measurements_are_counted_and_reported(tmp_path: Path) -> None:
     write_run(tmp_path, [*SMALL[:3], replace(SMALL[3], discarded="evicted"), SMALL[4]])
     mark = LifecycleLayout(tmp_path).cell(ONE)
     mark_content = json.loads(mark.read_text()) | {"discarded": [{"repetition": 5, "reason": "the prefix was gone"}]}

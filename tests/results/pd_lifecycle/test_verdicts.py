@@ -170,11 +170,11 @@ def _judged(*rows: str) -> Judgement:
         ((), Outcome.OPEN),
     ],
 )
-def test_a_threshold_is_where_the_told_sign_changes(rows: Sequence[str], outcome: Outcome) -> None:
+def test_a_threshold_is_where_the_significant_sign_changes(rows: Sequence[str], outcome: Outcome) -> None:
     assert _judged(*rows).outcome is outcome
 
 
-def test_break_even_is_interpolated_and_bounded_by_what_is_told() -> None:
+def test_break_even_is_interpolated_and_bounded_by_the_significant_signs() -> None:
     (row,) = find_break_evens(_cells("++--"))
     assert row.new_tokens.value == pytest.approx(1024 * 2**0.5)
     assert (row.new_tokens.low, row.new_tokens.high) == (1024.0, 2048.0)

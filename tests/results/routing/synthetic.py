@@ -45,7 +45,7 @@ class Truth:
     label: str
     policy: str = ""
     ttft_s: float = 0.200
-    """Of a turn of ordinary size with nobody beside it."""
+    """Of a turn of ordinary size, alone on its instance."""
     tpot_s: float = 0.010
     slope_s: float = 0.0
     """What each session in the system adds to a turn."""

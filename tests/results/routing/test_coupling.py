@@ -46,7 +46,7 @@ def test_a_known_slope_lies_in_its_interval_as_often_as_promised(trials: int, se
 
 
 @SIMULATIONS
-def test_without_coupling_the_slope_is_not_told_from_zero(seeds: Sequence[int]) -> None:
+def test_without_coupling_the_slope_is_not_distinguishable_from_zero(seeds: Sequence[int]) -> None:
     world = replace(WORLD, trials=1)
     assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in seeds)
 

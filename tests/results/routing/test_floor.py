@@ -58,7 +58,7 @@ def test_what_each_d_got_and_what_became_of_the_overlap() -> None:
     )  # fmt: skip
 
 
-def test_a_pick_whose_tokens_nobody_counted_is_in_neither_sum() -> None:
+def test_a_pick_whose_tokens_were_not_counted_is_in_neither_sum() -> None:
     log = Log()
     log.pick(0, "s", "b", cached={"b": 1000}, counted=900)
     unknown = moved("a", "b", purpose="handover", prefix=2000, external=None)
@@ -107,6 +107,11 @@ def with_handovers(log: Log, status: str, count: int, *, external: int | None = 
         log.pick(100 + place, f"s{place % WORLD.sessions:03d}", "a", prefill="x", cached={"a": 1000}, counted=1600,
                  transfer=sent)  # fmt: skip
     return log
+
+
+def lose_handovers(lost: int) -> Log:
+    """A log of sessions on every D with ten handovers, of which this many failed."""
+    return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
 
 
 def rules(timeout_s: float, **others: Any) -> Mapping[str, Any]:
@@ -168,7 +173,7 @@ def test_what_a_bonus_changes_is_measured() -> None:
          "bonus works; better than cold (by overlap kept)"),
         (PLAIN, ((4, 3, 3), 0.9), {"material": ({"min_overlap_share": 0.3}, PLAIN[1])}, Outcome.HOLDS,
          "no alternative works"),
-        (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "some D stayed without a share worth the name"),
+        (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "under every bonus some D got too few sessions"),
         (PLAIN, ((4, 3, 3), 0.2), {}, Outcome.FAILS, "cost overlap"),
         (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED, "overlap kept 97.0 % (lower)"),
         (({}, spread((4, 3, 3), 0.9)), ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "no D stayed cold either"),
@@ -298,7 +303,7 @@ SAME, DEAR, UNSURE = (
         (MAYBE, DEAR, Outcome.FAILS, Outcome.FAILS),
     ],
 )
-def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
+def test_where_the_intervals_allow_both_the_answer_is_neither_yes_nor_no(
     least: Estimate, kept: Estimate | None, d3: Outcome, d6: Outcome
 ) -> None:
     found = run_of(
@@ -361,10 +366,7 @@ def test_failures_are_what_the_first_question_is_about() -> None:
      (4, 4, Outcome.UNDECIDED), (0, 0, Outcome.OPEN)],
 )  # fmt: skip
 def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, after: int, answer: Outcome) -> None:
-    def log(lost: int) -> Log:
-        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
-
-    found = floor_of({"plain": ({}, log(before)), "bonus": (BONUS, log(after))})
+    found = floor_of({"plain": ({}, lose_handovers(before)), "bonus": (BONUS, lose_handovers(after))})
     plain = found.variants[0]
     assert (plain.failed_turns, plain.lost_transfers, plain.transfers) == (0, 3 * before, 30)
     said = answered(found)["D1"]
@@ -383,11 +385,10 @@ def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, 
 def test_whether_the_load_floor_alone_ends_the_lost_transfers(
     before: int, after: tuple[int, int], answer: Outcome, point: str
 ) -> None:
-    def log(lost: int) -> Log:
-        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
-
-    variants: dict[str, Variant] = {"200": (BONUS, log(after[0])), "50": ({"load_floor_bonus": 50}, log(after[1]))}
-    said = answered(floor_of({"plain": ({}, log(before)), **variants}))["Q1"]
+    logs = [lose_handovers(lost) for lost in (before, *after)]
+    less = {"load_floor_bonus": 50}
+    variants: dict[str, Variant] = {"plain": ({}, logs[0]), "200": (BONUS, logs[1]), "50": (less, logs[2])}
+    said = answered(floor_of(variants))["Q1"]
     assert (said.outcome, said.point) == (answer, point)
     assert (said.p is None) == (answer == Outcome.OPEN)
     assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
@@ -472,7 +473,7 @@ def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
     assert not of_timeouts(log, log, attempts=9).timeouts, "they differ in more than the timeout"
 
 
-def test_all_differences_told_need_no_more_sessions() -> None:
+def test_where_all_differences_are_distinguishable_the_sessions_are_enough() -> None:
     decided = Estimate(0.3, 0.2, 0.4, launches=3)  # as a difference, and as a ratio
     names = ("direct_rate", "overlap_kept", TTFT_RATIO)
 

@@ -85,7 +85,7 @@ def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
         assert row.values[name].value == pytest.approx(value), name
 
 
-def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> None:
+def test_tokens_that_the_source_lost_and_that_the_target_had_are_counted_apart() -> None:
     log = Log()
     log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
     facts, measurements = facts_of(log)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from results.routing.loads import Load
-from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
+from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_cells, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Pair,
@@ -151,8 +151,8 @@ def test_times_are_judged_by_their_ratio_which_one_slow_launch_does_not_hide() -
     assert format_ratio(row).startswith("4.")
 
 
-def test_three_launches_that_agree_and_differ_widely_are_not_told_and_said_to_agree() -> None:
-    """As far apart as these, three launches tell no ratio either: that all agree is said, and is no verdict."""
+def test_three_launches_that_agree_but_vary_widely_give_no_verdict_and_are_said_to_agree() -> None:
+    """They vary too much for the ratio to be distinguishable: that all agree is reported, and is no verdict."""
     row = compare_two(slowed((17.0, 6.0, 129.0)), "unified", "round_robin", MEAN)
     assert row.verdict == Verdict.NOT_DISTINGUISHABLE
     assert format_ratio(row).endswith(" n.d., higher in all 3")
@@ -183,7 +183,7 @@ def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
 
 
 @pytest.mark.parametrize("trials", [1, 2])
-def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> None:
+def test_within_a_launch_or_two_no_policy_is_distinguishable_from_another(trials: int) -> None:
     found = _of(replace(WORLD, trials=trials))
     row = compare_two(found, "unified", "round_robin", MEAN)
     assert bounds(row.difference)[0] > 0  # the sessions of these launches leave no doubt
@@ -240,7 +240,7 @@ def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
     found = Measurements(odd, [summary_of(cell) for cell in odd]).difference("unified", "round_robin", MEAN)
     assert not found.trials
     assert "another trace" in found.reason
-    assert [gap.artifact for gap in odd_gaps(odd)] == [cells[1].path]
+    assert list(odd_cells(odd)) == [cells[1].path]
 
 
 def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
@@ -258,7 +258,7 @@ def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
     assert 0 <= low <= row.faster.value <= high <= 1
 
 
-def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> None:
+def test_a_winner_is_alone_only_where_all_others_are_distinguishably_worse() -> None:
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
     found = _of(replace(WORLD, trials=8), FAST, SLOW, third)

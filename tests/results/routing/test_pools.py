@@ -84,7 +84,7 @@ def _log(*transfers: KvTransfer) -> list[DecisionRecord]:
     return log.records
 
 
-def test_apc_is_the_share_that_nobody_computed_without_the_legs_own_prompts() -> None:
+def test_apc_is_the_share_that_no_instance_computed_without_the_prompts_of_prefill_requests() -> None:
     """2000 prompt tokens counted, 1000 of them the prefill requests'; 750 computed of the clients' 1000."""
     picks = count_picks(
         _log(moved("p", "d0", purpose="handover", prefix=800), moved("p", "d1", purpose="handover", prefix=200))
@@ -93,7 +93,7 @@ def test_apc_is_the_share_that_nobody_computed_without_the_legs_own_prompts() ->
     assert moved_apc(ENGINES, picks).value == pytest.approx(0.25)
 
 
-def test_a_migration_has_two_legs_and_a_failed_one_the_source_alone() -> None:
+def test_a_migration_counts_two_requests_and_a_failed_one_the_source_alone() -> None:
     failed = replace(moved("a", "b", status="failed"), t_target_sent_ns=0)
     refused = replace(moved("a", "b", status="refused"), t_source_done_ns=0, t_target_sent_ns=0)
     assert count_picks(_log(moved("a", "b"))).transfer_prompt_tokens == 3200

@@ -86,7 +86,7 @@ def test_the_pairs_hold_every_metric_of_every_two(root: Path, analysis: RoutingA
     assert ours["basis"].tolist() == ["over 3 trials"]
 
 
-def test_the_verdict_names_a_winner_that_is_told_from_all_others(analysis: RoutingAnalysis) -> None:
+def test_the_verdict_names_a_winner_that_is_distinguishable_from_all_others(analysis: RoutingAnalysis) -> None:
     text = describe_verdict(analysis)
     assert text.startswith("Distinguishably better than every other policy: unified on")
     assert "TTFT p50" in text.split("Undecided")[0]
@@ -102,7 +102,7 @@ def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> No
 
 
 @pytest.mark.parametrize(("trials", "said"), [(1, "One launch per policy: two"), (2, "2 launches per policy: two")])
-def test_too_few_trials_are_said_first_and_nobody_wins(tmp_path: Path, trials: int, said: str) -> None:
+def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, trials: int, said: str) -> None:
     write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
     analysis = analyse(tmp_path)
     text = report_text(analysis)
@@ -265,7 +265,7 @@ def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting
     assert "against EAR, KV not moved" in text
 
 
-def test_what_knowing_the_output_length_is_worth_is_a_row(tmp_path: Path) -> None:
+def test_the_effect_of_knowing_the_output_length_is_a_row(tmp_path: Path) -> None:
     arms = [
         Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": True, "reserved_output": reserved})
         for label, reserved in (("EAR", 0), ("EAR, output known", "max_tokens"), ("EAR, 500", 500))
@@ -274,7 +274,7 @@ def test_what_knowing_the_output_length_is_worth_is_a_row(tmp_path: Path) -> Non
     analysis = analyse(tmp_path)
     assert analysis.knowing == {"EAR, output known": "EAR"}
     text = report_text(analysis)
-    assert "## What knowing the output length is worth" in text
+    assert "## Effect of knowing the output length" in text
     assert re.search(r"\| EAR, output known \| EAR \| [0-9.]+ \[", text)
 
 

@@ -65,7 +65,7 @@ def recount(
     return record.outcome.transfer, [gap.reason for gap in gaps]
 
 
-def test_overlapping_transfers_are_told_apart_by_the_targets_log() -> None:
+def test_overlapping_transfers_are_separated_by_the_targets_log() -> None:
     write = event("write", "kv-1", transfers=("kv-1",), bytes=3000, ok=True)
     found, gaps = recount(handed("kv-1"), allocated("kv-2", 1600, 0), allocated("kv-1", 1000, 500), on_source=(write,))
     assert (found.external_tokens, found.local_tokens, found.computed_tokens) == (1000, 500, 100)
@@ -113,7 +113,7 @@ def test_counters_and_log_that_agree_stay_and_those_that_differ_are_a_gap() -> N
     assert (found.external_tokens, found.local_tokens, found.counted_by) == (1600, 0, "log")
     (text,) = gaps
     assert text.startswith("1 of 1 transfers differ")
-    assert "kv-1: 1000 tokens came and 600 were there by the counters, 1600 tokens came and 0" in text
+    assert "kv-1: 1000 tokens transferred and 600 cached by the counters, 1600 tokens transferred and 0" in text
 
 
 def test_failed_ones_and_targets_without_a_log_stay_as_they_were() -> None:

@@ -124,7 +124,7 @@ ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EA
 def judge(
     labels: Mapping[str, str], pairs: Sequence[Pair], of: Moves | None = None, scale: Scale = LARGE
 ) -> dict[str, Judgement]:
-    """The claims of a run with one load, corrected for one another."""
+    """The claims of a run with one load, corrected together."""
     return {one.name: one for one in correct_together(judge_claims([Arms(labels, scale)], pairs, of or moves()))}
 
 
@@ -227,10 +227,20 @@ def test_what_two_instances_on_shared_cores_cannot_settle_says_what_would() -> N
             assert part in small[name].reason
 
 
+BASELINES = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
+DIMENSIONS = ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
+WITH_BASELINES = labels_of(ROWS) | {name: name for name in BASELINES}
+BETTER, MORE = (-0.501, -0.5), (0.1, 0.101)
+
+
+def against_all(times: tuple[float, float], apc: tuple[float, float]) -> list[Pair]:
+    """EAR against every baseline in every dimension, with these bounds."""
+    bounds = {metric: apc if metric == "apc" else times for metric in DIMENSIONS}
+    return [compare_two(metric, "ear", name, *bounds[metric]) for name in BASELINES for metric in DIMENSIONS]
+
+
 def paper(*pairs: Pair) -> dict[str, Outcome]:
-    names = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
-    labels = labels_of(ROWS) | {name: name for name in names}
-    return {name: one.outcome for name, one in judge(labels, pairs).items()}
+    return {name: one.outcome for name, one in judge(WITH_BASELINES, pairs).items()}
 
 
 def test_the_papers_own_claims_are_judged() -> None:
@@ -245,27 +255,16 @@ def test_the_papers_own_claims_are_judged() -> None:
     assert found["C3: EAR dominates"] == Outcome.UNDECIDED
 
 
-@pytest.mark.parametrize(("apc", "outcome"), [((0.1, 0.101), Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
+@pytest.mark.parametrize(("apc", "outcome"), [(MORE, Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
 def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, float], outcome: Outcome) -> None:
-    pairs = [
-        compare_two(metric, "ear", name, *(apc if metric == "apc" else (-0.501, -0.5)))
-        for name in ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
-        for metric in ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
-    ]
-    assert paper(*pairs)["C3: EAR dominates"] == outcome
+    assert paper(*against_all(BETTER, apc))["C3: EAR dominates"] == outcome
 
 
 def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
     """The p of the wins says nothing for the loss."""
-    pairs = [
-        compare_two(metric, "ear", name, *((0.01, 2.0) if (name, metric) == ("sticky", "tpot_p90_s") else good))
-        for name in ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
-        for metric, good in (
-            ("ttft_p90_s", (-0.501, -0.5)), ("tpot_p90_s", (-0.501, -0.5)), ("apc", (0.1, 0.101)),
-            ("worker_ttft_p90_max_s", (-0.501, -0.5)), ("amplification", (-0.501, -0.5)),
-        )
-    ]  # fmt: skip
-    assert paper(*pairs)["C3: EAR dominates"] == Outcome.UNDECIDED
+    wins = [one for one in against_all(BETTER, MORE) if (one.second, one.metric) != ("sticky", "tpot_p90_s")]
+    loss = compare_two("tpot_p90_s", "ear", "sticky", 0.01, 2.0)
+    assert paper(*wins, loss)["C3: EAR dominates"] == Outcome.UNDECIDED
 
 
 def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specification_states() -> None:
@@ -283,15 +282,9 @@ def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specifica
 
 
 def test_dominance_by_the_point_counts_every_comparison() -> None:
-    names = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
-    pairs = [
-        compare_two(metric, "ear", name, *((-0.1, 0.3) if metric == "apc" else (-0.6, 0.1)))
-        for name in names
-        for metric in ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
-    ]
-    labels = labels_of(ROWS) | {name: name for name in names}
+    pairs = against_all((-0.6, 0.1), (-0.1, 0.3))
     for known, point in ((pairs, "holds: better in 25 of 25"), (pairs[:-1], "fails: better in 24 of 25")):
-        claim = judge(labels, known)["C3: EAR dominates"]
+        claim = judge(WITH_BASELINES, known)["C3: EAR dominates"]
         assert claim.outcome == Outcome.UNDECIDED
         assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
 

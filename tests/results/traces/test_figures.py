@@ -57,7 +57,7 @@ def test_the_same_numbers_give_the_same_bytes(folder: Path) -> None:
         assert (folder / f"figure_2c.{form}").read_bytes() == image
 
 
-def test_bars_can_be_told_apart_in_grey(folder: Path) -> None:
+def test_bars_are_distinguishable_in_grey(folder: Path) -> None:
     from PIL import Image
 
     for stem in ("figure_2a", "figure_2c"):
