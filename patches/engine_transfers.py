@@ -133,7 +133,7 @@ class EngineTransfers:
         return [{"t_ns": t_ns, **names(request), "ok": ok, "num_computed": request.num_computed_tokens}]
 
     def stepped(self, request: Request, t_ns: int) -> list[Line]:
-        """Periods between the starts of consecutive steps while this request waited, from the step that allocated it."""
+        """Periods between starts of consecutive steps while this request waited, from the step that gave it blocks."""
         allocated_ns = self._allocated_ns.pop(request.request_id, None)
         if allocated_ns is None:
             return []

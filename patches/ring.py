@@ -163,7 +163,7 @@ class Ring:
         return put
 
     def _grow(self, count: int) -> int:
-        """Allocate the chunk at record `count`; returns the count at which the next is due: -1 = never, 0 = it failed."""
+        """Allocate the chunk at record `count`; returns the count at which the next is due: -1 = never, 0 = failed."""
         if count >= self._capacity:
             return -1
         records = min(CHUNK_RECORDS, self._capacity - count)
