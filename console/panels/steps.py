@@ -11,18 +11,11 @@ from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
 from results.records.events import CellState, RunState
 from results.report.terms import term
-from state.model import InstanceView, RunView
+from state.model import RunView
 
 HEADING = "Steps, share per bucket"
 TIMED = "step_timing_available"
 """In the summary of the cell that applies the step probe: whether engines report their steps."""
-
-
-def count_steps(view: RunView, instances: list[InstanceView]) -> tuple[Counts, ...]:
-    """The step histograms of these instances."""
-    return tuple(
-        Counts(i.instance, tone_of(view, i), i.step_counts_total) for i in instances if sum(i.step_counts_total)
-    )
 
 
 def explain_no_steps(view: RunView) -> str:
@@ -49,8 +42,10 @@ class StepsPanel(Panel):
         self.only = only
 
     def show(self, picture: Picture) -> None:
-        shown = [i for i in order_instances(picture.view) if self.only in (None, i.instance)]
-        self._histogram.show(count_steps(picture.view, shown), empty=explain_no_steps(picture.view))
+        view = picture.view
+        shown = [each for each in order_instances(view) if self.only in (None, each.instance)]
+        counts = [Counts(each.instance, tone_of(view, each), each.step_counts_total) for each in shown]
+        self._histogram.show(counts, empty=explain_no_steps(view))
 
 
 PANEL = PanelKind(
