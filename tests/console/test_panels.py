@@ -119,10 +119,15 @@ TIMED: dict[str, object] = {"step_timing_available": True, "reason": ""}
 UNTIMED: dict[str, object] = {"step_timing_available": False, "reason": "vLLM 0.12"}
 
 
-def probed(state: CellState, reason: str = "", summary: dict[str, object] | None = None) -> RunView:
-    """A run whose step probe has come this far."""
-    summary = summary or {}
-    return RunView(cells={PROBE.cell: CellView(PROBE.cell, PROBE, state, reason=reason, summary=summary)})
+def probed(
+    state: CellState,
+    reason: str = "",
+    summary: dict[str, object] | None = None,
+    experiment: str = "connector-tax",
+) -> RunView:
+    """A run whose probe has come this far."""
+    cell = CellView(PROBE.cell, PROBE, state, reason=reason, summary=summary or {})
+    return RunView(plan=replace(RunView().plan, experiment=experiment), cells={PROBE.cell: cell})
 
 
 @pytest.mark.parametrize(
@@ -137,8 +142,9 @@ def probed(state: CellState, reason: str = "", summary: dict[str, object] | None
         ),
         (probed(CellState.DONE, summary=UNTIMED), "no step timing: vLLM 0.12"),
         (probed(CellState.SKIPPED, "by the operator"), "no step timing: by the operator"),
+        (probed(CellState.PENDING, experiment="pd-lifecycle"), "a pd-lifecycle run does not time engine steps"),
     ],
-    ids=["no plan", "pending", "available", "none reported", "unavailable", "skipped"],
+    ids=["no plan", "pending", "available", "none reported", "unavailable", "skipped", "a probe of transfers"],
 )
 def test_steps_that_are_not_shown_have_a_reason(view: RunView, why: str) -> None:
     assert explain_no_steps(view) == why
