@@ -63,7 +63,7 @@ def test_a_host_without_a_compiler_or_headers_cannot_start_an_engine(
     monkeypatch.setenv("CC", "true")
     row = rows_of(tmp_path, engine)["C compiler"]
     assert row.state == MISSING
-    assert f"{tmp_path}/Python.h is not there" in row.detail
+    assert f"{tmp_path}/Python.h is missing" in row.detail
     (tmp_path / "Python.h").touch()
     assert rows_of(tmp_path, engine)["C compiler"].state == OK
 

@@ -152,7 +152,7 @@ async def test_two_engines_share_a_gpu_and_each_is_waited_for_alone(
         await first_of(2.0, stopping)
         assert not stopping.done()
         use(FREE)
-        assert (await asyncio.wait_for(stopping, 30.0)).release.endswith("GPU memory in use 100 MiB")
+        assert (await asyncio.wait_for(stopping, 30.0)).endswith("GPU memory in use 100 MiB")
 
 
 async def test_a_part_of_a_gpu_waits_for_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
