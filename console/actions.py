@@ -1,4 +1,4 @@
-"""What an operator can do beside opening a panel; `console.keys` adds the panels and makes the key table of it all."""
+"""Operator actions except opening a panel; `console.keys` adds the panels and builds the key table."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ STEER, LOOK, MOVE, CONSOLE = GROUPS = ("Steer the run", "Look", "Move", "Console
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do."""
-
     id: str
     """Also the name of the request where there is one."""
     keys: tuple[str, ...]
     """As Textual names them; the first is the one shown."""
     label: str
     help: str
-    """Names in braces are filled in by what the panels declare."""
+    """Names in braces are filled in from what the panels declare."""
     group: str
     screens: tuple[str, ...] = (RUN,)
     footer: bool = False
     question: str = ""
-    """Asked before it is done, with Cancel focused; `{run}` stands for the run's name."""
+    """Asked before the action, with Cancel focused; `{run}` stands for the run's name."""
     command: tuple[str, ...] = ()
-    """The equal command line; names in braces are filled in."""
+    """The equivalent command line; names in braces are filled in."""
     method: str = ""
     """The Textual action, with its parameters, where it is not `id`."""
 
     @property
     def steers(self) -> bool:
-        """It changes a run: `--read-only` takes it away."""
+        """It changes a run: `--read-only` disables it."""
         return self.group == STEER
 
     @property
@@ -61,7 +59,7 @@ ACTIONS: tuple[Action, ...] = (
         "start",
         ("n",),
         "New run",
-        "choose experiment, profile and preset, see the plan and its time, and start it as a process of its own",
+        "choose experiment, profile and preset, see the plan and its time, and start it as a separate process",
         STEER,
         (RUNS,),
         footer=True,
@@ -89,7 +87,7 @@ ACTIONS: tuple[Action, ...] = (
         "resume",
         ("r",),
         "Resume",
-        "go on: a paused run at once, an interrupted one in a new process; finished cells are never repeated",
+        "continue a paused run at once, an interrupted one in a new process; finished cells are never repeated",
         STEER,
         footer=True,
         command=("tracon", "resume", "{run}", "--detach"),
@@ -120,7 +118,7 @@ ACTIONS: tuple[Action, ...] = (
         "skip",
         ("k",),
         "Skip",
-        "leave out a cell, a config or a stage; asks which and why, and the reason goes into the manifest",
+        "skip a cell, a config or a stage; asks which and why, and the reason goes into the manifest",
         STEER,
         command=("tracon", "skip", "{run}", "--{sort}", "{target}", "--reason", "{reason}"),
         method="steer('skip')",
@@ -143,7 +141,7 @@ ACTIONS: tuple[Action, ...] = (
         "freeze",
         ("space",),
         "Freeze",
-        "hold tables and plots still; the header stays live and counts what came meanwhile",
+        "hold tables and plots still; the header stays live and counts the events since",
         LOOK,
         (RUN, INSTANCE),
         footer=True,
@@ -196,7 +194,7 @@ ACTIONS: tuple[Action, ...] = (
         "copy",
         ("y",),
         "Copy",
-        "copy the command line that does what was last done here (in the menu: the highlighted one)",
+        "copy the command line of the last action here (in the menu: of the highlighted one)",
         CONSOLE,
         EVERYWHERE,
         command=("tracon", "status", "{run}"),
@@ -218,7 +216,7 @@ def is_steering(method: str) -> bool:
 
 
 def why_not(action: str, state: RunState | None, live: bool) -> str:
-    """Why a steering action makes no sense now; empty = it does. `live`: a process holds the run's lease."""
+    """Why a steering action is not possible now; empty = it is. `live`: a process holds the run's lease."""
     if state is None:
         return "the run is not loaded yet"
     if action in ("stop", "stop_now") and not live:

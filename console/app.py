@@ -64,7 +64,7 @@ class TraconApp(Host):
         self.push_screen(RunScreen(folder))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: themes, and every action of the screen that makes sense now."""
+        """The palette: themes, and every action of the screen that is possible now."""
         yield SystemCommand(
             "Theme", "choose colours (ansi-dark and ansi-light use the terminal's own)", self.search_themes
         )
@@ -102,7 +102,7 @@ class TraconApp(Host):
         return svg.replace("<text ", '<text xml:space="preserve" ')
 
     async def await_settled(self, limit_s: float = 30.0) -> None:
-        """Return once the screen shows what it is about, or `limit_s` has passed."""
+        """Return once the screen has loaded its content, or `limit_s` has passed."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             screen = self.screen
@@ -121,9 +121,9 @@ def _choose_marker(options: Options) -> str:
 
 
 def watch_terminal(app: TraconApp) -> None:
-    """End with the terminal: on SIGHUP and SIGTERM, and where SIGHUP is ignored (nohup) as soon as it is gone.
+    """Exit on SIGHUP and SIGTERM and, where SIGHUP is ignored (nohup), as soon as the terminal is gone.
 
-    A thread looks, because a terminal that no longer takes output stalls the event loop itself.
+    A thread checks, because a terminal that no longer takes output stalls the event loop itself.
     """
     gone = threading.Event()
     code = [128 + signal.SIGHUP]
@@ -140,14 +140,14 @@ def watch_terminal(app: TraconApp) -> None:
 
 def _watch_terminal(app: TraconApp, gone: threading.Event, code: list[int]) -> None:
     while not gone.wait(1.0):
-        if not _terminal_there():
+        if not _has_terminal():
             break
     app.call_later(app.exit, return_code=code[0])
     time.sleep(2.0)
-    os._exit(code[0])  # the loop did not answer: it waits for a terminal that is not there
+    os._exit(code[0])  # the loop has not exited: it waits for the lost terminal
 
 
-def _terminal_there() -> bool:
+def _has_terminal() -> bool:
     try:
         termios.tcgetattr(0)
     except (termios.error, OSError):

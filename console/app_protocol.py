@@ -17,7 +17,7 @@ class Options:
     """How the console was started."""
 
     workspace: Path | None = None
-    """None = the default one; commands that are shown then need not name it."""
+    """None = the default one; the commands shown then do not name it."""
     read_only: bool = False
     low_bandwidth: bool = False
     ascii: bool = False
@@ -34,7 +34,7 @@ class Host(App[None]):
         self.options = options
         self.look = look
         self.last_command: tuple[str, ...] = ()
-        """The command line equal to the last action here."""
+        """The command line equivalent to the last action here."""
 
     @property
     def workspace(self) -> Workspace:
@@ -42,7 +42,7 @@ class Host(App[None]):
 
     @property
     def workspace_words(self) -> tuple[str, ...]:
-        """What a command line needs to find this workspace."""
+        """The options that name this workspace in a command line."""
         return () if self.options.workspace is None else ("--workspace", str(self.options.workspace))
 
     def workspace_of(self, folder: Path) -> Path | None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def save_file(data: bytes, name: str, folder: Path | None) -> Path:
-    """Write the file into `folder`, else (also where that is None) into the folder the console was started in.
+    """Write the file into `folder`; where that is None or fails, into the folder the console was started in.
 
-    Raises OSError where neither takes it.
+    Raises OSError where neither can be written.
     """
     if folder is not None:
         with suppress(OSError):
@@ -55,15 +55,15 @@ def _list_rows(part: Table | Chart) -> Iterator[tuple[object, ...]]:
     from results.statistics.estimates import Estimate
 
     rows: Sequence[tuple[Value, ...]] = part.values or part.rows
-    bounded = {place for row in rows for place, value in enumerate(row) if isinstance(value, Estimate)}
-    headings = [(name, f"{name} low", f"{name} high") if place in bounded else (name,)
-                for place, name in enumerate(part.columns)]  # fmt: skip
+    bounded = {index for row in rows for index, value in enumerate(row) if isinstance(value, Estimate)}
+    headings = [(name, f"{name} low", f"{name} high") if index in bounded else (name,)
+                for index, name in enumerate(part.columns)]  # fmt: skip
     yield tuple(name for names in headings for name in names)
     for row in rows:
         cells: list[object] = []
-        for place, value in enumerate(row):
+        for index, value in enumerate(row):
             if isinstance(value, Estimate):
                 cells += [value.value, value.low, value.high]
             else:
-                cells += [value, None, None] if place in bounded else [value]
+                cells += [value, None, None] if index in bounded else [value]
         yield tuple(cells)

@@ -1,4 +1,4 @@
-"""Tails a run's journal in a thread of its own and hands out one frozen picture per tick."""
+"""Tails a run's journal in its own thread and posts one frozen picture per tick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from state.model import EMPTY, RunView
 from state.store import RunStore
 from state.view import HISTORY_SAMPLES, fold
 
-TICK_S = 0.5
 LOADING_STEP = 5_000
 """Events between two progress messages while a long journal is read."""
 TRAIL_STEP_S = 10.0
@@ -39,9 +38,9 @@ class Picture:
     folded: int = 0
     loading: bool = True
     trouble: str = ""
-    """Why the run cannot be read just now."""
+    """Why the run cannot be read now."""
     frozen_unix_s: float | None = None
-    """Set where the operator holds the screen still: the moment that was frozen."""
+    """When the operator froze the screen; None = it is live."""
 
     @property
     def live(self) -> bool:
@@ -91,7 +90,7 @@ def _is_worse(new: InstanceSampled, old: InstanceSampled) -> bool:
 class RunFeed:
     """Reads one run until it is stopped. `post` is called from the feed's thread, at most once per tick."""
 
-    def __init__(self, folder: Path, post: Callable[[Picture], object], *, tick_s: float = TICK_S) -> None:
+    def __init__(self, folder: Path, post: Callable[[Picture], object], *, tick_s: float) -> None:
         self.folder = folder
         self._post = post
         self._tick_s = tick_s

@@ -1,4 +1,4 @@
-"""A run's results, computed from its folder in a thread of their own while Results is open.
+"""A run's results, computed from its folder in a separate thread while Results is open.
 
 Importing what computes them takes a second or two, so only that thread does it.
 """
@@ -43,7 +43,7 @@ Progress = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run's experiment says of it."""
+    """The results of a run, as its experiment reports them."""
 
     text: ReportText
     charts: tuple[Chart, ...] = ()
@@ -124,7 +124,7 @@ class Analyst:
         self._thread.start()
 
     def _run_analysis(self, experiment: str) -> None:
-        with suppress(OSError):  # where a thread has no niceness of its own, it just takes its share
+        with suppress(OSError):  # a system without a niceness per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._post(analyse_folder(self._folder, experiment))
 

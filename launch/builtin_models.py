@@ -1,4 +1,4 @@
-"""The models that Tracon writes itself, by the `model.source` of a profile: no engine asks a hub for one of them."""
+"""The models that Tracon writes itself, by the `model.source` of a profile: no hub is needed for them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MODELS: Mapping[str, BuiltinModel] = {
 
 
 def builtin_folder(source: str) -> Path | None:
-    """Where the model of this `model.source` lies, or will; None where it is none of Tracon's own.
+    """The folder of the model of this `model.source`, which need not exist yet; None where Tracon does not write it.
 
-    Raises LaunchError for a name of Tracon's that it does not have.
+    Raises LaunchError for an unknown `builtin:` name.
     """
     if not source.startswith(PREFIX):
         return None
@@ -51,5 +51,5 @@ def builtin_folder(source: str) -> Path | None:
 
 
 def write_builtin(folder: Path) -> None:
-    """Write the model that lies in a folder of this name. Raises OSError."""
+    """Write the model whose folder has this name. Raises OSError."""
     next(model for model in MODELS.values() if model.folder == folder.name).write(folder)

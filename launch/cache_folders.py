@@ -30,7 +30,7 @@ def cache_env(environ: Mapping[str, str], home: Path, fallback: Path) -> dict[st
 
 
 def can_write(folder: Path) -> bool:
-    """Whether a file could be made in this folder, or the folder could be made."""
+    """Whether a file can be created in this folder, or the folder itself."""
     for path in (folder, *folder.parents):
         try:
             if path.exists():
@@ -41,8 +41,8 @@ def can_write(folder: Path) -> bool:
 
 
 def make_private_folder(name: str) -> Path:
-    """The folder of that name among the temporary files, where others may write too; a new one beside it where that
-    name is a link, another user's folder, or one that others may write into: code is loaded from caches."""
+    """The folder of that name among the temporary files. A new folder beside it where that name is a link, another
+    user's folder, or one that others may write into: code is loaded from caches."""
     folder = Path(tempfile.gettempdir()) / name
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

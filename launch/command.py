@@ -1,4 +1,4 @@
-"""A profile and a config turned into the exact command that starts an engine, and the record of having done so."""
+"""Turns a profile and a config into the exact command that starts an engine, and records the launch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Which of the two counts depends on the client."""
 OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
-"""Where an engine asks its own servers, as Mooncake does its bootstrap server: never through a proxy."""
+"""Hosts of an engine's own servers, such as Mooncake's bootstrap server: never reached through a proxy."""
 PLACEMENT = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
 """A user's pinning of threads. With a thread count of the profile's every engine would be pinned to the same cores."""
 
@@ -75,7 +75,7 @@ class LaunchSpec:
     model: str
     """The id under which it serves."""
     model_folder: Path | None
-    """Where a model of Tracon's own must lie before the start; None where the profile names another."""
+    """The folder where Tracon writes its own model before the start; None where the profile names another model."""
     kind: str
     devices: tuple[str, ...]
     """The GPUs it uses, as CUDA_VISIBLE_DEVICES names them; empty for a CPU engine."""
@@ -168,12 +168,12 @@ def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
 
 
 def _build_cpu_env(kind: str) -> dict[str, str]:
-    """What no profile and no config may take from a CPU engine."""
+    """What no profile and no config may override for a CPU engine."""
     return {"TRACON_CPU_CONNECTORS": "1", "TRACON_RUN_FIRST": "1", **NO_COMPILATION} if kind == "cpu" else {}
 
 
 def _build_gpu_env(kind: str) -> dict[str, str]:
-    """Which GPUs this process leaves its engines: it may have chosen them, and `launch.sh` has to name the same."""
+    """The GPUs that engines of this process may use: it may have chosen them, and `launch.sh` must name the same."""
     return {VISIBLE: os.environ[VISIBLE]} if kind == "cuda" and VISIBLE in os.environ else {}
 
 
@@ -248,8 +248,8 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 
 
 def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An engine's whole environment: the launching process's without its own Python's settings and without secrets that
-    are none of the engine's (`inherited_env`), plus what is added. Where it names a proxy, OWN_HOSTS are asked without.
+    """An engine's whole environment: the launching process's, without the settings of its own Python and without
+    secrets that are not the engine's (`inherited_env`), plus what is added. OWN_HOSTS bypass any proxy that it names.
     """
     base = inherited_env(os.environ if inherited is None else inherited)
     left_out = OWN_PYTHON | (PLACEMENT if "OMP_NUM_THREADS" in added else set())
@@ -258,9 +258,9 @@ def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = No
 
 
 def _bypass_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """Both variables of NO_PROXY with OWN_HOSTS beside what they hold; empty where `env` names no proxy.
+    """Both variables of NO_PROXY with OWN_HOSTS added to their hosts; empty where `env` names no proxy.
 
-    A variable that is not set takes over what the other holds: one that is set hides the other from some clients.
+    A variable that is not set copies the other's hosts: some clients read only one of the two.
     """
     if not any(value and name.lower() in PROXIES for name, value in env.items()):
         return {}
@@ -269,7 +269,7 @@ def _bypass_proxy(env: Mapping[str, str]) -> dict[str, str]:
 
 def _add_own_hosts(listed: str) -> str:
     hosts = [host.strip() for host in listed.split(",") if host.strip()]
-    if "*" in hosts:  # no host is asked through a proxy; some clients know it only as the sole entry
+    if "*" in hosts:  # no proxy for any host; some clients accept it only as the sole entry
         return listed
     return ",".join((*hosts, *(host for host in OWN_HOSTS if host not in hosts)))
 

@@ -1,4 +1,4 @@
-"""What this machine has for running engines, what each config would need, and the remedy for what is missing."""
+"""What this machine has for running engines, what each config needs, and the remedy for what is missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,11 @@ def examine(
     profile: Profile | None = None,
     before_install: bool = False,
 ) -> DoctorReport:
-    """Look at this machine for engines of `kind`.
+    """Check this machine for engines of `kind`; changes nothing.
 
-    `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`;
-    `gpu_memory_share` what an engine takes of a GPU's memory, `profile` whose model is to fit into that.
-    `before_install`: only rows that need no engine environment, the driver judged by the lock's CUDA. Reads only.
+    `requires`: for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. `gpu_memory_share`:
+    what an engine takes of a GPU's memory; `profile`: whose model must fit into that. `before_install`: only rows that
+    need no engine environment, the driver judged by the lock's CUDA.
     """
     existing, engine_row = _check_engine(kind, engine_python)
     engine = None if before_install else existing
@@ -129,9 +129,9 @@ def examine(
 
 
 def narrow_report(report: DoctorReport, names: Sequence[str]) -> DoctorReport:
-    """The report on these rows and configs alone; a config brings every row but those of connectors it does not need.
+    """The report on these rows and configs alone; a config adds every row but those of connectors it does not need.
 
-    Upper and lower case are one. Raises LaunchError for a name that is neither.
+    Case is ignored. Raises LaunchError for a name that is neither a row nor a config.
     """
     known = [row.what for row in report.rows] + [config.config for config in report.configs]
     spelled = {name.casefold(): name for name in known}
@@ -332,7 +332,7 @@ def _check_ports(port_base: int) -> Row:
     listed = ", ".join(map(str, taken))
     remedy = "see who holds them with `ss -ltnp`, or set another launch.port_base in the profile"
     state = WARN if len(taken) < len(ports) else MISSING
-    return Row("ports", state, f"taken of {ports.start}-{ports.stop - 1}: {listed}", remedy)
+    return Row("ports", state, f"in use among {ports.start}-{ports.stop - 1}: {listed}", remedy)
 
 
 def _describe_mooncake_ports() -> Row:
@@ -341,12 +341,12 @@ def _describe_mooncake_ports() -> Row:
 
 
 def _check_disk(what: str, folder: Path, needed_bytes: int) -> Row:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     detail = f"{free / 1e9:.1f} GB free at {folder}"
-    if not os.access(there, os.W_OK):
+    if not os.access(existing, os.W_OK):
         remedy = "choose another folder (TRACON_HOME, --workspace)"
-        return Row(what, MISSING, f"{detail}, but {there} cannot be written", remedy)
+        return Row(what, MISSING, f"{detail}, but {existing} cannot be written", remedy)
     if free < needed_bytes:
         needed = f"{detail}, {needed_bytes / 1e9:.0f} GB needed"
         return Row(what, MISSING, needed, "free space, or choose another folder")
@@ -364,7 +364,7 @@ def _check_memory(kind: str) -> Row:
     if host.memory_bytes < needed and host.limits.memory_bytes is None:
         remedy = "use a host with more memory"
     if host.available_bytes < needed:
-        return Row("memory", WARN, f"{detail}, one engine wants about {needed / 1e9:.0f} GB", remedy)
+        return Row("memory", WARN, f"{detail}, one engine needs about {needed / 1e9:.0f} GB", remedy)
     return Row("memory", OK, detail)
 
 
@@ -376,8 +376,8 @@ def _check_cpu() -> Row:
     if platform.machine() != "x86_64":
         return Row("CPU", MISSING, f"{detail}: {platform.machine()}", "use a host with an x86-64 CPU")
     if host.limits.cores is not None and host.limits.cores < host.cores:
-        detail += f", {host.limits.cores:g} cores' worth of time by the quota of this cgroup (cpu.max)"
-        remedy = "raise the container's or service's CPU limit: a quota stops every process of it for up to 0.1 s"
+        detail += f", limited to the time of {host.limits.cores:g} cores by this cgroup's quota (cpu.max)"
+        remedy = "raise the container's or service's CPU limit: a quota pauses all its processes for up to 0.1 s"
         return Row("CPU", WARN, detail, remedy)
     return Row("CPU", OK, detail)
 
@@ -385,7 +385,7 @@ def _check_cpu() -> Row:
 def _check_instruction_set(flags: frozenset[str]) -> Row:
     here = ", ".join(name for name in NAMED if name in flags) or "none that an engine asks about"
     absent = ", ".join(name for name in NAMED if name not in flags)
-    return Row("instruction sets", OK, here + (f"; not here: {absent}" if absent else ""))
+    return Row("instruction sets", OK, here + (f"; absent: {absent}" if absent else ""))
 
 
 def _describe_part(part: Part) -> Row:
@@ -405,9 +405,5 @@ def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Ma
         needed[SHARING] = parts[SHARING]
     bad = {name: row for name, row in needed.items() if row is None or row.state == MISSING}
     detail = "; ".join(f"{name}: {row.detail if row else 'unknown to this Tracon'}" for name, row in bad.items())
-    remedy = "; ".join(_drop_repeats(row.remedy for row in bad.values() if row))
-    return ConfigRow(config, not bad, requires, tuple(bad), detail, remedy)
-
-
-def _drop_repeats(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(filter(None, texts)))
+    remedies = dict.fromkeys(row.remedy for row in bad.values() if row and row.remedy)
+    return ConfigRow(config, not bad, requires, tuple(bad), detail, "; ".join(remedies))

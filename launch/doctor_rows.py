@@ -1,4 +1,4 @@
-"""What `tracon doctor` says of one property of this machine."""
+"""One row of `tracon doctor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Row:
 
     what: str
     state: str
-    """`ok`, `warn` (works, but know it) or `missing` (something cannot run)."""
+    """`ok`, `warn` (works, with a restriction) or `missing` (something cannot run)."""
     detail: str
     remedy: str = ""

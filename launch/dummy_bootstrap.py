@@ -1,4 +1,4 @@
-"""A Mooncake bootstrap server that knows no engine: what a lone consumer needs to be asked about its peers.
+"""A Mooncake bootstrap server without engines, for a consumer that runs without a peer.
 
 `python -m launch.dummy_bootstrap PORT` runs one standalone.
 """

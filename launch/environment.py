@@ -1,7 +1,7 @@
 """Engine environments: where they are, what is in them, and the record of one.
 
-An engine environment holds vLLM and its connectors, apart from Tracon's own packages. The built ones lie in
-`HOME/engines/<kind>-<lock hash>/`, each with an `engine.json` written before it got that name: such a folder is whole.
+An engine environment holds vLLM and its connectors, apart from Tracon's own packages. Built ones are in
+`HOME/engines/<kind>-<lock hash>/`. Each gets that name after its `engine.json` is written: such a folder is complete.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
 
 
 def environments() -> tuple[Engine, ...]:
-    """Every environment that was built here, those of other locks too."""
+    """Every environment that was built here, those of other locks included."""
     records = ((path.parent, _read_record(path)) for path in sorted((home() / "engines").glob("*/engine.json")))
     return tuple(built(root, record) for root, record in records if record is not None and root.suffix != ".partial")
 
@@ -148,10 +148,9 @@ def intact(root: Path, kind: str) -> EngineRecord | None:
     record = _read_record(root / "engine.json")
     if record is None or record.lock_hash != lock_hash(kind) or not (root / "bin" / "python").exists():
         return None
-    there = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
-    have = {(normalise(name), version) for name, _, version in (folder.rpartition("-") for folder in there)}
-    wanted = set(locked_versions(kind).items())
-    return record if wanted <= have else None
+    folders = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
+    installed = {(normalise(name), version) for name, _, version in (folder.rpartition("-") for folder in folders)}
+    return record if locked_versions(kind).items() <= installed else None
 
 
 def _read_record(path: Path) -> EngineRecord | None:
@@ -186,7 +185,7 @@ def _open_existing(kind: str, engine_python: Path) -> Engine:
     python = engine_python.expanduser().absolute()  # not resolved: the link's place is what makes it an environment
     if not os.access(python, os.X_OK) or python.is_dir():
         raise EngineMissing(
-            f"{python} is no Python that can be run",
+            f"{python} is not an executable Python",
             remedy="give --engine-python the path of an environment's bin/python",
         )
     record = _read_record(python.parent.parent / "engine.json")
@@ -214,8 +213,8 @@ def inspect_python(python: Path) -> dict[str, Any]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
         raise EngineMissing(
-            f"{python} did not answer: {detail.strip().splitlines()[-1]}",
-            remedy="see whether that Python starts, or name another",
+            f"{python} cannot be inspected: {detail.strip().splitlines()[-1]}",
+            remedy="check that this Python starts, or name another",
         ) from error
     return description
 
@@ -256,7 +255,7 @@ def _redact_json(text: str) -> str | None:
     try:
         value = json.loads(text)
         shown = _redact_keys(value)
-    except RecursionError:  # nothing says what is in it
+    except RecursionError:  # too deep to be checked
         return REDACTED
     except ValueError:
         return None
@@ -297,8 +296,7 @@ def redact_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             continue
         is_named = _SECRET_OPTION.fullmatch(option) is not None
         is_secret = is_named and not sign
-        is_shown = not (is_named and sign)
-        shown.append(_redact_word(word) if is_shown else f"{option}={REDACTED}")
+        shown.append(f"{option}={REDACTED}" if is_named and sign else _redact_word(word))
     return tuple(shown)
 
 
@@ -315,7 +313,7 @@ def redact_settings(settings: Any) -> Any:  # noqa: ANN401  (any JSON value)
     """Settings of a profile or config without secrets, for plans and artifacts: of `env`, of the JSON in `kv_transfer`,
     of command lines and of every text.
 
-    A secret of `env` leaves 32 bits of its hash: enough to notice that it changed, too little to find it out.
+    A secret of `env` leaves 32 bits of its hash: enough to notice a change, too few to recover the secret.
     """
     if isinstance(settings, Mapping):
         return {name: _redact_setting(name, value) for name, value in settings.items()}
@@ -340,7 +338,7 @@ def _redact_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an engine inherits of this process's environment: nothing that is named as a secret.
+    """What an engine inherits of this process's environment: no variable whose name marks a secret.
 
     Exceptions are the engine's own settings (ENGINE_PREFIXES) and the names that PASS_ENV lists.
     """
@@ -353,9 +351,9 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:
-    """The text of `env.txt`: what engine, packages, host, GPUs and environment variables a measurement ran with.
+    """The text of `env.txt`: engine, packages, host, GPUs and environment variables of a measurement.
 
-    Secrets are redacted. A part that could not be read says so.
+    Secrets are redacted. A part that could not be read has the reason in its place.
     """
     shown = redact({**(os.environ if environ is None else environ), **engine.env})
     has_gpus = shutil.which("nvidia-smi") is not None

@@ -1,4 +1,4 @@
-"""What goes wrong around engines: every error names the thing, says what to do, and carries the exit code."""
+"""Errors of this package: each names the thing, says what to do, and carries the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EngineMissing(LaunchError):
 
 
 class InstallFailed(LaunchError):
-    """An engine environment could not be built; nothing half-built is left in its place."""
+    """An engine environment could not be built; no partial build is left."""
 
 
 class PatchFailed(LaunchError):

@@ -1,4 +1,4 @@
-"""What the doctor says of a host for CUDA engines: driver, CUDA, attention backends, memory, RDMA, samples."""
+"""The doctor's checks of a host for CUDA engines: driver, CUDA, attention backends, memory, RDMA, samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs pas
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What nvidia-smi says of one GPU."""
+    """One GPU as nvidia-smi reports it."""
 
     index: str
     capability: float
@@ -53,8 +53,8 @@ class GpuFacts:
 def check_cuda_host(
     engine: Engine | None, memory_share: float | None, infiniband: Path, profile: Profile | None = None
 ) -> tuple[Row, ...]:
-    """The rows of a CUDA engine's host; `memory_share`: what an engine takes of a GPU's memory; `profile`: whose model
-    is to fit into that (None = any does)."""
+    """`memory_share`: what an engine takes of a GPU's memory; `profile`: whose model must fit into that (None = any
+    does)."""
     gpus = read_gpus()
     return (
         check_driver(engine),
@@ -136,8 +136,7 @@ def check_driver(engine: Engine | None) -> Row:
         needs = f"{wants}, which needs {least} or later"
         compat = find_compat_library(least)
         if compat is not None:
-            helps = f"{compat} makes up for it on data center GPUs (forward compatibility)"
-            detail = f"driver {driver} is too old by itself: {needs}; {helps}"
+            detail = f"driver {driver} is too old by itself: {needs}; {compat} replaces its libcuda on data center GPUs"
             return Row(what, WARN, detail, _explain_compat(compat, least))
         remedy = (
             f"update the driver to {least} or later, or name an environment whose torch was built for an older CUDA: "
@@ -148,7 +147,7 @@ def check_driver(engine: Engine | None) -> Row:
 
 
 def _explain_compat(library: Path, least: int) -> str:
-    """What to set so that engines load this libcuda, and what to do where it does not work."""
+    """How to make engines load this libcuda, and what to do if it does not work."""
     update = f"if engines do not start, update the driver to {least} or later"
     inherited = os.environ.get(LIBRARY_PATH, "")
     if str(library.parent) in inherited.split(os.pathsep):
@@ -188,23 +187,23 @@ def _list_builds(built: set[int]) -> str:
 
 
 def check_compiler(engine: Engine | None) -> Row:
-    """What Triton compiles its launchers with when an engine starts: a C compiler, and the headers of its Python.
+    """Triton compiles its launchers when an engine starts, with a C compiler and the headers of the engine's Python.
 
-    Without an engine the compiler alone: the Python of an environment comes with it.
+    Without an engine the compiler alone is checked: an environment brings its own Python.
     """
     what = "C compiler"
     version = PYTHON if engine is None else engine.versions.get("python", PYTHON)
     headers = f"python{'.'.join(version.split('.')[:2])}-dev"
     named = os.environ.get("CC")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
     remedy = f"`apt-get install gcc {headers}`, or name a compiler in CC"
-    if found is None:
+    if compiler is None:
         looked = f"CC names {named}, which is not on PATH" if named else f"none of {', '.join(COMPILERS)} is on PATH"
         return Row(what, MISSING, f"{looked}: Triton compiles with one when an engine starts", remedy)
     header = None if engine is None else _find_header(engine)
     if header is not None and not header.is_file():
-        return Row(what, MISSING, f"{found}, but {header} is not there: the engine's Python has no headers", remedy)
-    return Row(what, OK, found)
+        return Row(what, MISSING, f"{compiler}, but {header} is missing: the engine's Python has no headers", remedy)
+    return Row(what, OK, compiler)
 
 
 def _find_header(engine: Engine) -> Path | None:
@@ -231,8 +230,9 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profil
     if small:
         assert profile is not None
         why = f"about {max(small.values()) / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
-        others = _leave_others(gpus, small)
-        remedy = f"leave engines the others: {others}" if others else _suggest_settings(profile, gpus)
+        others = ",".join(gpu.index for gpu in gpus if gpu.index not in small)
+        export = f"use the other GPUs alone: `export {VISIBLE}={others}`"
+        remedy = export if others else _suggest_settings(profile, gpus)
         return Row(what, MISSING, f"{taken}, and GPU {', '.join(small)} has too little: {why}", remedy)
     full = [gpu.index for gpu in gpus if not has_free(gpu.total_mib, gpu.used_mib, share)]
     if not full:
@@ -252,12 +252,6 @@ def _judge_full(detail: str, others_have_room: bool) -> Row:
     return Row(what, MISSING, f"{detail}: vLLM refuses to start there", remedy)
 
 
-def _leave_others(gpus: Sequence[GpuFacts], hidden: Collection[str]) -> str:
-    """The command that leaves engines the GPUs that are not hidden; empty = none would be left."""
-    left = ",".join(gpu.index for gpu in gpus if gpu.index not in hidden)
-    return f"`export {VISIBLE}={left}`" if left else ""
-
-
 def _explain_no_memory() -> tuple[str, str]:
     """Why the memory of no GPU is known, and the remedy."""
     listed, named = list_gpus(), visible_devices()
@@ -267,11 +261,11 @@ def _explain_no_memory() -> tuple[str, str]:
         return f"{VISIBLE}={','.join(named)} names no GPU", "name GPUs by index or UUID: `nvidia-smi -L` lists them"
     fields = ",".join(GPU_FIELDS)
     remedy = f"update the driver if it is an old one; see `nvidia-smi --query-gpu={fields} --format=csv`"
-    return "nvidia-smi lists GPUs, and does not state their compute capability and memory as numbers", remedy
+    return "nvidia-smi lists GPUs but does not state their compute capability and memory as numbers", remedy
 
 
 def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -> dict[str, int]:
-    """Index of each GPU that this share of does not hold an engine of the profile, to the bytes that it needs there."""
+    """Bytes that an engine of the profile needs, by index of each GPU of which this share is too small for it."""
     needed = {gpu.index: estimate_engine_bytes(profile, gpu.total_mib << 20) for gpu in gpus}
     shares = {gpu.index: share * (gpu.total_mib << 20) for gpu in gpus}
     return {index: size for index, size in needed.items() if size is not None and size > shares[index]}
@@ -279,7 +273,7 @@ def _find_small_gpus(gpus: Sequence[GpuFacts], share: float, profile: Profile) -
 
 @dataclass(frozen=True, slots=True)
 class GpuRoom:
-    """Into which GPUs of this host an engine fits, by the doctor's estimate."""
+    """Which GPUs of this host an engine fits into, by the doctor's estimate."""
 
     fitting: int
     """GPUs that it fits into, of those that it may take."""

@@ -1,4 +1,4 @@
-"""Which GPUs have room for engines beside what other processes hold of their memory."""
+"""Which GPUs have room for engines beside the memory that other processes hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GpuChoice:
     shortage: str
     """What the full ones have free and what engines take; empty where none is full."""
     small: tuple[str, ...] = ()
-    """Those into which an engine does not fit, however free they are."""
+    """Those into which an engine does not fit, even where all of their memory is free."""
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -70,15 +70,13 @@ def choose_gpus(
     devices = [index for index, *_ in gpus] if named is None else named
     if not gpus or any(device.startswith(PART) for device in devices):
         return None
+    gpu_of = {device: gpu for device in devices for gpu in gpus if names_gpu(device, gpu[0], gpu[1])}
     full = {
         device: f"{(total - used) / 1024:.1f} of {total / 1024:.1f} GiB"
-        for device in devices
-        for index, uuid, total, used in gpus
-        if names_gpu(device, index, uuid) and not has_free(total, used, needed)
+        for device, (_, _, total, used) in gpu_of.items()
+        if not has_free(total, used, needed)
     }
     shown = ", ".join(full.values())
     shortage = f"{shown} free, and engines take {format_percent(needed)} of all" if full else ""
-    too_small = [
-        device for device in devices for index, uuid, *_ in gpus if names_gpu(device, index, uuid) and index in small
-    ]
-    return GpuChoice(tuple(devices), tuple(full), shortage, tuple(too_small))
+    too_small = tuple(device for device, (index, *_) in gpu_of.items() if index in small)
+    return GpuChoice(tuple(devices), tuple(full), shortage, too_small)

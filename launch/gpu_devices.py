@@ -12,11 +12,11 @@ from launch.errors import LaunchError
 from launch.profile import Profile
 
 DRIVER = Path("/proc/driver/nvidia/version")
-"""There where the kernel has NVIDIA's driver."""
+"""Exists where the kernel has NVIDIA's driver."""
 QUERY_TIMEOUT_S = 30.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PART = "MIG-"
-"""Begins the name of a part of a GPU. Which GPU it is a part of is not in what Tracon asks for."""
+"""Begins the name of a part of a GPU. Tracon does not query which GPU it is a part of."""
 
 
 class NoGpu(LaunchError):
@@ -84,7 +84,7 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None
 
 
 def engine_devices(size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that an engine of `size` GPUs uses in this environment: the first of those that it may."""
+    """The GPUs that an engine of `size` GPUs uses in this environment: the first ones that it may use."""
     visible = visible_devices(environ)
     return tuple(map(str, range(size))) if visible is None else tuple(visible[:size])
 
@@ -127,7 +127,7 @@ def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ)
     Raises LaunchError where it may use fewer.
     """
     devices, named = _list_devices(environ), environ.get(VISIBLE)
-    if named is None and not devices:  # nvidia-smi does not say: the engine finds out
+    if named is None and not devices:  # nvidia-smi does not answer: the engine finds out
         return ",".join(map(str, places))
     if max(places) >= len(devices):
         whose = "this host has" if named is None else f"CUDA_VISIBLE_DEVICES={named} names"

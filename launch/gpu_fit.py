@@ -1,4 +1,4 @@
-"""How much of a GPU's memory an engine needs: an estimate, for the models that Tracon writes itself."""
+"""An estimate of the GPU memory that an engine needs, for the models that Tracon writes itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from launch.profile import EngineSettings, Profile
 REST_BYTES = 4 << 30
 """For the CUDA context, activations, workspaces and CUDA graphs."""
 LOGIT_BYTES = 26
-"""Per request and word of the vocabulary, when vLLM looks how much a step of the most requests takes: logits in two
-precisions, probabilities, and what sorting them takes."""
+"""Per request and vocabulary entry, when vLLM profiles a step with the most requests: logits in two precisions,
+probabilities, and the buffers of their sort."""
 LARGE_GPU_BYTES = 70 << 30
 DEFAULT_REQUESTS, SMALL_GPU_REQUESTS = 1024, 256
 """--max-num-seqs of vLLM's server on a GPU of at least LARGE_GPU_BYTES, and of less. On an A100 of 80 GB it is 256 too,
@@ -26,7 +26,7 @@ and `calibrate` of connector-tax."""
 
 
 def estimate_engine_bytes(profile: Profile, gpu_bytes: int = LARGE_GPU_BYTES) -> int | None:
-    """Bytes per GPU for weights, the KV of the longest request, logits and the rest; None for a model of others.
+    """Bytes per GPU for weights, the KV of the longest request, logits and the rest; None for any other model.
 
     `gpu_bytes`: all memory of a GPU, by which vLLM chooses how many requests a step may have.
     """

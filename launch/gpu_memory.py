@@ -19,7 +19,7 @@ POLL_S = 1.0
 
 
 class Holder(Protocol):
-    """An engine of the run, as far as the memory of its GPUs is concerned."""
+    """What is read of an engine of the run."""
 
     @property
     def held_mib(self) -> Mapping[str, int]:
@@ -29,10 +29,10 @@ class Holder(Protocol):
 
 
 async def wait_for_release(devices: Sequence[str], wait_s: float, engines: Iterable[Holder] = ()) -> str:
-    """Wait until what an ended engine held of these GPUs is free, `wait_s` at most; returns what is known.
+    """Wait until the memory that an ended engine held on these GPUs is free, `wait_s` at most; returns what is known.
 
-    `engines`: those of the run, also ended ones. What a living one holds is not waited for.
-    Where no GPU is named, and where nvidia-smi states none of them, that is `wait_s`.
+    `engines`: those of the run, also ended ones. It does not wait for what a living one holds.
+    Where no GPU is named, and where nvidia-smi states none of them, it waits `wait_s`.
     """
     if not devices:
         await asyncio.sleep(wait_s)
@@ -72,10 +72,10 @@ def read_used_mib(devices: Sequence[str]) -> dict[str, int]:
 
 
 def read_listed_mib() -> Counter[str]:
-    """What nvidia-smi states that living processes hold, MiB by UUID of GPU, whosever they are.
+    """What nvidia-smi states that living processes of any user hold, MiB by UUID of GPU.
 
     Empty where it lists none of this pid namespace: in a container without the host's, it lists no process, or pids
-    that mean nothing there. A process whose memory it does not state counts as none.
+    that are not valid there. A process whose memory it does not state counts as 0.
     """
     listed: Counter[str] = Counter()
     for row in ask_nvidia_smi("compute-apps", ("gpu_uuid", "pid", "used_memory")) or ():
@@ -87,8 +87,8 @@ def read_listed_mib() -> Counter[str]:
 
 
 def _is_free(used_mib: Mapping[str, int], held_mib: Mapping[str, int]) -> bool:
-    """Whether no GPU shows more than an idle one does beside what others hold: by the list of processes, and on a GPU
-    where it has none by `held_mib`, what the run's living engines held when they were ready."""
+    """Whether every GPU shows no more than an idle one beside what others hold: by the list of processes and, on a GPU
+    without one, by `held_mib`, what the run's living engines held when they were ready."""
     if max(used_mib.values()) <= IDLE_MIB:
         return True
     listed = read_listed_mib()

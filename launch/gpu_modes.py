@@ -1,4 +1,4 @@
-"""What the doctor says of the modes that GPUs are set to: who may use one, and whether it is split into parts."""
+"""The doctor's checks of GPU modes: compute mode, and whether a GPU is split into parts (MIG)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESET = "`nvidia-smi -c DEFAULT` as root"
 
 
 def check_modes() -> Row:
-    """Compute mode and MIG of the GPUs that engines may use. A field that the driver does not know says nothing."""
+    """Compute mode and MIG of the GPUs that engines may use. A field that the driver does not know is ignored."""
     parts = [device for device in visible_devices() or () if device.startswith(PART)]
     split = _list_with(read_field("mig.mode.current"), "Enabled")
     if split and not parts:
@@ -31,9 +31,9 @@ def check_modes() -> Row:
 
 
 def check_sharing(engine_gpus: int) -> Row | None:
-    """NIXL's proof needs two engines of this many GPUs: missing where they would share one that takes one process.
+    """NIXL's proof needs two engines of this many GPUs: missing where they would share a GPU that allows one process.
 
-    None where they would not, or could.
+    None where they need not share one, or may.
     """
     modes = read_field("compute_mode")
     alone = _list_alone(modes)
@@ -47,7 +47,7 @@ def check_sharing(engine_gpus: int) -> Row | None:
 def read_field(name: str) -> dict[str, str]:
     """A field of the GPUs that engines may use, by index; without those whose driver does not know it.
 
-    Asked for alone: of a field that it does not know at all, nvidia-smi refuses the whole question.
+    Queried alone: nvidia-smi refuses a whole query for one field that it does not know.
     """
     rows = query_gpus((name,), visible_devices()) or ()
     return {index: value for index, value in rows if value and not value.startswith("[")}

@@ -1,4 +1,4 @@
-"""What of the host this process may use: cores by affinity and cgroup quota, memory by cgroup limit."""
+"""The cores and memory of the host that this process may use: by affinity, cgroup quota and cgroup limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building an engine environment: run the plan, watch it, name what went wrong."""
+"""Builds an engine environment: runs the plan, reports progress, names the cause of a failure."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from launch.libraries import provide
 from results.records.layout import write_atomic
 
 Progress = Callable[[int, int, str], None]
-"""Called with (step from 1, of how many, what happens); (0, 0, text) while another install is waited for."""
+"""Called with (step from 1, number of steps, text); (0, 0, text) while it waits for another install."""
 
 LOCK_WAIT_S = 3600.0
 KEPT_LINES = 200
 QUOTED_LINES = 12
-_TOLD = re.compile(r"^(Resolved|Prepared|Installed)\b|^Downloading \S+ \(\d{2,}\.\d+MiB\)|^Downloading .*GiB")
+_REPORTED = re.compile(r"^(Resolved|Prepared|Installed)\b|^Downloading \S+ \(\d{2,}\.\d+MiB\)|^Downloading .*GiB")
 
 
 def install(kind: str, *, progress: Progress = lambda step, of, text: None) -> Engine:
-    """Build the `kind` environment, or return at once the one that is there and whole.
+    """Build the `kind` environment, or return the existing one at once if it is complete.
 
-    Raises InstallFailed with the failed step's last lines; what was half built is removed.
+    Raises InstallFailed with the failed step's last lines; a partial build is removed.
     """
     lock_file(kind)
     folder = home() / "engines"
@@ -122,21 +122,22 @@ def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
             libraries = provide(plan.kind, plan.site_packages, plan.partial / "borrowed")
             environ |= {**library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         progress(number, len(plan.steps), step.title)
-        output = run_step(step, environ, log, partial(_tell_progress, progress, number, len(plan.steps)))
+        output = run_step(step, environ, log, partial(_report_line, progress, number, len(plan.steps)))
     verdict = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
     imports: dict[str, str] = json.loads(verdict.removeprefix(VERIFIED))
     return imports
 
 
-def _tell_progress(progress: Progress, number: int, of: int, line: str) -> None:
-    if _TOLD.match(line):
+def _report_line(progress: Progress, number: int, of: int, line: str) -> None:
+    if _REPORTED.match(line):
         progress(number, of, line)
 
 
-def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[str], None]) -> deque[str]:
-    """Run one command to its end; its output goes to `log` and, line by line, to `tell`. Returns the last lines.
+def run_step(step: Step, environ: Mapping[str, str], log: Path, report: Callable[[str], None]) -> deque[str]:
+    """Run one command to its end; its output goes to `log` and, line by line, to `report`. Returns the last lines.
 
-    Raises InstallFailed naming the cause where the output shows it. An interrupted caller takes the command with it.
+    Raises InstallFailed naming the cause where the output shows it. When the caller is interrupted, it ends the
+    command.
     """
     lines: deque[str] = deque(maxlen=KEPT_LINES)
     with log.open("a") as file, subprocess.Popen(
@@ -151,7 +152,7 @@ def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[
             for line in process.stdout:
                 file.write(line)
                 lines.append(line.rstrip())
-                tell(line.strip())
+                report(line.strip())
             code = process.wait()
         except BaseException:
             process.kill()
@@ -184,7 +185,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"python-build-standalone|No interpreter found", f"no Python {PYTHON} was found, and none could be downloaded",
      f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
      f"environment is locked and tested for {PYTHON}"),
-    (r"download\.pytorch\.org", "the CPU build of torch could not be had from PyTorch's index",
+    (r"download\.pytorch\.org", "the CPU build of torch could not be downloaded from PyTorch's index",
      "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel"),
     (r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"
      r"|Network is unreachable|client error \(Connect\)", "the package registry could not be reached",
@@ -194,7 +195,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"cannot open shared object file", "a shared library is missing",
      "`tracon doctor` names the system package that has it"),
 )  # fmt: skip
-"""What the output shows, the cause, the remedy."""
+"""Pattern of the output, cause, remedy."""
 
 
 def diagnose(output: str) -> tuple[str, str]:
@@ -223,7 +224,7 @@ def _replace_folder(partial: Path, root: Path) -> None:
 
 @contextmanager
 def exclusive(path: Path, progress: Progress, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Hold the lock file while the block runs; another install that holds it is waited for. The dead hold nothing."""
+    """Hold the lock file while the block runs, after waiting for another install. A dead process holds no lock."""
     deadline = time.monotonic() + wait_s
     with path.open("a") as file:
         while not _try_lock(file.fileno()):
@@ -231,7 +232,7 @@ def exclusive(path: Path, progress: Progress, wait_s: float = LOCK_WAIT_S) -> It
                 raise InstallFailed(
                     f"another install has held {path} for {wait_s:.0f} s", remedy="see what it does, or end it"
                 )
-            progress(0, 0, "another install is at work, waiting for it")
+            progress(0, 0, "waiting for another install")
             time.sleep(min(2.0, wait_s))
         yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -56,7 +56,7 @@ class CrashedAtStart(EngineDied):
 
 
 class ReadyTimeout(LaunchError):
-    """The engine runs and does not serve."""
+    """The engine runs but does not serve."""
 
     exit_code = 1
 
@@ -65,20 +65,6 @@ class StillThere(LaunchError):
     """Processes of an engine survived KILL."""
 
     exit_code = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StopReport:
-    """How an engine ended."""
-
-    exit_code: int | None
-    """Exit code of its main process, minus the signal's number; None where no parent was left to see it."""
-    killed: int
-    """Processes that needed KILL."""
-    duration_s: float
-    """From the request until verified gone, without the release wait."""
-    release: str
-    """What is known about the device's memory after the release wait."""
 
 
 class Served(Protocol):
@@ -99,7 +85,7 @@ class Served(Protocol):
 
 
 class Instance:
-    """An engine of ours; made by `LocalBackend.start`. `engines`: all of its backend, those that start later too."""
+    """An engine that `LocalBackend.start` launched. `engines`: all of its backend, those that start later too."""
 
     def __init__(
         self,
@@ -125,12 +111,12 @@ class Instance:
         self._hold_calls = self._holds_returned = 0
         self._oom_kills = oom.count_oom_kills()
         self._death: EngineDeath | None = None
-        self._stopped: asyncio.Task[StopReport] | None = None
+        self._stopped: asyncio.Task[str] | None = None
         self._watch = asyncio.create_task(self._end_when_unguarded())
 
     @property
     def exit_code(self) -> int | None:
-        """The main process's exit code; None while it runs, or where it is unknown."""
+        """The main process's exit code, minus the signal's number; None while it runs, or where it is unknown."""
         return self._link.exited.result() if self._link.exited.done() else None
 
     def alive(self) -> bool:
@@ -156,10 +142,11 @@ class Instance:
         self.held_mib = await measure_held(self.spec.devices, others)
         return ready_s
 
-    async def stop(self, grace_s: float, release_wait_s: float) -> StopReport:
-        """TERM, KILL after `grace_s`, verify that all of it is gone, then the release wait.
+    async def stop(self, grace_s: float, release_wait_s: float) -> str:
+        """TERM, KILL after `grace_s`, verify that all of it is gone, then wait for the memory of its GPUs.
 
-        Asked again, it answers the same. Raises StillThere where a process survives KILL.
+        Returns what is known of that memory; a further call returns the same. Raises StillThere where a process
+        survives KILL.
         """
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(grace_s, release_wait_s))
@@ -187,10 +174,10 @@ class Instance:
         return "" if death is None else explain_death(death)
 
     def read_stalls(self, *, last: bool = False) -> tuple[Stall, ...]:
-        """The stalls that its log tells of and that no call before has returned. To be called once a second.
+        """The stalls in its log that no earlier call has returned. To be called once a second.
 
-        A process that is held up still is left to the next calls: its stacks and its length follow. After HOLD_CALLS
-        calls, and for the `last` one, it is returned without its length.
+        A process that is still held up is left to later calls: its stacks and its length follow. After HOLD_CALLS
+        calls, and in the `last` one, it is returned without its length.
         """
         data = _read_at(self.spec.stderr, self._stalls_from)
         whole = data if len(data) == DEATH_BYTES else data[: data.rfind(b"\n") + 1]
@@ -211,11 +198,9 @@ class Instance:
         """Everything this launch has written so far."""
         return "\n".join(_read_from(path, start) for path, start in self._log_from.items())
 
-    async def _stop(self, grace_s: float, release_wait_s: float) -> StopReport:
-        began = time.monotonic()
+    async def _stop(self, grace_s: float, release_wait_s: float) -> str:
         self._link.stop(grace_s)
         await first_of(grace_s + STOP_SLACK_S, self._link.gone)
-        guarded = self._link.gone.done() and self._link.gone.result() is not None
         self._link.close()
         left = await asyncio.to_thread(end_members, self.identity, 0.0)
         await self._watch
@@ -224,18 +209,15 @@ class Instance:
                 f"processes {', '.join(map(str, left))} of {self.name} survive KILL",
                 remedy="they hang in the kernel (a device or a network file system): free it, or restart the host",
             )
-        duration_s = time.monotonic() - began
-        gone = self._link.gone.result() if guarded else None
-        release = await wait_for_release(self.spec.devices, release_wait_s, self._engines)
-        return StopReport(self.exit_code, 0 if gone is None else gone.killed, duration_s, release)
+        return await wait_for_release(self.spec.devices, release_wait_s, self._engines)
 
     async def _end_when_unguarded(self) -> None:
-        """The second line: whatever a guard that was killed has left is ended from here."""
+        """End from here what a guard that was killed has left."""
         if await asyncio.shield(self._link.gone) is None:
             await asyncio.to_thread(end_members, self.identity, 0.0)
 
     async def _explain_crash(self) -> CrashedAtStart:
-        await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last words are in the log
+        await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last lines are in the log
         seconds = (time.perf_counter_ns() - self._started_ns) / 1e9
         death = await self.find_death()
         if death is None:  # it was stopped in the meantime
@@ -276,9 +258,9 @@ class Instance:
         return ReadyTimeout(f"{self.name} runs but after {timeout_s:.0f} s {missing}:\n{tail}", remedy=remedy)
 
     def _refuse_other_server(self) -> None:
-        ours = set(members(self.identity))
+        own_pids = set(members(self.identity))
         for holder in holders(self.spec.port):
-            if holder.pid is not None and holder.pid not in ours:
+            if holder.pid is not None and holder.pid not in own_pids:
                 raise PortTaken(
                     f"port {self.spec.port} answers, but it is {holder}, not {self.name}",
                     remedy=f"end it (`kill {holder.pid}`), or use another port (launch.port_base in the profile)",
@@ -286,7 +268,7 @@ class Instance:
 
 
 def http_client(url: str) -> httpx.AsyncClient:
-    """A client for one server on this host: no proxy of the environment gets in between."""
+    """A client for one server on this host, without the environment's proxy."""
     secure = url.startswith("https:")  # certificates take time to load and plain HTTP needs none
     return httpx.AsyncClient(base_url=url, trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=secure)
 
@@ -307,7 +289,7 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
 
 
 def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
-    """End what a dead run process left of an engine; returns whether it is verified that nothing of it is left.
+    """End what a dead run process left of an engine; returns whether it is certain that nothing of it is left.
 
     Blocks for some seconds at most. Raises StillThere.
     """

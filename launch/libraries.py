@@ -1,8 +1,8 @@
 """Shared libraries an engine loads from the system, and where they come from when the system has none.
 
 Mooncake and vLLM's CPU kernels link libraries that a bare machine lacks and only root can install. The NIXL wheels
-carry copies of the same ones under other file names; a folder of links under the names wanted, put on the engine's
-library path, makes them found. Nothing is copied and no file of the engine is changed.
+carry copies of them under other file names. A folder of links with the right names, on the engine's library path, lets
+the loader find them. Nothing is copied and no file of the engine is changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DONORS = ("nixl_cu13.libs", "nixl_cu12.libs")
 
 @dataclass(frozen=True, slots=True)
 class LibraryState:
-    """How an engine comes by the libraries it needs from the system."""
+    """Where an engine gets the libraries that it needs from the system."""
 
     lacking: tuple[Library, ...]
     """Missing on this system, and not inside the engine environment either."""
@@ -59,7 +59,7 @@ def apt_remedy(libraries: Sequence[Library]) -> str:
 def provide(
     kind: str, site_packages: Path, folder: Path, is_loadable: Callable[[str], bool] | None = None
 ) -> LibraryState:
-    """See which libraries the system lacks and link the environment's own copies of them into `folder`.
+    """Link the environment's own copies of the libraries that the system lacks into `folder`.
 
     Links are relative: an environment may be moved with its folder. A folder that cannot be written counts as no copy.
     """

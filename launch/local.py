@@ -115,7 +115,7 @@ class ForkServer:
         return await GuardLink.over(ours)
 
     async def close(self) -> None:
-        """End it, and with it every engine it still has."""
+        """End it, and with it every engine that it still holds."""
         self._control.close()
         self._link.stop(CLOSING_GRACE_S)
         await first_of(CLOSING_GRACE_S + 10.0, self._link.gone)

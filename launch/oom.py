@@ -1,4 +1,4 @@
-"""What the kernel shows of its OOM killer: its log where it can be read, and our cgroup's counter. Never blocks."""
+"""Evidence of the OOM killer: the kernel's log where it can be read, and this cgroup's counter. Never blocks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Putting the `patches` package into an engine environment as a distribution of its own, and taking it out again.
+"""Installs the `patches` package in an engine environment as a separate distribution, and removes it again.
 
-The environment gains `tracon_patches/` and `tracon_patches-<version>.dist-info/` in its site-packages, nothing else
-changes: vLLM finds the plugin by its entry point, and `pip uninstall tracon-patches` would remove it as well.
+The environment gains `tracon_patches/` and `tracon_patches-<version>.dist-info/` in its site-packages; nothing else
+changes. vLLM finds the plugin by its entry point, and `pip uninstall tracon-patches` removes it as well.
 
-Two runs may share an environment. Each has a `PatchUse` for as long as its engines need the patches, and `revert`
-leaves them while one is held: engines are launched all through a run, not only at its beginning.
+Two runs may share an environment. Each holds a `PatchUse` while its engines need the patches, and `revert` leaves them
+in place meanwhile: engines are launched all through a run, not only at its start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENTRY_POINTS = f"[vllm.general_plugins]\ntracon = {PACKAGE}.plugin:register\n"
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """What an environment has of the patches."""
+    """The state of the patches in one environment."""
 
     applied: bool
     version: str
@@ -60,7 +60,7 @@ class _Source:
 
 
 def apply(engine: Engine | Path) -> PatchStatus:
-    """Install the patches, replacing another build of them; does nothing where they are already there and intact.
+    """Install the patches, replacing another build of them; does nothing where they are installed and intact.
 
     Raises PatchFailed where site-packages cannot be written.
     """
@@ -77,9 +77,9 @@ def apply(engine: Engine | Path) -> PatchStatus:
 
 
 def revert(engine: Engine | Path) -> PatchStatus:
-    """Remove what `apply` installed and the bytecode made of it; does nothing where nothing is installed.
+    """Remove what `apply` installed, with its bytecode; does nothing where nothing is installed.
 
-    Patches that a run holds in use stay: `applied` is then true, and the reason says so.
+    Patches that a run uses stay: `applied` is then true, and the reason says so.
     """
     packages = _find_site_packages(engine)
     source = _read_source()
@@ -92,9 +92,9 @@ def revert(engine: Engine | Path) -> PatchStatus:
 
 
 class PatchUse:
-    """One run's use of the patches: from `apply` until `revert`, or until this process ends, however it does.
+    """One run's use of the patches: from `apply` until `revert`, or until this process ends in any way.
 
-    Any number of processes may use those of one environment; while one does, `revert` anywhere leaves them.
+    Any number of processes may use those of one environment; while one does, no `revert` removes them.
     """
 
     def __init__(self, engine: Engine | Path) -> None:
@@ -102,7 +102,7 @@ class PatchUse:
         self._descriptor = -1
 
     def apply(self) -> PatchStatus:
-        """Mark them as used, then `apply`. Waits for a removal that is under way. Raises PatchFailed."""
+        """Mark them as used, then `apply`. Waits for a removal in progress. Raises PatchFailed."""
         if self._descriptor < 0:
             self._descriptor = _open_shared_lock(_find_site_packages(self._engine).parent)
         return apply(self._engine)
@@ -121,12 +121,12 @@ class PatchUse:
 
 
 def status(engine: Engine | Path) -> PatchStatus:
-    """What is installed, and whether it is what was installed."""
+    """What is installed, and whether it is intact and current."""
     return _read_status(_find_site_packages(engine), _read_source())
 
 
 def _read_source() -> _Source:
-    """The package as this Tracon carries it: found, read, never imported."""
+    """The package that this Tracon carries: its files are read, never imported."""
     spec = importlib.util.find_spec("patches")
     if spec is None or spec.origin is None:
         raise PatchFailed("the package `patches` is not installed beside Tracon", remedy="install Tracon again")
@@ -153,7 +153,7 @@ def _read_version(init: bytes) -> str:
 
 
 def _install_package(packages: Path, source: _Source) -> None:
-    """Both folders are made whole under other names, then renamed; the metadata, which vLLM looks for, comes last."""
+    """Both folders are written under other names, then renamed; the metadata, which vLLM looks for, comes last."""
     info = f"{PACKAGE}-{source.version}.dist-info"
     contents = {f"{PACKAGE}/{name}": content for name, content in source.files.items()}
     contents |= {f"{info}/{name}": text.encode() for name, text in _build_metadata(source).items()}
@@ -187,9 +187,9 @@ def _hash_for_record(content: bytes) -> str:
 
 
 def _remove_patches(packages: Path) -> None:
-    """The metadata goes first, so that no engine finds an entry point without its package.
+    """The metadata is removed first, so that no engine finds an entry point without its package.
 
-    Until the package's files are gone it stays under another name: an interrupted removal is finished by the next one.
+    It stays under another name until the package's files are gone: the next removal finishes an interrupted one.
     """
     for info in _list_metadata_folders(packages):
         info.rename(packages / f".{info.name}.removed")
@@ -204,19 +204,19 @@ def _remove_patches(packages: Path) -> None:
 
 def _remove_package(folder: Path) -> None:
     """What is left in the package folder: bytecode, files of an install that never got its metadata, empty folders."""
-    ours = set(_read_source().files)
+    names = set(_read_source().files)
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif path.parent.name == "__pycache__" or path.relative_to(folder).as_posix() in ours:
+        elif path.parent.name == "__pycache__" or path.relative_to(folder).as_posix() in names:
             path.unlink()
     if not folder.is_dir():
         return
     foreign = sorted(path.name for path in folder.iterdir())
     if foreign:
         raise PatchFailed(
-            f"{folder} holds files that are not of the patches: {', '.join(foreign)}", remedy="move them away"
+            f"{folder} holds files that do not belong to the patches: {', '.join(foreign)}", remedy="move them away"
         )
     folder.rmdir()
 
@@ -297,7 +297,7 @@ def _open_shared_lock(folder: Path) -> int:
 
 @contextmanager
 def _hold_unused(packages: Path) -> Iterator[bool]:
-    """Whether no PatchUse is held; while it is so inside this context, none begins.
+    """Whether no PatchUse is held; if so, none begins inside this context.
 
     The mark is a lock on the folder above site-packages: it writes nothing there, and it ends with the process.
     """
@@ -313,11 +313,11 @@ def _hold_unused(packages: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-IN_USE = "left in place: a run that is under way uses them; they can be removed when it has ended"
+IN_USE = "left in place: a run uses them; they can be removed when it has ended"
 NOT_WRITABLE = "left in place: another user owns this environment, and applied them"
 _OWN_ENVIRONMENT = (
-    "run as the user who owns that environment, or build one of your own with `tracon engine install` "
-    "and leave --engine-python away"
+    "run as the user who owns that environment, or build your own with `tracon engine install` and omit "
+    "--engine-python"
 )
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),

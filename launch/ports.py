@@ -1,4 +1,4 @@
-"""Free ports, and who holds one that is not."""
+"""Free ports, and the processes that hold the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ class PortTaken(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who listens on a port; pid None where this user may not see it."""
+    """The process that listens on a port; pid None where this user may not see it."""
 
-    port: int
     pid: int | None
     command: str
 
     def __str__(self) -> str:
-        return f"pid {self.pid} ({self.command})" if self.pid is not None else "a process this user may not look into"
+        return f"pid {self.pid} ({self.command})" if self.pid is not None else "a process that this user cannot see"
 
 
 def is_free(port: int) -> bool:
@@ -63,9 +62,9 @@ def holders(port: int) -> tuple[Holder, ...]:
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
-        return () if is_free(port) else (Holder(port, None, ""),)
+        return () if is_free(port) else (Holder(None, ""),)
     listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port]
-    return tuple(Holder(port, connection.pid, _read_command(connection.pid)) for connection in listening)
+    return tuple(Holder(connection.pid, _read_command(connection.pid)) for connection in listening)
 
 
 def _read_command(pid: int | None) -> str:
@@ -81,10 +80,9 @@ def require_free(ports: dict[str, int]) -> None:
     for purpose, port in ports.items():
         if is_free(port):
             continue
-        who = holders(port)
-        named = str(who[0]) if who else "a server that gives no name"
-        kill = f"end it (`kill {who[0].pid}`)" if who and who[0].pid not in (None, os.getpid()) else "end that server"
+        holder = next(iter(holders(port)), Holder(None, ""))
+        kill = f"end it (`kill {holder.pid}`)" if holder.pid not in (None, os.getpid()) else "end that server"
         raise PortTaken(
-            f"port {port} ({purpose}) is taken by {named}: a stale server would be measured instead of the engine",
+            f"port {port} ({purpose}) is taken by {holder}: a stale server would be measured instead of the engine",
             remedy=f"{kill}, or use another port (launch.port_base in the profile)",
         )

@@ -1,8 +1,8 @@
 """Pre-flight gates: does a config really work here, before anything is measured with it?
 
-Each gate is one numbered check on a ready instance. What cannot be seen does not pass: a metric that is absent, or a
-connector that left no trace, is a failed check with the reason, not a silent success. The first numbers are the
-specification's; then come the config's proofs (launch/preflight_proofs.py), if all of those passed.
+Each gate is one numbered check on a ready instance. What cannot be observed does not pass: an absent metric, or a
+connector that left no trace, is a failed check with its reason. The first numbers are the specification's; if all of
+them pass, the config's proofs follow (launch/preflight_proofs.py).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def gates(config: ConnectorConfig) -> dict[str, Gate]:
 
 
 def proofs(config: ConnectorConfig) -> dict[str, Gate]:
-    """The checks that the config's connector does its work, and that the engine outlives them."""
+    """The checks that the config's connector works, and that the engine survives them."""
     named = {f"proof: {name.replace('_', ' ')}": PROOFS[name] for name in config.preflight.proofs}
     return {**named, "engine outlived the proofs": engine_did_not_crash}
 
@@ -127,7 +127,7 @@ def _needs_bootstrap(config: ConnectorConfig) -> bool:
 async def _run_bootstrap(
     instance: Served, config: ConnectorConfig, note: Callable[[str], None]
 ) -> AsyncIterator[DummyBootstrap | None]:
-    """The dummy bootstrap of a config that needs one, on the port its engine was given; a consumer leaves that free."""
+    """The dummy bootstrap of a config that needs one, on its engine's bootstrap port, which a consumer leaves free."""
     if not _needs_bootstrap(config):
         yield None
         return

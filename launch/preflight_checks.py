@@ -1,4 +1,4 @@
-"""What pre-flight asks of every config: is it launched as meant, do requests complete in time, did it survive them."""
+"""Pre-flight's checks of every config: launched as configured, requests complete in time, the engine survives them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILURE_COUNTER = "vllm:engine_core_failed_total"
 """The specification's counter; no known vLLM has it, so its absence proves nothing."""
 _CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
 _DEGRADED = re.compile(r"[^\n.]*degraded mode[^\n\x1b]*")
-"""LMCache's words for a connector that is there and neither stores nor retrieves."""
+"""LMCache's words for a connector that is loaded and neither stores nor retrieves."""
 _DEAD = re.compile(r"EngineDeadError|EngineCore encountered (?:a fatal error|an issue)|died unexpectedly")
 
 Counterpart = Callable[[], AbstractAsyncContextManager[Served]]
@@ -33,7 +33,7 @@ Counterpart = Callable[[], AbstractAsyncContextManager[Served]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a gate looks at."""
+    """What a gate checks."""
 
     instance: Served
     config: ConnectorConfig
@@ -52,11 +52,11 @@ class Subject:
 
 
 class GateFailed(Exception):
-    """A gate's answer is no; the message says why."""
+    """A gate does not pass; the message says why."""
 
 
 Gate = Callable[[Subject], Awaitable[str]]
-"""Returns what it saw; raises GateFailed."""
+"""Returns what it observed; raises GateFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Completion:
 
     @property
     def first_token(self) -> Mapping[str, float]:
-        """The likeliest first tokens with their log probabilities, the chosen one among them; asked for by a gate."""
+        """The likeliest first tokens with their log probabilities, the chosen one included; empty unless requested."""
         ranks: list[dict[str, float]] = (self.body["choices"][0].get("logprobs") or {}).get("top_logprobs") or [{}]
         return ranks[0]
 
@@ -97,8 +97,8 @@ async def complete(
     limit_s: float | None = None,
     client: httpx.AsyncClient | None = None,
 ) -> Completion:
-    """One completion. `salt` parts its prefix cache from every other; `transfer` is checked before it is sent; `ranked`
-    asks for the likeliest first tokens.
+    """One completion. `salt` separates its prefix cache from every other; `transfer` is checked before it is sent;
+    `ranked` requests the likeliest first tokens.
 
     Raises GateFailed when the limit (by default the config's) is reached.
     """
@@ -151,7 +151,7 @@ async def launched_with_its_connector(subject: Subject) -> str:
     """The engine's log names the config's connector as created, no other, and as working; none where it has none."""
     log = subject.instance.log()
     if not log:
-        raise GateFailed("there is no log to see it in")
+        raise GateFailed("the engine has no log")
     created, wanted = sorted(set(_CREATED.findall(log))), subject.config.connectors
     if not wanted and created:
         raise GateFailed(f"the log says that {', '.join(created)} was created")

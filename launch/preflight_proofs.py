@@ -1,7 +1,7 @@
-"""Proofs that a connector does its work: stores and retrieves, or moves KV from one engine (or itself) to another.
+"""Proofs that a connector works: it stores and retrieves, or moves KV from one engine (or itself) to another.
 
-A config names its proofs in `[preflight] proofs`. What an engine answers is only half of a proof: it must also count
-the tokens as loaded by the connector, and the answer must be the one it gives without the connector.
+A config names its proofs in `[preflight] proofs`. An engine's answer is only half of a proof: the engine must also
+count the tokens as loaded by the connector, and the answer must be the one it gives without the connector.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ async def peer_transfer(subject: Subject) -> str:
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
     async with subject.counterpart() as peer, http_client(peer.url) as client:
         subject.note(f"  counterpart: {peer.name} at {peer.url}, pid {peer.pid}")
-        warm = draw_prompt(
-            subject.profile, DEFAULT_CHUNK
-        )  # what a first request compiles is none of the transfer's time
+        # What a first request compiles must not count as time of the transfer.
+        warm = draw_prompt(subject.profile, DEFAULT_CHUNK)
         require_answered(await complete(subject, warm, "warm-up", client=client), "the counterpart's warm-up")
         there, outcome = await _move_blocks(subject, prompt, subject.client, client, "to the counterpart")
         back, outcome_back = await _move_blocks(subject, prompt, client, subject.client, "from the counterpart")
@@ -112,7 +111,7 @@ async def peer_transfer(subject: Subject) -> str:
 
 
 async def check_retained_blocks(subject: Subject) -> str:
-    """A producer takes its prefill request, holds the blocks for a pull, and frees them when none came in time."""
+    """A producer serves its prefill request, holds the blocks for a pull, and frees them when none comes in time."""
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
     idle = await _read_kv_usage(subject)
@@ -126,8 +125,8 @@ async def check_retained_blocks(subject: Subject) -> str:
         if time.monotonic() - began > timeout_s + RELEASE_SLACK_S:
             raise GateFailed(f"unpulled blocks are still held after {ABORT_TIMEOUT} of {timeout_s:g} s: {now:g}")
         await asyncio.sleep(POLL_S)
-    kept_s = time.monotonic() - began
-    return f"{address}/query names engine {engine_id}; blocks held ({held:.4f}), freed after {kept_s:.1f} s"
+    held_s = time.monotonic() - began
+    return f"{address}/query names engine {engine_id}; blocks held ({held:.4f}), freed after {held_s:.1f} s"
 
 
 async def bootstrap_query(subject: Subject) -> str:
@@ -172,7 +171,7 @@ def proof_tokens(subject: Subject) -> int:
 
 
 async def _reset_prefix_cache(subject: Subject) -> None:
-    """Blocks that are still being stored cannot be dropped, so it is asked for some seconds."""
+    """Blocks that are still being stored cannot be dropped, so this retries for some seconds."""
     deadline = time.monotonic() + COUNTERS_SETTLE_S
     while True:
         answer = await subject.client.post("/reset_prefix_cache")
@@ -269,8 +268,8 @@ async def _read_kv_usage(subject: Subject) -> float:
 async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: Completion, *answers: Completion) -> str:
     """Answers from loaded KV against the one from computed KV.
 
-    A control with another context and the same last token tells whether this model's answers depend on their context at
-    all; where they do not (made-up weights), equal answers prove nothing, and the check reports that.
+    A control with another context and the same last token shows whether this model's answers depend on their context.
+    Where they do not (made-up weights), equal answers prove nothing, and the check reports that.
     """
     for _ in range(CONTROLS):
         other = [*draw_prompt(subject.profile, len(prompt) - 1), prompt[-1]]

@@ -1,4 +1,4 @@
-"""Every process that one process started, and their end."""
+"""Lists and ends every process that one process started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KILL_TIMEOUT_S = 5.0
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
-    """Every live process of it: itself, its descendants, and every process in the session or group it leads.
+    """The process itself if it lives, its descendants, and every process in the session or group it leads.
 
-    The kernel hands out no pid that still names a session or a group, so these are its own even when it is gone itself.
+    The kernel reuses no pid that still names a session or a group, so these are its own even when it is gone itself.
     Empty where the pid belongs to another process now.
     """
     if identity.boot_id != boot_id():

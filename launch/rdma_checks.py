@@ -1,4 +1,4 @@
-"""What the doctor says of RDMA adapters: which of them engines may use, and whether these reach a GPU's memory."""
+"""The doctor's check of RDMA adapters: which ones engines may use, and whether these reach a GPU's memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_rdma(infiniband: Path, environ: Mapping[str, str] = os.environ) -> Row
     usable = [path for path in devices if _can_open(path)]
     if not usable:
         why = f"no {DEVICE_NODES}/uverbs<N> of theirs can be opened: transfers fall back to TCP"
-        remedy = f"in a container, pass {DEVICE_NODES} through; else see who may read and write its files"
+        remedy = f"in a container, pass {DEVICE_NODES} through; else let this user read and write its files"
         return Row(RDMA, WARN, f"{detail}; {why}", remedy)
     if not any("ACTIVE" in _read_ports(path) for path in usable):
         return Row(RDMA, WARN, f"{detail}: no port is active", "connect and configure the adapter: `rdma link`")
@@ -79,7 +79,5 @@ def _read_line(file: Path) -> str:
 
 
 def _read_ports(device: Path) -> str:
-    states = []
-    for file in sorted(device.glob("ports/*/state")):
-        states.append(_read_line(file).partition(":")[2].strip() or "state unknown")
-    return ", ".join(states) or "no port"
+    lines = map(_read_line, sorted(device.glob("ports/*/state")))
+    return ", ".join(line.partition(":")[2].strip() or "state unknown" for line in lines) or "no port"

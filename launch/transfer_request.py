@@ -1,7 +1,7 @@
 """`kv_transfer_params` checked before they are sent.
 
-A request that asks an engine for the wrong role, or leaves a field out, is not refused by vLLM: the engine dies of an
-assertion, or holds the request forever and dies when the client gives up.
+vLLM does not refuse a request for the wrong role or without a field: the engine dies of an assertion, or holds the
+request forever and dies when the client gives up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) 
 
 
 def check_transfer_request(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:
-    """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this request."""
+    """Raise TransferRefused unless `engine` (as messages name it), whose connector is `part`, can take this request."""
     params = body["kv_transfer_params"]
     if part is None:
         raise _make_refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")
@@ -72,7 +72,8 @@ def check_transfer_request(body: Mapping[str, Any], part: Transferring | None, e
         raise _make_refusal(engine, f"is a {part.role} and dies of {kind}", "send it to an engine of the other role")
     wrong = [name for name in _FIELDS[part.connector][kind] if not _is_sound(name, params.get(name))]
     if wrong:
-        raise _make_refusal(engine, f"needs {', '.join(wrong)} for {kind}", "fill them in from the other answer")
+        remedy = "fill them in, for a decode request from the prefill's response"
+        raise _make_refusal(engine, f"needs {', '.join(wrong)} for {kind}", remedy)
     if kind == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
         raise _make_refusal(engine, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
 

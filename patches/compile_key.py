@@ -1,7 +1,7 @@
-"""Lets engines that differ in their connector's ports find one another's compiled kernels.
+"""Lets engines that differ only in their connector's ports share compiled kernels.
 
-vLLM stores what torch.compile makes below a hash of its own variables that are not on a list. Ports and deadlines of
-connectors are not on it: an engine on another port would compile again what is on disk.
+vLLM stores torch.compile's output below a hash of its own environment variables, except those on an ignore list. The
+connectors' ports and timeouts are not on that list: an engine on another port would compile again what is on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK = "_tracon_leaves_out_ports"
 
 
 def leave_out_ports() -> str | None:
-    """Where LEFT_OUT sets anything, take all of it out of the hash. Returns why that is not possible, else None."""
+    """Where any of LEFT_OUT is set, leave all of them out of the hash; returns why that is not possible, else None."""
     if not any(name in os.environ for name in LEFT_OUT):
         return None
     why = hooks.misfit(COMPILE_FACTORS)

@@ -1,6 +1,6 @@
 """What connectors written for accelerators need on a CPU build, applied only with TRACON_CPU_CONNECTORS=1.
 
-One function per connector in SHIMS; each looks whether it is needed and changes nothing where it is not.
+One function per connector in SHIMS; each changes nothing where it is not needed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from . import lmcache_cpu, nixl_cpu
 
 
 def apply() -> dict[str, str]:
-    """Apply every shim that is needed here; by connector, why one failed, which leaves the others alone."""
+    """Apply every shim that is needed here; returns by connector why its shim failed. The others are still applied."""
     failures: dict[str, str] = {}
     for name, shim in SHIMS.items():
         try:
             if is_cpu_build():
                 shim()
-        except Exception as error:  # noqa: BLE001 - a connector that is not configured must not keep the engine from starting
+        except Exception as error:  # noqa: BLE001 - a connector that is not configured must not stop the engine
             failures[name] = f"{type(error).__name__}: {error}"
     return failures
 
@@ -45,14 +45,14 @@ def answer_device_index() -> None:
 def give_lmcache_blocks() -> None:
     """LMCache has no CPU side for vLLM: supply one that moves whole blocks, as soon as vLLM makes its connector.
 
-    It also needs `PYTHONHASHSEED` fixed where Python starts, and only full chunks that are multiples of the block.
+    LMCache also needs `PYTHONHASHSEED` set before Python starts, and full chunks that are multiples of the block.
     """
     if importlib.util.find_spec("lmcache") is not None:
         lmcache_cpu.supply_when_made()
 
 
 def calm_nixl() -> None:
-    """NIXL polls on a core without a pause and pins the engine's thread to another: on a CPU build both compute."""
+    """NIXL polls one core without a pause and pins the engine's thread to another: a CPU build computes on both."""
     if importlib.util.find_spec("nixl") is not None:
         nixl_cpu.calm_when_made()
 

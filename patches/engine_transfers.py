@@ -9,6 +9,7 @@ import functools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from time import perf_counter_ns as now
@@ -22,23 +23,19 @@ SCHEDULED, PREFILL_DONE, ALLOCATED = "scheduled", "prefill_done", "blocks_alloca
 PROMOTED, STEPS = "promoted", "steps"
 EVENTS = (SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED, STEPS)
 
-SCHEDULE = Method(hooks.SCHEDULER, "Scheduler", "schedule", hooks.SCHEDULE.signatures, (SCHEDULED, STEPS))
+SCHEDULE = replace(hooks.SCHEDULE, feeds=(SCHEDULED, STEPS))
 SCHEDULER_OUTPUT = Shape(hooks.OUTPUT, "SchedulerOutput", ("scheduled_new_reqs",), (SCHEDULED,))
 NEW_REQUEST = Shape(hooks.OUTPUT, "NewRequestData", ("req_id", "num_computed_tokens"), (SCHEDULED,))
 PROMOTE = Method(
     hooks.SCHEDULER, "Scheduler", "_update_waiting_for_remote_kv", (("self", "request"),), (PROMOTED, STEPS)
 )  # fmt: skip
-SCHEDULER_INIT = Method(hooks.SCHEDULER, "Scheduler", "__init__", hooks.SCHEDULER_INIT.signatures, (), prefix=True)
-CREATE_CONNECTOR = Method(
-    hooks.FACTORY, "KVConnectorFactory", "create_connector", hooks.CREATE_CONNECTOR.signatures,
-    (PREFILL_DONE, ALLOCATED),
-)  # fmt: skip
+CREATE_CONNECTOR = replace(hooks.CREATE_CONNECTOR, feeds=(PREFILL_DONE, ALLOCATED))
 HOOKS: tuple[Method | Shape, ...] = (
-    SCHEDULE, SCHEDULER_OUTPUT, NEW_REQUEST, PROMOTE, SCHEDULER_INIT, CREATE_CONNECTOR,
+    SCHEDULE, SCHEDULER_OUTPUT, NEW_REQUEST, PROMOTE, hooks.SCHEDULER_INIT, CREATE_CONNECTOR,
 )  # fmt: skip
 
 FINISHED = ("request_finished_all_groups", "request_finished")
-"""Which of a connector's methods the scheduler tells of a request's end: the first that is there."""
+"""The connector's method that the scheduler calls at a request's end: the first of these that exists."""
 KEPT_STEPS = 256
 """Steps whose begin is kept; at a thousand a second, those of the last quarter of a second."""
 _WAITING = 4096
@@ -113,7 +110,7 @@ class EngineTransfers:
         """A decode request has its blocks; those without a hash are to be filled from the other engine."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
-            return []  # another leg, or this one again once it is promoted
+            return []  # no decode request, or this one again after its promotion
         if len(self._allocated_ns) >= _WAITING:
             self._allocated_ns.clear()
         self._allocated_ns[request.request_id] = t_ns
@@ -131,12 +128,12 @@ class EngineTransfers:
         ]
 
     def promoted(self, request: Request, failed: bool | None, t_ns: int) -> list[Line]:
-        """The request's blocks are there, so that it can be scheduled."""
+        """The request's blocks have arrived: it can be scheduled."""
         ok = None if failed is None else not failed
         return [{"t_ns": t_ns, **names(request), "ok": ok, "num_computed": request.num_computed_tokens}]
 
     def stepped(self, request: Request, t_ns: int) -> list[Line]:
-        """Between the begins of consecutive steps while this request waited, from the step that gave it blocks on."""
+        """Periods between starts of consecutive steps while this request waited, from the step that gave it blocks."""
         allocated_ns = self._allocated_ns.pop(request.request_id, None)
         if allocated_ns is None:
             return []

@@ -95,7 +95,7 @@ HOOKS: tuple[Method | Shape, ...] = (
     SCHEDULE, UPDATE, REQUEST_COUNTS, HAS_REQUESTS, SCHEDULER_INIT, SCHEDULER_OUTPUT, CACHED_REQUESTS, CREATE_CONNECTOR,
 )  # fmt: skip
 ESSENTIAL = frozenset({SCHEDULE.name, UPDATE.name})
-"""Without these there is no step timing worth the name: `step_timing_available` is false."""
+"""Without these no step is timed: `step_timing_available` is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def misfit(hook: Method | Shape) -> str | None:
     try:
         module = load(hook.module)
         owner = getattr(module, hook.owner) if hook.owner else module
-    except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason, none is ours
+    except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason
         return f"{type(error).__name__}: {error}"
     return _find_shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
 
@@ -164,13 +164,13 @@ def load(module: str) -> ModuleType:
 
 
 def replace_on_class(hook: Method, check: HookCheck, wrap: Callable[[Any], Any], mark: str) -> None:
-    """Put `wrap(original)` in the place of a class's method if it fits; once per `mark`, each probe has its own."""
+    """Replace a class's method by `wrap(original)` if it fits; once per `mark`, each probe has its own."""
     if check.fits(hook):
         replace_once(getattr(load(hook.module), hook.owner), hook.method, wrap, mark)
 
 
 def replace_once(owner: object, name: str, wrap: Callable[[Any], Any], mark: str) -> None:
-    """Put `wrap(original)` in the place of a function of a class or module, unless that has been done."""
+    """Replace a function of a class or module by `wrap(original)`, unless that has been done."""
     original = getattr(owner, name)
     if hasattr(original, mark):
         return
@@ -179,13 +179,10 @@ def replace_once(owner: object, name: str, wrap: Callable[[Any], Any], mark: str
     setattr(owner, name, wrapped)
 
 
-def replace_on_instance(
-    instance: object, method: str, arguments: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> str | None:
-    """Put `wrap(original)` in the place of one instance's method; why that cannot be done, None when it is.
+def replace_on_instance(instance: object, method: str, arguments: int, wrap: Wrap) -> str | None:
+    """Replace one instance's method by `wrap(original)`; returns why that cannot be done, None when it is done.
 
-    Connectors come from many hands: their parameter names differ legally, so only the call counts, which is that it
-    takes that many positional arguments.
+    Parameter names may differ between connectors, so only the number of positional arguments is checked.
     """
     original = getattr(instance, method, None)
     if original is None:
@@ -256,8 +253,8 @@ def method_misfit(owner: object, hook: Method) -> str | None:
 
 
 def _find_shape_misfit(owner: object, hook: Shape) -> str | None:
-    there = getattr(owner, "__dataclass_fields__", {})
-    missing = [name for name in hook.attributes if name not in there]
+    fields = getattr(owner, "__dataclass_fields__", {})
+    missing = [name for name in hook.attributes if name not in fields]
     return f"no attribute {', '.join(missing)}" if missing else None
 
 

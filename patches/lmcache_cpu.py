@@ -1,25 +1,25 @@
 """LMCache's device side for a CPU build of vLLM: LMCache 0.5.6 ships none and then only waits (3 s per request).
 
-vLLM's CPU attention packs keys and values inside a block in an order of its own, which differs between processors, so
-single tokens cannot be picked out of a block. Whole blocks can be moved without knowing that order, and whole blocks
-are all that LMCache stores as long as its chunk is a multiple of the block and it stores full chunks only; anything
-else is refused. What LMCache stores is therefore in this host's order and means nothing to an engine elsewhere.
+vLLM's CPU attention packs keys and values inside a block in its own order, which differs between processors, so single
+tokens cannot be extracted from a block. Whole blocks can be moved without knowing that order. LMCache stores whole
+blocks only if its chunk is a multiple of the block and it stores full chunks only; any other setting is refused.
+Stored data is in this host's order and useless to an engine on another host.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
+from .engine_log import write_line
 from .hooks import load, replace_once, surround
 
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
 DEVICE_SIDE = "lmcache.v1.gpu_connector"
 _MARK = "_tracon_block_copier"
-_ASKED_FOR = ("config", "metadata", "engine")
+_FACTORY_PARAMETERS = ("config", "metadata", "engine")
 """First parameters of LMCache's CreateGPUConnector."""
 
 
@@ -60,20 +60,20 @@ class Unsupported(RuntimeError):
 def supply_when_made() -> None:
     """Give LMCache its device side when vLLM makes the first LMCacheConnectorV1; until then LMCache is not imported."""
 
-    def supply_or_say(*_: object) -> None:
+    def supply_or_log(*_: object) -> None:
         try:
             supply()
-        except Exception as error:  # noqa: BLE001 - LMCache then says itself that it runs degraded
-            print(f"[tracon] no CPU side for LMCache: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # noqa: BLE001 - LMCache then logs itself that it runs degraded
+            write_line(f"no CPU side for LMCache: {type(error).__name__}: {error}")
 
-    replace_once(load(CONNECTOR).LMCacheConnectorV1, "__init__", surround(before=supply_or_say), _MARK)
+    replace_once(load(CONNECTOR).LMCacheConnectorV1, "__init__", surround(before=supply_or_log), _MARK)
 
 
 def supply() -> None:
     """Put a BlockCopier where LMCache makes the device side of a vLLM worker on a CPU. Raises Unsupported."""
     module: Any = load(DEVICE_SIDE)
     names = tuple(inspect.signature(module.CreateGPUConnector).parameters)
-    if names[: len(_ASKED_FOR)] != _ASKED_FOR:
+    if names[: len(_FACTORY_PARAMETERS)] != _FACTORY_PARAMETERS:
         raise Unsupported(f"CreateGPUConnector has the parameters ({', '.join(names)})")
     interface = module.GPUConnectorInterface
     unknown = sorted(name for name in interface.__abstractmethods__ if not hasattr(BlockCopier, name))
@@ -123,7 +123,7 @@ class BlockCopier:
         return shape
 
     def initialize_kvcaches_ptr(self, **kwargs: Any) -> None:
-        """Take vLLM's caches, the first time with a check of their form. Raises Unsupported."""
+        """Take vLLM's caches; the first time, check their form. Raises Unsupported."""
         caches = kwargs.get("kvcaches")
         if caches is None or caches is self.kvcaches:
             return
@@ -140,10 +140,10 @@ class BlockCopier:
             torch.index_select(cache, 0, blocks, out=stored)
 
     def to_gpu(self, memory_obj: Chunk, start: int, end: int, **kwargs: Any) -> None:
-        """Load tokens [start, end), except the blocks that vLLM has in its own cache already."""
+        """Load tokens [start, end), except the blocks that vLLM already has in its own cache."""
         caches, chunk, blocks = self._find_blocks(memory_obj, start, end, kwargs)
-        there = min(end, max(start, kwargs.get("vllm_cached_tokens", 0)))
-        skip = (there - start) // caches[0].shape[2]
+        cached_end = min(end, max(start, kwargs.get("vllm_cached_tokens", 0)))
+        skip = (cached_end - start) // caches[0].shape[2]
         for cache, stored in zip(caches, chunk, strict=True):
             cache.index_copy_(0, blocks[skip:], stored[skip:])
 

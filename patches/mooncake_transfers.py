@@ -10,7 +10,7 @@ import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns as now
-from typing import Any
+from typing import Any, ClassVar
 
 from .hooks import Method, Wrap, surround
 from .transfer_log import Line, Report
@@ -32,9 +32,6 @@ HOOKS = (
     Method("", WORKER, "process_pulling_result", (("response", "pull_metas"),), (RECEIVED,)),
     Method("", WORKER, "_handle_failed_recv", (("pull_metas", "req_ids", "reason"),), (RECEIVED,)),
 )  # fmt: skip
-UNSEEN = {
-    "write_submit": "batch_transfer_sync_write returns when all is written; nothing says when the first piece was"
-}
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """Nanoseconds this thread has run, nanoseconds it was ready to run and had no core, times it was given one."""
@@ -45,7 +42,10 @@ _BUILT = 64
 class MooncakeTransfers:
     """What this worker has built and not yet written."""
 
-    unseen = UNSEEN
+    unseen: ClassVar[Mapping[str, str]] = {
+        "write_submit": "batch_transfer_sync_write returns when all is written; nothing says when the first piece was"
+    }
+    """Event or field that cannot be measured, and why."""
 
     def __init__(self, worker: Any, report: Report) -> None:  # noqa: ANN401 - a class of vLLM's
         self.worker = worker

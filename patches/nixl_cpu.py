@@ -1,20 +1,20 @@
-"""What NIXL does to the cores of a host that computes on them: seen with nixl 1.5 under vLLM 0.32.
+"""Keeps NIXL from taking the cores of a host that computes on them: seen with nixl 1.5 under vLLM 0.32.
 
-On accelerators both are sensible, on a CPU they take cores from the model, and reads between two engines waited for
-seconds behind a thread that only polled (docs/transfer.md, "NIXL on a CPU build").
+Its progress thread polls without a pause, and its worker pins the engine's thread to the last core. On accelerators
+both are sensible. On a CPU they take cores from the model: reads between two engines waited for seconds behind a
+thread that only polled (docs/transfer.md, "NIXL on a CPU build").
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import hooks
-from .hooks import replace_once, surround
+from .engine_log import write_line
+from .hooks import FACTORY, load, replace_once, surround
 
 DELAY_US = 1000
 """How long NIXL's progress thread may sleep in its poll; 0, as its Python agent sets it, spins on a core for ever."""
@@ -26,25 +26,25 @@ def calm_when_made() -> None:
 
     def calm(connector: type, *_: object) -> None:
         if ".nixl." in f"{connector.__module__}.":
-            _guard_pin(connector)
+            _free_cores(connector)
 
     def wrap(original: Any) -> object:  # noqa: ANN401 - a class method
         return classmethod(surround(after=calm)(original.__func__))
 
-    replace_once(hooks.load(hooks.FACTORY).KVConnectorFactory, "get_connector_class", wrap, _MARK)
+    replace_once(load(FACTORY).KVConnectorFactory, "get_connector_class", wrap, _MARK)
 
 
-def _guard_pin(connector: type) -> None:
+def _free_cores(connector: type) -> None:
     try:
         keep_cores(connector)
         sleep_between_polls()
-    except Exception as error:  # noqa: BLE001 - NIXL then works as it does without us
-        print(f"[tracon] NIXL keeps its cores: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 - NIXL works without these changes too
+        write_line(f"NIXL keeps its cores: {type(error).__name__}: {error}")
 
 
 def sleep_between_polls() -> None:
-    """Let the progress threads of agents that are made from now on sleep: what comes wakes them all the same."""
-    agent = importlib.import_module("nixl._api").nixl_agent
+    """Let the progress threads of agents made from now on sleep in their poll: incoming work still wakes them."""
+    agent = load("nixl._api").nixl_agent
     bindings: Any = sys.modules[agent.__module__].nixlBind  # the package that `nixl` chose
     real = bindings.nixlAgentConfig
     if hasattr(real, _MARK):
@@ -60,9 +60,9 @@ def sleep_between_polls() -> None:
 
 
 def keep_cores(connector: type) -> None:
-    """Undo the pin of the thread that makes a connector: its worker puts it onto the host's last core.
+    """Undo the pinning of the thread that makes a connector: its worker pins it to the host's last core.
 
-    With the engine's core in the same process that thread computes, and all engines of a host share that one core.
+    Where the engine core is in the same process, that thread computes, and all engines of a host share that one core.
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:

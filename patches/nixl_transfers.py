@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns as now
-from typing import Any
+from typing import Any, ClassVar
 
 from .hooks import Method, Wrap, surround
 from .transfer_log import Line, Report
@@ -33,11 +33,6 @@ AGENT_HOOKS = (
     Method("", AGENT, "transfer", (("handle", "notif_msg"),), (WRITE,)),
     Method("", AGENT, "get_xfer_telemetry", (("handle",),), (WRITE,)),
 )
-UNSEEN = {
-    "metadata_received": "NIXL: D reads P's memory by itself, P is not notified before",
-    "response_sent": "NIXL: P answers nothing; it is notified when D has read",
-    "write_submit": "NIXL: nothing says when the first piece was read (post_us is what starting the read took)",
-}
 
 _READS = 4096
 """Reads kept under way; more means that some never ended."""
@@ -61,7 +56,12 @@ class Read:
 class NixlTransfers:
     """The reads that this worker has under way."""
 
-    unseen = UNSEEN
+    unseen: ClassVar[Mapping[str, str]] = {
+        "metadata_received": "NIXL: D reads P's memory by itself, P is not notified before",
+        "response_sent": "NIXL: P answers nothing; it is notified when D has read",
+        "write_submit": "NIXL: nothing says when the first piece was read (post_us is what starting the read took)",
+    }
+    """Event or field that cannot be measured, and why."""
 
     def __init__(self, worker: Any, report: Report) -> None:  # noqa: ANN401 - a class of vLLM's
         self.worker = worker
@@ -153,11 +153,11 @@ class NixlTransfers:
             read = self._reads.pop(request, None)
             if read is None or not read.posted_ns:
                 continue
-            parts = [(posted_ns, one) for posted_ns, one in read.telemetry if one is not None]
+            parts = [(posted_ns, part) for posted_ns, part in read.telemetry if part is not None]
             whole = len(parts) == len(read.posted_ns)
             t5_ns = read.posted_ns[0]
-            told_ns = max(posted_ns + round(one.xferDuration * 1000) for posted_ns, one in parts) if whole else None
-            known = told_ns is not None and told_ns <= t_ns  # NIXL's clock may run faster than the host's
+            end_ns = max(posted_ns + round(part.xferDuration * 1000) for posted_ns, part in parts) if whole else None
+            known = end_ns is not None and end_ns <= t_ns  # NIXL's clock may run faster than the host's
             lines.append(
                 _make_line(
                     t_ns,
@@ -166,17 +166,17 @@ class NixlTransfers:
                     transfers=[],
                     decode_requests=[request],
                     t5_ns=t5_ns,
-                    t6_ns=told_ns if known else t_ns,
+                    t6_ns=end_ns if known else t_ns,
                     t6_from="telemetry" if known else "poll",
                     ok=not read.failed,
                     code=None,
-                    bytes=sum(one.totalBytes for _, one in parts) if whole else None,
-                    operations=sum(one.descCount for _, one in parts) if whole else None,
+                    bytes=sum(part.totalBytes for _, part in parts) if whole else None,
+                    operations=sum(part.descCount for _, part in parts) if whole else None,
                     blocks=read.blocks,
                     layers=len(self.worker.device_kv_caches) or None,
                     build_params_us=(t5_ns - read.begun_ns) / 1000,
                     submit_us=None,
-                    post_us=sum(one.postDuration for _, one in parts) if whole else None,
+                    post_us=sum(part.postDuration for _, part in parts) if whole else None,
                 )
             )
         return lines

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
+
+from .engine_log import write_line
 
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 """Turns the step probe on; `<dir>/engine_step.jsonl` puts the rings at `<dir>/engine_step.<role>.<pid>.ring`."""
@@ -22,7 +23,7 @@ REPAIRS_VARIABLE = "TRACON_REPAIRS"
 
 
 def register() -> None:
-    """Install what the environment asks for, nothing otherwise; never raises, so that the engine starts in any case."""
+    """Install what the environment asks for. Never raises: the engine must start."""
     step_log = os.environ.get(STEP_LOG_VARIABLE)
     transfer_log = os.environ.get(TRANSFER_LOG_VARIABLE)
     if os.environ.get(NAME_DEATHS_VARIABLE) == "1":
@@ -48,21 +49,21 @@ def register() -> None:
 
         why_not = compile_key.leave_out_ports()
         if why_not is not None:
-            _say(f"engines on other ports compile again: compile_factors: {why_not} (pid {os.getpid()})")
+            write_line(f"engines on other ports compile again: compile_factors: {why_not} (pid {os.getpid()})")
     if step_log:
         with _guard("step probe"):
             from . import stalls, step_probe
 
             reason = step_probe.install(step_log).timing_reason
             if reason is not None:
-                _say(f"step timing off: {reason} (pid {os.getpid()})")
+                write_line(f"step timing off: {reason} (pid {os.getpid()})")
             stalls.watch_each_worker()
     if transfer_log:
         with _guard("transfer probe"):
             from . import transfer_probe
 
             for hook, why in transfer_probe.install(transfer_log).misfits.items():
-                _say(f"transfer probe lacks {hook}: {why} (pid {os.getpid()})")
+                write_line(f"transfer probe lacks {hook}: {why} (pid {os.getpid()})")
 
 
 def _make_fit_for_a_cpu() -> None:
@@ -72,7 +73,7 @@ def _make_fit_for_a_cpu() -> None:
         cpu_engine.request_amx_here_and_in_forks()
     with _guard("CPU connector shims"):
         for name, why in cpu_connectors.apply().items():
-            _say(f"CPU shim for {name} not applied: {why}")
+            write_line(f"CPU shim for {name} not applied: {why}")
 
 
 @contextlib.contextmanager
@@ -80,8 +81,4 @@ def _guard(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in here, the engine must come up
-        _say(f"{what} off in pid {os.getpid()}: {type(error).__name__}: {error}")
-
-
-def _say(text: str) -> None:
-    print(f"[tracon] {text}", file=sys.stderr, flush=True)
+        write_line(f"{what} off in pid {os.getpid()}: {type(error).__name__}: {error}")

@@ -15,14 +15,13 @@ moment, and where none is left the kernel answers with SIGBUS. Therefore the fil
 allocated a chunk ahead (posix_fallocate fails with an error, not a signal) and the chunk's pages are then touched with
 MADV_POPULATE_WRITE, which reports what would have been a SIGBUS as an error. Both are needed: ext4 on its last blocks
 grants the first and refuses the second. That guarantee holds on file systems that overwrite allocated blocks in place
-and from Linux 5.14; elsewhere (copy-on-write, network, an overlay on who knows what) records are written with pwrite,
-which is slower and reports every failure as an error. After the first failure nothing more is written, the header says
-why, and the engine goes on.
+and from Linux 5.14; elsewhere (copy-on-write, network, overlay) records are written with pwrite, which is slower and
+reports every failure as an error. After the first failure nothing more is written, the header says why, and the engine
+goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -35,6 +34,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from .engine_log import write_line
 
 MAGIC = b"TRCRING1"
 HEADER_BYTES = 4096
@@ -90,13 +91,13 @@ class Ring:
                 self.fail(f"{type(error).__name__}: {error}")
 
     def write_status(self) -> None:
-        """Write the header's JSON again, after something changed for the worse."""
+        """Write the header's JSON again, after something was found not to be measurable."""
         if self._file is None:
             return
         try:
             self._pwrite(self._status_bytes(), _JSON_LENGTH_OFFSET)
         except (OSError, ValueError) as error:
-            self._warn_once(f"status not written: {error}")
+            self._warn(f"status not written: {error}")
 
     def fail(self, reason: str) -> None:
         """Stop for good: no more records, the reason in the header (if there is one) and once on stderr."""
@@ -104,7 +105,7 @@ class Ring:
             return
         self.failure = reason
         self.put = _ignore
-        self._warn_once(f"step timing off: {reason}")
+        self._warn(f"step timing off: {reason}")
         self.write_status()
 
     def _open_and_put(self, values: Sequence[int]) -> None:
@@ -162,7 +163,7 @@ class Ring:
         return put
 
     def _grow(self, count: int) -> int:
-        """Allocate the chunk at record `count`; the count at which to come again: -1 for never, 0 after a failure."""
+        """Allocate the chunk at record `count`; returns the count at which the next is due: -1 = never, 0 = failed."""
         if count >= self._capacity:
             return -1
         records = min(CHUNK_RECORDS, self._capacity - count)
@@ -216,11 +217,8 @@ class Ring:
         data = fit_json(status, HEADER_BYTES - _JSON_OFFSET)
         return struct.pack("<I", len(data)) + data.ljust(HEADER_BYTES - _JSON_OFFSET)
 
-    def _warn_once(self, message: str) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # stderr may be closed or its reader gone: nothing can be reported
-            print(f"[tracon] {message} ({self.role}, pid {os.getpid()}, {self._log_path})", file=sys.stderr, flush=True)
+    def _warn(self, message: str) -> None:
+        write_line(f"{message} ({self.role}, pid {os.getpid()}, {self._log_path})")
 
     def forget(self) -> None:
         """Drop the file, as if never opened; what a forked child does with its parent's ring."""

@@ -20,11 +20,10 @@ from .hooks import Method, Shape
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 MOONCAKE = f"{_CONNECTORS}.mooncake.mooncake_connector"
 NIXL = f"{_CONNECTORS}.nixl.pull_worker"
-SELF = "self"
 
 
 def list_probes() -> Mapping[str, tuple[Method | Shape, ...]]:
-    """Every hook with the module that has it. What is checked on an instance at run time has no `self` there."""
+    """Every hook with its module. Hooks of Mooncake and NIXL are checked on instances at run time, without `self`."""
     return {
         "step probe": hooks.HOOKS,
         "transfer probe": engine_transfers.HOOKS,
@@ -35,7 +34,7 @@ def list_probes() -> Mapping[str, tuple[Method | Shape, ...]]:
 
 
 def _on_class(hook: Method, module: str) -> Method:
-    return replace(hook, module=module, signatures=tuple((SELF, *known) for known in hook.signatures))
+    return replace(hook, module=module, signatures=tuple(("self", *known) for known in hook.signatures))
 
 
 class Sources:
@@ -45,15 +44,14 @@ class Sources:
         self._packages = packages
 
     @property
-    def there(self) -> bool:
-        """Whether there are sources to look at."""
+    def exist(self) -> bool:
         return self._find_file("vllm.engine.arg_utils") is not None
 
     def version(self) -> str | None:
         """As the distribution's metadata has it."""
         names = (path.name for path in self._packages.glob("vllm*-*.dist-info"))
-        found = (re.fullmatch(r"vllm(?:_cpu)?-([^-]+)\.dist-info", name) for name in names)
-        return next((match.group(1) for match in found if match), None)
+        matches = (re.fullmatch(r"vllm(?:_cpu)?-([^-]+)\.dist-info", name) for name in names)
+        return next((match.group(1) for match in matches if match), None)
 
     def misfit(self, hook: Method | Shape) -> str | None:
         """Why `hook` does not fit, None where it does."""
@@ -67,8 +65,8 @@ class Sources:
                 return f"no class {hook.owner}"
             owners = [*self._lineage(tree, owner)]
         if isinstance(hook, Shape):
-            there = {name for each in owners for name in _list_attributes(each)}
-            missing = [name for name in hook.attributes if name not in there]
+            attributes = {name for each in owners for name in _list_attributes(each)}
+            missing = [name for name in hook.attributes if name not in attributes]
             return f"no attribute {', '.join(missing)}" if missing else None
         return _find_method_misfit(owners, hook)
 
@@ -146,10 +144,10 @@ def _list_attributes(owner: ast.ClassDef | ast.Module) -> Iterator[str]:
 
 
 def check_sources(packages: Path) -> dict[str, object]:
-    """What does not fit the vLLM in this folder of packages; `misfits` is null where it has no sources there."""
+    """What does not fit the vLLM in this site-packages folder; `misfits` is null where it has no sources."""
     sources = Sources(packages)
     misfits: dict[str, dict[str, str]] | None = None
-    if sources.there:
+    if sources.exist:
         misfits = {
             probe: {hook.name: why for hook in own if (why := sources.misfit(hook)) is not None}
             for probe, own in list_probes().items()

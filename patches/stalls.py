@@ -1,9 +1,9 @@
 """A step that stalls leaves the stacks of all threads in the engine's log.
 
 In a process with a scheduler a step is the scheduler's; in a process that has a worker alone, what the worker executes.
-A daemon thread looks once a second whether the open step is still the same. After `limit_s` of the same step it writes
-one line that names the innermost frame, then every stack. It cannot run while a step holds the GIL: the C thread of
-faulthandler, which it re-arms each second, then writes "Timeout" and every stack.
+A daemon thread checks once a second whether the open step is still the same. After `limit_s` of the same step it writes
+one line that names the innermost frame, then every stack. It cannot run while a step holds the GIL: faulthandler's C
+thread, which it re-arms each second, then writes "Timeout" and every stack.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ reaches the engine. A SIGKILL costs the lines of the last FLUSH_S, and may cut t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 import threading
 import time
 import weakref
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .engine_log import write_line
 from .hooks import HookCheck
 
 FLUSH_S = 0.1
@@ -112,9 +111,7 @@ class TransferLog:
         """End for good: no more lines, the reason once on stderr."""
         if self.failure is not None:
             return
-        message = f"[tracon] transfer log off: {reason} (pid {os.getpid()}, {self._folder})"
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nothing can be reported
-            print(message, file=sys.stderr, flush=True)
+        write_line(f"transfer log off: {reason} (pid {os.getpid()}, {self._folder})")
         self.failure = reason
         self._lines.clear()
 

@@ -49,7 +49,7 @@ def install(folder: str) -> HookCheck:
     def wrap(hook: Method, make: Callable[[Any], Any]) -> None:
         hooks.replace_on_class(hook, check, make, _MARK)
 
-    wrap(engine_transfers.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
+    wrap(hooks.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
     wrap(engine_transfers.SCHEDULE, lambda original: wrap_schedule(original, engine))
     wrap(engine_transfers.PROMOTE, lambda original: wrap_promote(original, engine))
     wrap(engine_transfers.CREATE_CONNECTOR, lambda original: classmethod(surround(after=created)(original.__func__)))

@@ -19,11 +19,10 @@ STAYS_KEPT = 30
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A session at one instance, from the first pick seen there to the last."""
+    """A session at one instance, from the first pick seen there on."""
 
     instance: str
     since_unix_s: float
-    seen_unix_s: float
     why: str
     """The reason of its first pick there, or what brought it back."""
     picks: int = 1
@@ -37,9 +36,9 @@ Lives = Mapping[str, tuple[Stay, ...]]
 
 
 def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Container[tuple[str, str]] = ()) -> Lives:
-    """The lives after more picks, in their order. A pick without a session, or that went nowhere, changes none.
+    """The lives after more picks, in their order. A pick without a session or an instance changes none.
 
-    `failed`: (migration, target) of those that are known to have failed; the pick of one moved no session.
+    `failed`: (migration, target) of those known to have failed; their picks moved no session.
     """
     changed: dict[str, tuple[Stay, ...]] = {}
     for line in lines:
@@ -55,11 +54,11 @@ def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Contai
 def _add_pick(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     last = stays[-1] if stays else None
     if last is None or last.instance != line.instance:
-        return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.t_unix_s, line.reason))
-    seen = replace(last, seen_unix_s=max(last.seen_unix_s, line.t_unix_s), picks=last.picks + 1)
-    if last.migration == line.request and not last.picks:  # the pick that asked for it
-        seen = replace(seen, since_unix_s=min(last.since_unix_s, line.t_unix_s), why=line.reason)
-    return (*stays[:-1], seen)
+        return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.reason))
+    stay = replace(last, picks=last.picks + 1)
+    if last.migration == line.request and not last.picks:  # the pick that requested the migration
+        stay = replace(stay, since_unix_s=min(last.since_unix_s, line.t_unix_s), why=line.reason)
+    return (*stays[:-1], stay)
 
 
 def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
@@ -70,12 +69,12 @@ def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
     last = stays[-1] if stays else None
     here = last is not None and last.instance == event.target
     if event.phase == "done":
-        new = Stay(event.target, event.t_unix_s, event.t_unix_s, "migrated", picks=0)
+        new = Stay(event.target, event.t_unix_s, "migrated", picks=0)
         reached = last if last is not None and here else new
         after = (*(stays[:-1] if here else stays[1 - STAYS_KEPT :]), replace(reached, migration=event.migration))
     elif here and event.source:
         why = f"its migration to {event.target} failed"
-        after = (*stays[1 - STAYS_KEPT :], Stay(event.source, event.t_unix_s, event.t_unix_s, why, picks=0))
+        after = (*stays[1 - STAYS_KEPT :], Stay(event.source, event.t_unix_s, why, picks=0))
     else:
         return before
     others = {session: stays for session, stays in before.items() if session != event.session}

@@ -1,8 +1,7 @@
 """How one event changes a run, a stage, a cell, an instance or a request, and which changes are forbidden.
 
-The store writes its rows and the view folds the journal through the functions here, so the two cannot tell different
-stories. Everything is pure. The legality of a change (`illegal_*`) is asked before an event is written; what is in the
-journal has happened.
+The store writes its rows and the view folds the journal through these functions, so the two cannot disagree. All of
+them are pure. `illegal_*` is checked before an event is written; what is in the journal has happened.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def active_s(run: RunRow, now_unix_s: float) -> float:
 def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t_unix_s: float, seq: int) -> RunRow:
     """The run after the event; `previous_t_unix_s` is the time of the journal's event before it.
 
-    RUNNING -> RUNNING goes on after a sudden death: as far as anyone can tell, it lived until the previous event.
+    RUNNING -> RUNNING follows a crash: the run counts as active until the previous event.
     """
     after_death = run.state is RunState.RUNNING and event.state is RunState.RUNNING
     runs = event.state is RunState.RUNNING
@@ -57,13 +56,12 @@ def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t
 
 
 def run_taken(run: RunRow, event: events.RunTaken) -> RunRow:
-    """The run after a takeover: its clock stood still since the last sign of life, until it is RUNNING again."""
-    until_s = event.last_heartbeat_unix_s
-    return replace(run, pid=event.pid, active_s=active_s(run, until_s), running_since_unix_s=None)
+    """The run after a takeover: its active time stops at the last heartbeat, until it is RUNNING again."""
+    until_unix_s = event.last_heartbeat_unix_s
+    return replace(run, pid=event.pid, active_s=active_s(run, until_unix_s), running_since_unix_s=None)
 
 
 def stage_after(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _Stage:
-    """The stage after the event."""
     runs = event.state is StageState.RUNNING
     return replace(
         stage,
@@ -118,7 +116,7 @@ _OUTCOMES: Mapping[CellState, AttemptState] = {
 def _finish_attempt(
     cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float
 ) -> tuple[AttemptView, ...]:
-    """The attempts with the last one ended, or adopted where its measurement turned out to be complete after all."""
+    """The attempts with the last one ended; an interrupted one becomes DONE where its measurement was complete."""
     if not cell.attempts:
         return ()
     *before, last = cell.attempts
@@ -132,7 +130,7 @@ def _finish_attempt(
 
 
 def cell_progressed(cell: CellView, event: events.CellProgressed) -> CellView:
-    """The cell after a word on its progress, which counts only while it runs."""
+    """The cell with its progress, which counts only while it runs."""
     if cell.state is not CellState.RUNNING:
         return cell
     return replace(cell, fraction=min(1.0, max(0.0, event.fraction)), note=event.note)
@@ -159,12 +157,10 @@ def instance_after(instance: _Instance, event: events.InstanceChanged, t_unix_s:
 
 
 def request_submitted(event: events.RequestSubmitted, t_unix_s: float, seq: int) -> RequestView:
-    """The open request."""
     return RequestView(event.request, event.action, event.target, event.reason, event.by, t_unix_s, seq)
 
 
 def request_answered(request: RequestView, event: events.RequestAnswered, t_unix_s: float) -> RequestView:
-    """The request with its answer."""
     return replace(request, answered_unix_s=t_unix_s, accepted=event.accepted, detail=event.detail)
 
 

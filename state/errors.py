@@ -1,4 +1,4 @@
-"""What the state room refuses: the message names the thing, the remedy says what to do about it."""
+"""Errors of this package: the message names the thing, the remedy says what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class StateError(Refusal):
 
 
 class IllegalTransition(StateError):
-    """An event contradicts what the run has become; nothing of its transaction was written."""
+    """An event contradicts the run's present state; nothing of its transaction was written."""
 
 
 class StoreUnusable(StateError):

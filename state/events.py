@@ -43,18 +43,18 @@ class Recorded:
 
 KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in EVENTS}
 LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, GpusSampled, CellProgressed)
-"""Numbers that come once a second: they change no state, make no feed line, and are not worth waiting for the disk."""
+"""Numbers that come once a second: they change no state, make no feed line, and do not wait for the disk."""
 
 
 def wire_kind(event: Event) -> str:
-    """The name under which the journal keeps the event."""
+    """The event's `kind` in the journal."""
     return event.wire_kind if isinstance(event, Unknown) else event.kind
 
 
 def encode(event: Event) -> bytes:
-    """The event's body as JSON (its kind travels beside it).
+    """The event's body as JSON, without its kind.
 
-    Text that is no Unicode (an engine's last words may hold any byte) is kept with `?` for what cannot be written.
+    In text that is not valid Unicode (an engine's last lines may hold any byte), `?` replaces what cannot be encoded.
     """
     body = event.body if isinstance(event, Unknown) else event
     try:

@@ -68,7 +68,7 @@ def _describe_rest(event: events.Event) -> tuple[str, str, str]:
         case events.RequestSubmitted():
             asked = " ".join(part for part in (event.action, event.target) if part)
             by = f" by {event.by}" if event.by else ""
-            return "info", f"request {event.request}", _join_reason(f"{asked} asked for{by}", event.reason)
+            return "info", f"request {event.request}", _join_reason(f"{asked} requested{by}", event.reason)
         case events.RequestAnswered():
             level, word = ("info", "accepted") if event.accepted else ("warning", "refused")
             return level, f"request {event.request}", _join_reason(word, event.detail)

@@ -14,7 +14,7 @@ NETWORK = frozenset((
     "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs", "9p", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.goofys",
     "fuse.gcsfuse", "fuse.mount-s3",
 ))  # fmt: skip
-"""SQLite's write-ahead log needs memory that all its users share: on these it may be damaged without a sign."""
+"""SQLite's write-ahead log needs memory shared by all its users: on these the file may be damaged silently."""
 
 
 def require_local_disk(folder: Path) -> None:
@@ -23,7 +23,7 @@ def require_local_disk(folder: Path) -> None:
     if kind in NETWORK:
         raise StoreUnusable(
             f"{folder} is on a network file system ({kind}), where a run's state is not safe",
-            remedy="name a workspace on a local disk with --workspace; copy the run's folder when it has ended",
+            remedy="name a workspace on a local disk with --workspace; copy the run's folder when the run has ended",
         )
 
 
@@ -36,7 +36,7 @@ def file_system_of(folder: Path) -> str:
     path, best, kind = folder.absolute().resolve(), -1, ""
     for line in lines:
         fields, _, described = line.partition(" - ")
-        point = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split(" ")[4]))
+        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4]))
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), described.split(" ")[0]
     return kind

@@ -1,7 +1,7 @@
-"""Who runs a run: one row that names the run process, and the takeover of a dead one.
+"""Which process runs a run: one row that names the run process, and the takeover from a dead one.
 
 A run process holds the lease while it works and renews its heartbeat every `HEARTBEAT_S`. On its own host a holder is
-judged by its process (pid, start, boot), however long it has been silent; from elsewhere by its heartbeat.
+judged by its process (pid, start, boot), however long it has been silent; from another host by its heartbeat.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lease:
     clock: Callable[[], float]
 
     def heartbeat(self) -> None:
-        """Say that this process is still there. Raises LeaseLost where another one has taken over."""
+        """Record that this process lives. Raises LeaseLost where another one has taken over."""
         with self.store.transaction(durable=False) as transaction:
             self.require_holder(transaction.connection)
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
@@ -65,7 +65,7 @@ class Lease:
             raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
 
     def release(self) -> None:
-        """Give the run back. Nothing happens where the lease is another's by now."""
+        """Release the run. Does nothing where another process holds the lease by now."""
         self.store.fence = None
         with self.store.transaction() as transaction:
             transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._holder_key())
@@ -83,10 +83,10 @@ class Lease:
 def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease:
     """Take the run for this process, from a dead holder too.
 
-    Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
-    one gets it. From then on nothing is written through `store` once another process has taken over, even where the
-    clocks of two hosts made this one look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live
-    process holds it, this one included.
+    Judging the holder, replacing it and recording the takeover are one transaction: of two processes that try, one
+    succeeds. From then on nothing is written through `store` once another process has taken over, even where the clocks
+    of two hosts made this one look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live process
+    holds it, this one included.
     """
     require_local_disk(store.folder)
     me = this_process()

@@ -20,7 +20,6 @@ class MeasuredRequest:
     """One request as it was measured."""
 
     t_unix_s: float
-    attempt: int
     event: LifecycleMeasured
 
     @property
@@ -51,10 +50,10 @@ class LifecycleView:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What disaggregating prefill and decode costs at one size, by what is measured so far.
+    """What disaggregating prefill and decode costs at one size, by the requests measured so far.
 
-    Means over pairs, as the report has them: where pairs of both orders are there, the mean of the two orders' means,
-    in which an effect of the order cancels.
+    Means over pairs, as in the report: where both orders were measured, the mean of the two orders' means, in which an
+    effect of the order cancels.
     """
 
     context_tokens: int
@@ -84,14 +83,14 @@ class Bandwidth:
 def lifecycle_after(
     before: LifecycleView | None, event: LifecycleMeasured, t_unix_s: float, attempt: int
 ) -> LifecycleView:
-    """The view after one more request. Another attempt at a cell takes the place of the one before."""
+    """The view after one more request. Another attempt at a cell replaces the previous one."""
     view = LifecycleView() if before is None else before
     counts = view.cells.get(event.cell)
     requests = view.requests
     if counts is None or counts.attempt != attempt:
         counts = LifecycleCounts(attempt)
         requests = tuple(each for each in requests if each.event.cell != event.cell)
-    request = MeasuredRequest(t_unix_s, attempt, event)
+    request = MeasuredRequest(t_unix_s, event)
     return LifecycleView(
         (*requests[1 - REQUESTS_KEPT :], request), {**view.cells, event.cell: _count_request(counts, request)}
     )

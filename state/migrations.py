@@ -1,4 +1,4 @@
-"""What a reader sees of sessions that migrate: each migration with its phase, how many came to what end and why.
+"""What a reader sees of sessions that migrate: each migration with its phase, and counts by outcome and reason.
 
 A policy may refuse the same session turn after turn: refusals are counted, and few of them make a line of the feed.
 """
@@ -32,29 +32,28 @@ class Migration(MigrationStep):
     cell: str = field(kw_only=True)
     attempt: int = field(kw_only=True)
     t_unix_s: float = field(kw_only=True)
-    """When it began; of one that was refused, when that was; of one whose beginning was not seen, its end."""
+    """When it began, or was refused; its end where its beginning was not seen."""
     ended_unix_s: float | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationCounts:
-    """How many migrations of one attempt at a cell came to what."""
+    """The migrations of one attempt at a cell, counted by phase and reason."""
 
     cell: str
     attempt: int
     by_phase: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Phase -> reason -> how many; `started` has one reason, empty."""
+    """Phase -> reason -> count; `started` has one reason, empty."""
     tokens: int = 0
-    """Transferred, as far as it is known."""
+    """Transferred, as far as known."""
     bytes: int = 0
 
     def of(self, phase: str) -> int:
-        """How many there were in this phase, whatever the reason."""
+        """The count of this phase, whatever the reason."""
         return sum(self.by_phase.get(phase, {}).values())
 
     @property
     def under_way(self) -> int:
-        """Begun and not ended."""
         return max(0, self.of("started") - self.of("done") - self.of("failed"))
 
 
@@ -92,7 +91,7 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
 
 
 def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
-    """(migration, target) of the cell's migrations that have failed, as far as they are held."""
+    """(migration, target) of those of the cell's migrations in the view that have failed."""
     rows = () if view is None else view.rows
     return frozenset((row.migration, row.target) for row in rows if row.phase == "failed" and row.cell == cell)
 
@@ -152,9 +151,9 @@ def _count_step(before: MigrationCounts, event: MigrationChanged, attempt: int) 
 
 
 def _add_step(rows: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
-    """The migration's row as it is now, at its old place where it has one."""
+    """The rows with the migration's newest step, at its old place where it has one."""
     ends = event.phase in ("done", "failed")
-    step = {one.name: getattr(event, one.name) for one in fields(MigrationStep)}
+    step = {each.name: getattr(event, each.name) for each in fields(MigrationStep)}
     row = Migration(
         **step,
         cell=event.cell,

@@ -87,7 +87,7 @@ class CellView:
     """0..1 of the running attempt's expected work; 1 once ended."""
     note: str = ""
     started_unix_s: float | None = None
-    """Start of the last attempt; None where there was none, or while it waits to be tried again."""
+    """Start of the last attempt; None where there was none, or while it waits for the next."""
     ended_unix_s: float | None = None
     attempts: tuple[AttemptView, ...] = ()
 
@@ -109,7 +109,7 @@ class InstanceRow(InstanceFacts):
 
 @dataclass(frozen=True, slots=True)
 class RequestView(OperatorRequest):
-    """What an operator asked for, and the answer."""
+    """An operator's request, and the answer."""
 
     submitted_unix_s: float = 0.0
     submitted_seq: int = 0
@@ -136,7 +136,7 @@ class StageView(StageRow):
 
 @dataclass(frozen=True, slots=True)
 class InstanceView(InstanceRow):
-    """An instance with what tells its process from others, and its live numbers."""
+    """An instance with what distinguishes its process from others, and its live numbers."""
 
     start_ticks: int | None = None
     """As in `InstanceChanged`, like the next three."""
@@ -199,12 +199,11 @@ class RunView:
 
     @property
     def current_cells(self) -> tuple[CellView, ...]:
-        """The cells being measured."""
         return tuple(cell for cell in self.cells.values() if cell.state is CellState.RUNNING)
 
     @property
     def live_instances(self) -> tuple[InstanceView, ...]:
-        """The instances whose processes may be there."""
+        """The instances whose processes may still run."""
         return tuple(instance for instance in self.instances.values() if instance.state not in INSTANCE_ENDED)
 
     @property

@@ -1,4 +1,4 @@
-"""What operators ask of a run: written down by any process, answered by the run process."""
+"""Operator requests to a run: recorded by any process, answered by the run process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TARGETED = ("skip", "retry")
 
 
 def submit(store: RunStore, action: str, target: str = "", reason: str = "", by: str = "") -> int:
-    """Ask for something; the number of the request.
+    """Record a request; returns its number.
 
     Raises RequestRefused for an action or target that does not exist, and where no process runs the run.
     """
@@ -31,7 +31,7 @@ def submit(store: RunStore, action: str, target: str = "", reason: str = "", by:
 
 
 def user_name() -> str:
-    """Who asks: the login name, or `uid N` for a user without an account, as containers have."""
+    """The login name, or `uid N` for a user without an account, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # KeyError until Python 3.12, OSError from 3.13 on
@@ -52,7 +52,7 @@ def pending(store: RunStore) -> tuple[RequestView, ...]:
 
 
 def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> bool:
-    """Answer a request; False where it had its answer already, which then stands.
+    """Answer a request; returns False where it was already answered, and keeps that answer.
 
     Raises RequestRefused where there is no such request.
     """
@@ -72,10 +72,10 @@ def _check_request(plan: RunPlan, action: str, target: str) -> None:
         raise RequestRefused(f"no such request: {action!r}", remedy=f"ask for one of {', '.join(ACTIONS)}")
     if action not in _TARGETED:
         if target:
-            raise RequestRefused(f"{action} takes no target ({target!r})", remedy=f"`tracon {action} RUN` stands alone")
+            raise RequestRefused(f"{action} takes no target ({target!r})", remedy=f"use `tracon {action} RUN` alone")
         return
     if not target and action == "skip":
-        raise RequestRefused("skip needs to know what", remedy="name cell:ID, config:NAME or stage:ID")
+        raise RequestRefused("skip needs a target", remedy="name cell:ID, config:NAME or stage:ID")
     if target:
         _check_target(plan, target)
 

@@ -1,4 +1,4 @@
-"""Which process this is, and whether one written down earlier is still the same one."""
+"""The identity of a process, and whether a recorded process still runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ProcessIdentity:
     process_start: float
     """psutil creation time, seconds since the epoch; moves when the host's clock is set."""
     start_ticks: int | None
-    """Start in clock ticks since boot, which no clock change moves; None where /proc does not tell."""
+    """Start in clock ticks since boot, which no clock change moves; None where /proc cannot be read."""
     boot_id: str
     host: str
     pid_namespace: str
-    """Pids mean something inside it only; empty where there is none."""
+    """The namespace in which the pid is valid; empty where there is none."""
 
 
 def identify(pid: int) -> ProcessIdentity:
@@ -34,17 +34,16 @@ def identify(pid: int) -> ProcessIdentity:
 
 
 def this_process() -> ProcessIdentity:
-    """The identity of the calling process."""
     return identify(os.getpid())
 
 
 def can_see(identity: ProcessIdentity) -> bool:
-    """Whether pids of that process mean anything here: same host, same pid namespace."""
+    """Whether the process's pid is valid here: same host, same pid namespace."""
     return identity.host == platform.node() and identity.pid_namespace == _pid_namespace()
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether exactly that process of this host still runs; a zombie or a reused pid does not count."""
+    """Whether this very process of this host still runs; a zombie or a reused pid does not count."""
     if identity.boot_id != boot_id():
         return False
     try:
@@ -60,7 +59,8 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def is_verifiable(identity: ProcessIdentity) -> bool:
-    """Whether `is_alive` is certain: not elsewhere (host, pid namespace), nor where only a clock tells a reused pid."""
+    """Whether `is_alive` is certain: not on another host or in another pid namespace, nor where only the clock could
+    show that the pid was reused."""
     if not can_see(identity):
         return False
     if identity.boot_id != boot_id() or identity.start_ticks is not None:
@@ -69,7 +69,7 @@ def is_verifiable(identity: ProcessIdentity) -> bool:
 
 
 def boot_id() -> str:
-    """What changes with every boot of this host."""
+    """An id that changes with every boot of this host."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -35,7 +35,7 @@ ALARM_GONE_S = 10.0
 _JITTER_S = 0.5
 """Samples of one second do not come exactly one second apart."""
 _SEEN = 0.5
-"""Of a span's seconds this share must have been seen."""
+"""The share of a span's seconds that must have been sampled."""
 
 LoadSample = tuple[float, tuple[RoutedLoad, ...]]
 """Unix seconds, and the load terms of every instance."""
@@ -92,7 +92,7 @@ class RoutingView:
     latencies: tuple[LatencySample, ...] = ()
     """Of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
     lives: Lives = field(default_factory=dict)
-    """Where the cell's sessions have been, as far as it was seen."""
+    """The instances that the cell's sessions were bound to, as far as seen."""
     warned: tuple[Warned, ...] = ()
 
     @property
@@ -155,7 +155,7 @@ def routing_after_migration(before: RoutingView | None, event: MigrationChanged,
 
 
 def begun_and_ended(before: RoutingView | None, after: RoutingView) -> tuple[tuple[Warned, ...], tuple[Warned, ...]]:
-    """The alarms that the newest second began and ended; those of a router that is no more are past, and do not end."""
+    """The alarms that began and that ended in the newest second; those of an earlier router do not end."""
     same = before is not None and (before.cell, before.attempt) == (after.cell, after.attempt)
     known = before.warned if before is not None and same else ()
     old, new = ({(each.kind, each.instance) for each in warned} for warned in (known, after.warned))
@@ -166,11 +166,11 @@ def begun_and_ended(before: RoutingView | None, after: RoutingView) -> tuple[tup
 def _update_warned(
     before: tuple[Warned, ...], now: Sequence[Alarm], loads: Sequence[RoutedLoad], t_unix_s: float
 ) -> tuple[Warned, ...]:
-    there = {(alarm.kind, alarm.instance) for alarm in now}
+    present = {(alarm.kind, alarm.instance) for alarm in now}
     stay = [
-        replace(each, seen_unix_s=t_unix_s) if (each.kind, each.instance) in there else each
+        replace(each, seen_unix_s=t_unix_s) if (each.kind, each.instance) in present else each
         for each in before
-        if (each.kind, each.instance) in there or t_unix_s - each.seen_unix_s < ALARM_GONE_S
+        if (each.kind, each.instance) in present or t_unix_s - each.seen_unix_s < ALARM_GONE_S
     ]
     known = {(each.kind, each.instance) for each in stay}
     engines = {load.instance: load.engine or load.instance for load in loads}
@@ -233,9 +233,9 @@ def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
 
 
 def _compare_span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[_Compared]:
-    """The last `seconds` as the instance beside the others of its role.
+    """The instance and the others of its role in each of the last `seconds`.
 
-    None where one of these seconds lacks the instance or the others, or where too few seconds were seen.
+    Empty where one of these seconds lacks the instance or the others, or where too few seconds were sampled.
     """
     end = history[-1][0]
     span: list[_Compared] = []
@@ -267,7 +267,7 @@ def _idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
 
 
 def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
-    """Seconds since the instance became available again; None where it never was away, or has had work since."""
+    """Seconds since the instance became available again; None where it was never away, or has had work since."""
     end, loads = history[-1]
     last, back = _load_of(loads, instance), end
     for t_unix_s, earlier in reversed(history):

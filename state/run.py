@@ -1,4 +1,4 @@
-"""The states that a run, its stages, cells and instances may pass to from each state, and those that end them."""
+"""Legal state transitions of a run, its stages, cells and instances, and the states that end them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.DONE: frozenset({RunState.RUNNING}),  # `retry` reopens a run whose cells failed
     RunState.FAILED: frozenset({RunState.RUNNING}),
 }
-"""RUNNING -> RUNNING is the takeover of a run whose process died without a word."""
+"""RUNNING -> RUNNING is the takeover of a run whose process died before it could record its end."""
 
 STAGE_TRANSITIONS: Mapping[StageState, frozenset[StageState]] = {
     StageState.PENDING: frozenset({StageState.RUNNING, StageState.SKIPPED}),
@@ -35,10 +35,10 @@ CELL_TRANSITIONS: Mapping[CellState, frozenset[CellState]] = {
     CellState.SKIPPED: frozenset({CellState.PENDING}),
 }
 """RUNNING -> PENDING is an interruption. PENDING -> DONE adopts a measurement whose artifacts were complete and
-checksummed when the run process died before it could say so. Nothing leaves DONE: a finished measurement is final."""
+checksummed when the run process died before it could record that. No cell leaves DONE: a measurement is final."""
 
 CELL_ENDED: frozenset[CellState] = frozenset({CellState.DONE, CellState.FAILED, CellState.SKIPPED})
-"""The states in which a cell asks for no more work."""
+"""The states in which a cell needs no more work."""
 
 INSTANCE_TRANSITIONS: Mapping[InstanceState | None, frozenset[InstanceState]] = {
     None: frozenset({InstanceState.STARTING, InstanceState.FAILED}),
@@ -50,8 +50,8 @@ INSTANCE_TRANSITIONS: Mapping[InstanceState | None, frozenset[InstanceState]] = 
     InstanceState.GONE: frozenset(),
     InstanceState.FAILED: frozenset(),
 }
-"""None is an instance not heard of yet; FAILED at once is one whose process never came to be. STARTING -> STARTING adds
-what was not known at first, such as the process id. An engine started again is a new instance."""
+"""None -> STARTING records a new instance, None -> FAILED one whose process could not be created. STARTING -> STARTING
+adds what was not known at first, such as the process id. An engine started again is a new instance."""
 
 INSTANCE_ENDED: frozenset[InstanceState] = frozenset({InstanceState.GONE, InstanceState.FAILED})
 """The states in which no process of the instance is left."""

@@ -43,7 +43,7 @@ class Tables:
         self._cell_plans: Mapping[str, CellPlan] | None = None
 
     def apply(self, recorded: Recorded, previous_t_unix_s: float) -> None:
-        """Change the rows as the event says. Raises IllegalTransition where it may not be."""
+        """Apply the event to the rows. Raises IllegalTransition where it is not allowed."""
         match recorded.event:
             case events.RunPlanned() as event:
                 self._save_plan(event, recorded)
@@ -65,7 +65,6 @@ class Tables:
                 self._save_row("requests", asdict(self._request_after(event, recorded)))
 
     def run(self) -> RunRow:
-        """The run's row."""
         row = self._select_one("SELECT * FROM run")
         if row is None:
             raise IllegalTransition("the run has no plan", remedy="write its plan first")
@@ -171,7 +170,7 @@ class Tables:
 
     def _require_instance(self, instance: str) -> None:
         if self._select_one("SELECT 1 FROM instances WHERE instance = ?", instance) is None:
-            message = f"numbers of an instance that never started: {instance!r}"
+            message = f"a sample of an instance that never started: {instance!r}"
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
     def _request_after(
@@ -180,10 +179,10 @@ class Tables:
         row = self._select_one("SELECT * FROM requests WHERE request = ?", event.request)
         if isinstance(event, events.RequestSubmitted):
             if row is not None:
-                raise IllegalTransition(f"request {event.request} was made already", remedy="take the next number")
+                raise IllegalTransition(f"request {event.request} exists already", remedy="take the next number")
             return request_submitted(event, recorded.t_unix_s, recorded.seq)
         if row is None or row["accepted"] is not None:
-            what = "was never made" if row is None else "has its answer"
+            what = "does not exist" if row is None else "is answered already"
             raise IllegalTransition(f"request {event.request} {what}", remedy="answer an open request")
         return request_answered(_read_row(row, RequestView), event, recorded.t_unix_s)
 
@@ -216,11 +215,11 @@ def _cell_values(cell: CellView) -> dict[str, Any]:
 
 
 def _read_row(row: Mapping[str, Any], kind: type[_Row]) -> _Row:
-    """A row of a table; columns that are no fields are left out."""
+    """The row as `kind`; columns that are no fields of it are left out."""
     return msgspec.convert(row, kind, strict=False)  # SQLite has no truth values
 
 
 def _refuse_change(change: str) -> None:
     if change:
-        remedy = "`tracon status RUN` shows what each part of the run has become; what is done stays done"
+        remedy = "`tracon status RUN` shows the state of each part of the run; finished cells are final"
         raise IllegalTransition(f"not allowed: {change}", remedy=remedy)

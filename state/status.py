@@ -15,8 +15,7 @@ from state.view import elapsed_s, eta_s, progress
 
 
 def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
-    """The run as JSON values: what `tracon status --json` prints. Null = not measured."""
-    how_far = progress(view)
+    """The run as JSON values. Null = not measured."""
     return {
         "run": view.run,
         "experiment": view.plan.experiment,
@@ -36,7 +35,7 @@ def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
         "elapsed_s": elapsed_s(view, now_unix_s),
         "eta_s": eta_s(view, now_unix_s),
         "estimated_s": view.plan.estimated_s,
-        "progress": how_far._asdict(),
+        "progress": progress(view)._asdict(),
         "cell_counts": _count_json(view.counts),
         "current_cells": [cell.cell for cell in view.current_cells],
         "stages": [_stage_json(stage) for stage in view.stages],

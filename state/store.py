@@ -34,7 +34,7 @@ _PAGE = 2_000
 
 
 class Transaction:
-    """Events and rows that become true together, or not at all."""
+    """Events and rows that are committed together, or not at all."""
 
     def __init__(self, connection: sqlite3.Connection, tables: Tables, clock: Callable[[], float]) -> None:
         self.connection = connection
@@ -85,7 +85,7 @@ class RunStore:
         self.path = folder / STATE_FILE
         self.read_only = read_only
         self.fence: Callable[[sqlite3.Connection], None] | None = None
-        """Called at the begin of every transaction; raises where this process may no longer write."""
+        """Called at the start of every transaction; raises where this process may no longer write."""
         self._connection = connection
         self._clock = clock
         self._copy = copy
@@ -97,7 +97,7 @@ class RunStore:
     def create(
         cls, folder: Path, run: str, plan: RunPlan, tracon_version: str, *, clock: Callable[[], float] = time.time
     ) -> RunStore:
-        """Begin a run: its file appears at once, with its plan as event 1, or not at all.
+        """Create a run's file atomically, with its plan as event 1.
 
         Raises StoreUnusable where the folder holds a run already or cannot be written.
         """
@@ -113,7 +113,7 @@ class RunStore:
             remedy = "name a workspace that this user can write, with --workspace"
             raise StoreUnusable(f"{folder} cannot be written: {error.strerror}", remedy=remedy) from error
         if taken:
-            remedy = f"`tracon resume {folder.name}` goes on with it; a new run needs a new folder"
+            remedy = f"`tracon resume {folder.name}` continues it; a new run needs a new folder"
             raise StoreUnusable(f"{folder} holds a run already", remedy=remedy)
         with explain_errors(path):
             connection = write_empty(partial)
@@ -153,10 +153,10 @@ class RunStore:
             return store
 
     def _check_copy(self) -> None:
-        """Refuse a copy that was taken while the run went on and caught the file between two moments.
+        """Refuse an inconsistent copy, made while the run was writing.
 
-        The file knows its inode, so a copy can be recognised. A file copied while it is being written may hold an old
-        part and a new one that do not fit; each part may look whole.
+        The file stores its own inode, so a copy is recognised. Such a copy may hold an old part and a new one that do
+        not fit together, although each is intact by itself.
         """
         inode = str(self.path.stat().st_ino)
         if self.read("SELECT value FROM meta WHERE key = 'inode'") == [(inode,)]:
@@ -183,7 +183,7 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is allowed."""
+        """Close the file. May be called twice."""
         with self._lock:
             self._connection.close()
             if self._copy is not None:
@@ -196,7 +196,6 @@ class RunStore:
 
     @property
     def plan(self) -> RunPlan:
-        """The frozen plan."""
         return self._read_first().plan
 
     def _read_first(self) -> RunPlanned:
@@ -210,10 +209,10 @@ class RunStore:
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
-        """Everything written inside the block becomes true together at its end, or nothing does.
+        """Commit everything written inside the block at its end, or nothing.
 
-        `durable=False` returns before the disk has it: it survives the death of every process, but a power cut may
-        take the last seconds. Raises DiskFull or StoreUnusable where it cannot be written.
+        `durable=False` returns before the data is on disk: it survives the death of every process, but a power loss may
+        lose the last seconds. Raises DiskFull or StoreUnusable where it cannot be written.
         """
         if self.read_only:
             raise StoreUnusable(f"{self.path} was opened for reading only", remedy="open it for writing")
@@ -271,9 +270,9 @@ class RunStore:
         remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analysed"
         return StoreUnusable(f"{self.path} is damaged at event {seq}: {what}", remedy=remedy)
 
-    def view(self, base: RunView = EMPTY) -> RunView:
-        """The view folded from the whole journal, or from what came after `base`."""
-        return reduce(fold, self.events(after=base.last_seq), base)
+    def view(self) -> RunView:
+        """The view folded from the whole journal."""
+        return reduce(fold, self.events(), EMPTY)
 
     def find_problems(self) -> tuple[str, ...]:
         """What is wrong with the file, one line each; empty when the journal is whole and every row equals its fold.
@@ -302,7 +301,7 @@ class RunStore:
         )
         for name, rows, folded in pairs:
             if rows != folded:
-                yield f"the rows of {name} are not what the journal says"
+                yield f"the rows of {name} differ from the journal"
 
     def run_row(self) -> RunRow:
         """How the run stands, without folding."""

@@ -34,7 +34,7 @@ def default_root() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One line of the list of runs. Where `problem` is set, only `run` and `folder` mean something."""
+    """One line of the list of runs. Where `problem` is set, only `run` and `folder` are valid."""
 
     run: str
     folder: Path
@@ -51,7 +51,7 @@ class RunEntry:
 
     @property
     def orphaned(self) -> bool:
-        """It says that it runs, and no process runs it: it died without a word. `tracon resume` goes on from there."""
+        """Running or paused by its state, and no process runs it: the process died. `tracon resume` continues it."""
         return self.state in (RunState.RUNNING, RunState.PAUSED) and not self.lease.live
 
 
@@ -88,7 +88,7 @@ class Workspace:
     def find(self, name: str | Path | None = None) -> Path:
         """The folder of a run: its id, a path, the beginning of exactly one id, or None for the newest run.
 
-        Raises RunNotFound with what it could have meant.
+        Raises RunNotFound with similar names.
         """
         if name is None:
             return self._find_newest()

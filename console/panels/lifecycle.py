@@ -48,7 +48,7 @@ LEGEND_LEAST = 12
 LOWER = 12
 """Lines of bandwidth and overhead beneath the waterfall."""
 PHASE_SOURCE = "stamps of router, both engines and client on one clock"
-_LONG = "as long as the transfer: it is not the bytes that cost"
+_LONG = "as long as the transfer: the bytes are not what takes time"
 _PHASES_WATCHED = {
     "routing": "", "queue": "", "prefill": "", "handshake": _LONG, "transfer": "", "signal": "", "promotion": _LONG,
     "first token": "", "decode": "cut (») where it is longer than the slowest time to first token shown",
@@ -68,9 +68,9 @@ def explain_absence(picture: Picture) -> str:
 
 def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
     """Cells, requests that count, discarded ones, the worst residual, warm-ups."""
-    own = [each for each in picture.view.cells.values() if each.cell in view.cells]
-    stages = {each.plan.stage for each in own}
-    planned = [each for each in picture.view.cells.values() if each.plan.stage in stages]
+    cells = picture.view.cells.values()
+    stages = {each.plan.stage for each in cells if each.cell in view.cells}
+    planned = [each for each in cells if each.plan.stage in stages]
     done = sum(each.state is CellState.DONE for each in planned)
     sums = {name: sum(getattr(each, name) for each in view.cells.values())
             for name in ("counted", "warmups", "discarded")}  # fmt: skip
@@ -83,7 +83,6 @@ def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
 
 
 def request_facts(request: MeasuredRequest) -> list[Fact]:
-    """A request as label and text."""
     event = request.event
     size = f"C {event.context_tokens}, N {event.new_tokens}, O {event.output_tokens} tokens"
     facts = [

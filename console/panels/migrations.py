@@ -20,9 +20,9 @@ from state.bindings import Stay
 from state.migrations import Migration, MigrationCounts
 
 TABLE_LEAST = 7
-"""Lines that the table keeps where there is room for a band per instance at all."""
+"""Least lines of the table where there is room for a band per instance."""
 SHARE = 0.55
-"""Of the height, for the timeline, where there is more."""
+"""The timeline's share of the height, where there is more room."""
 WIDE = 110
 """Columns from which a migration shows its turn and both of its times."""
 TONES = {
@@ -39,8 +39,9 @@ MARGIN_S = 1.0
 
 def name_outcome(migration: Migration) -> str:
     """The phase; of a finished migration, how the target served the request."""
-    done = migration.phase == "done"
-    return migration.reason if done and migration.reason in TONES else "transferred" if done else migration.phase
+    if migration.phase != "done":
+        return migration.phase
+    return migration.reason if migration.reason in TONES else "transferred"
 
 
 def cells_of(picture: Picture) -> tuple[str, ...]:
@@ -234,7 +235,7 @@ def life_facts(picture: Picture, cell_id: str, session: str) -> list[Fact]:
     """The instances that a session was bound to, as far as the ticks show them: a line per stay."""
     stays = _list_stays(picture, cell_id, session)
     if not stays:
-        return [("its instances", "none of its picks is stored")]
+        return [("its instances", "no pick of the session is stored")]
     ends = [*(stay.since_unix_s for stay in stays[1:]), None]
     return [(say.clock(stay.since_unix_s), _format_stay(stay, end)) for stay, end in zip(stays, ends, strict=True)]
 
@@ -269,7 +270,7 @@ class MigrationsPanel(Panel):
     def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
         self._head = Lines(id="migrations-head")
         self._ends = Lines(id="migrations-ends")
-        self.timeline = Timeline(empty="no second of it was sampled", glyphs=look.glyphs)
+        self.timeline = Timeline(empty="the router was not sampled in this cell", glyphs=look.glyphs)
         self._table = Table(empty="no migration yet")
         super().__init__(look, run_folder, self._head, self._ends, self.timeline, self._table, id=id)
         self._chosen = ""

@@ -25,7 +25,7 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the operator wants to see things."""
+    """The operator's display settings."""
 
     window_s: float | None = 300.0
     follow: bool = True
@@ -82,7 +82,7 @@ class Panel(Vertical):
 
     @abstractmethod
     def show(self, picture: Picture) -> None:
-        """Draw what changed. mypy sees to it that every panel does; Textual's metaclass leaves no room for ABCMeta."""
+        """Draw what changed. mypy checks that every panel does; Textual's metaclass rules out ABCMeta."""
 
     @property
     def table(self) -> Table | None:
@@ -120,7 +120,7 @@ class Panel(Vertical):
             self.border_subtitle = f"filter: {text}  (esc clears)" if text else ""
 
     def focus_content(self) -> None:
-        """Give the focus, immediately, to what can be moved in; where there is nothing, to nothing."""
+        """Focus at once what keys can move in; nothing where there is none."""
         self.screen.set_focus(self.table)
 
 
@@ -155,7 +155,6 @@ class Place(StrEnum):
 
 
 def applies_always(view: RunView) -> bool:
-    """Every run has something to show on the panel."""
     return True
 
 

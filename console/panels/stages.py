@@ -59,13 +59,13 @@ def stage_rows(
         rows.append(_stage_row(stage, stage.stage in folded, glyphs, len(columns)))
         if stage.stage in folded:
             continue
-        cells = [picture.view.cells[name] for name in stage.cells]
-        rounds = [(config, list(own)) for (config, _), own in groupby(cells, key=_find_round)]
-        grouped = any(config and len(own) > 1 for config, own in rounds)
-        for place, (config, own) in enumerate(rounds):
+        all_cells = [picture.view.cells[name] for name in stage.cells]
+        rounds = [(config, list(cells)) for (config, _), cells in groupby(all_cells, key=_find_round)]
+        grouped = any(config and len(cells) > 1 for config, cells in rounds)
+        for number, (config, cells) in enumerate(rounds):
             if grouped and config:
-                rows.append(_config_row(f"{stage.stage}:{place}", config, own, picture.view, len(columns)))
-            rows += [_cell_row(each, grouped, glyphs, columns) for each in own]
+                rows.append(_config_row(f"{stage.stage}:{number}", config, cells, picture.view, len(columns)))
+            rows += [_cell_row(each, grouped, glyphs, columns) for each in cells]
     return tuple(rows)
 
 
@@ -96,12 +96,13 @@ def _count_text(stage: StageView) -> str:
     return f"  {', '.join(parts)}" if parts else ""
 
 
-def _config_row(place: str, config: str, own: list[CellView], view: RunView, width: int) -> Row:
-    """The head of consecutive cells of one config; `place` distinguishes the rounds of repeated trials."""
-    ended = sum(each.state in CELL_ENDED for each in own)
+def _config_row(round_key: str, config: str, cells: list[CellView], view: RunView, width: int) -> Row:
+    """The head of consecutive cells of one config; `round_key` distinguishes the rounds of repeated trials."""
+    ended = sum(each.state in CELL_ENDED for each in cells)
     several = any(each.trial for each in view.plan.cells)
-    name: Cell = ((config, config_tone(view, config)), (f"  trial {own[0].plan.trial}" if several else "", "dim"))
-    return Row(f"config:{config}:{place}", _pad_cells((cell(""), name), width, cell(f"{ended}/{len(own)}", "dim")))
+    name: Cell = ((config, config_tone(view, config)), (f"  trial {cells[0].plan.trial}" if several else "", "dim"))
+    progress = cell(f"{ended}/{len(cells)}", "dim")
+    return Row(f"config:{config}:{round_key}", _pad_cells((cell(""), name), width, progress))
 
 
 def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:

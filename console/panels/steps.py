@@ -9,47 +9,45 @@ from console.glossary import Entry
 from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
-from results.records.events import CellState
+from results.records.events import CellState, RunState
 from results.report.terms import term
-from state.model import InstanceView, RunView
+from state.model import RunView
 
 HEADING = "Steps, share per bucket"
-WAITING = "no step timing yet"
+TIMING_EXPERIMENT = "connector-tax"
+"""The experiment whose engines report their steps; the probes of others time transfers."""
 TIMED = "step_timing_available"
 """In the summary of the cell that applies the step probe: whether engines report their steps."""
 
 
-def count_steps(view: RunView, instances: list[InstanceView]) -> tuple[Counts, ...]:
-    """The step histograms of these instances."""
-    return tuple(
-        Counts(i.instance, tone_of(view, i), i.step_counts_total) for i in instances if sum(i.step_counts_total)
-    )
-
-
 def explain_no_steps(view: RunView) -> str:
-    """Why no step is shown: the step probe has not run, does not fit this vLLM, or is none of the experiment's."""
+    """Why no step is shown: none so far, the step probe does not fit this vLLM, or the experiment never times steps."""
+    so_far = "no step timing" if view.state in (RunState.DONE, RunState.FAILED) else "no step timing yet"
     for cell in view.cells.values():
         if TIMED in cell.summary:
-            return WAITING if cell.summary[TIMED] else f"no step timing: {cell.summary['reason']}"
+            timed = cell.summary[TIMED]
+            return f"{so_far}: no engine has reported a step" if timed else f"no step timing: {cell.summary['reason']}"
+    if view.cells and view.plan.experiment != TIMING_EXPERIMENT:
+        return f"a {view.plan.experiment} run does not time engine steps"
     probe = next((cell for cell in view.cells.values() if cell.plan.kind == "probe"), None)
-    if not view.cells or (probe is not None and probe.state in (CellState.PENDING, CellState.RUNNING)):
-        return WAITING
-    if probe is not None and probe.state is not CellState.DONE:
-        return f"no step timing: {probe.reason}"
-    return f"a {view.plan.experiment} run reports no engine steps"
+    if probe is None or probe.state in (CellState.PENDING, CellState.RUNNING):
+        return f"{so_far}: the step probe is not applied"
+    return f"no step timing: {probe.reason}"
 
 
 class StepsPanel(Panel):
     """All instances, or `only` one."""
 
     def __init__(self, look: Look, run_folder: Path, *, id: str, only: str | None = None) -> None:
-        self._histogram = Histogram(empty=WAITING, glyphs=look.glyphs)
+        self._histogram = Histogram(glyphs=look.glyphs)
         super().__init__(look, run_folder, self._histogram, id=id)
         self.only = only
 
     def show(self, picture: Picture) -> None:
-        shown = [i for i in order_instances(picture.view) if self.only in (None, i.instance)]
-        self._histogram.show(count_steps(picture.view, shown), empty=explain_no_steps(picture.view))
+        view = picture.view
+        shown = [each for each in order_instances(view) if self.only in (None, each.instance)]
+        counts = [Counts(each.instance, tone_of(view, each), each.step_counts_total) for each in shown]
+        self._histogram.show(counts, empty=explain_no_steps(view))
 
 
 PANEL = PanelKind(

@@ -36,12 +36,10 @@ class Section:
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    note: str
-    """How to read it."""
 
 
 def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = "") -> Section:
-    """The table as it is where it fits. Else policies column by column, other rows with what has no room beneath.
+    """The table as it is where it fits. Else policies column by column, other tables with the rest beneath each row.
 
     `paragraph` comes below the rows. A row's key begins with its number in the table.
     """
@@ -66,7 +64,7 @@ def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = ""
     if paragraph and rows:
         below = _wrap_rows("paragraph", "", paragraph, width, len(columns))
         rows = (*rows, _text_row("blank", (), len(columns)), *below)
-    return Section(columns, rows, table.note)
+    return Section(columns, rows)
 
 
 def _choose_columns(natural: Sequence[int], width: int) -> list[int]:
@@ -167,7 +165,7 @@ def row_number(key: str) -> int | None:
 
 
 def row_facts(tables: Sequence[Table], table: Table, number: int) -> list[tuple[str, str]]:
-    """A row column by column, what is behind it, and what the other tables say of the same name."""
+    """A row column by column, its further facts, and what the other tables say of the same name."""
     row = table.rows[number]
     facts = [*zip(table.columns, row, strict=True), *(table.facts[number] if table.facts else ())]
     if sum(each[0] == row[0] for each in table.rows) == 1:

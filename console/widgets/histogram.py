@@ -41,7 +41,8 @@ class Histogram(Drawing):
         if not bands:
             return []
         bands = bands[: max(1, height - 2)]
-        first, last = bucket_range(bands)
+        filled = [index for band in bands for index, count in enumerate(band.counts) if count]
+        first, last = min(filled), max(filled)
         names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) for band in bands)) + 1)
         size = max(1, min(6, (width - names) // (last - first + 1)))
         tall = max(1, min(6, (height - 2) // len(bands)))
@@ -78,12 +79,6 @@ class Histogram(Drawing):
         eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
         sign = self.glyphs.block(eighths, level)
         return sign * (size - 1) + " " if size > 1 else sign
-
-
-def bucket_range(bands: Sequence[Counts]) -> tuple[int, int]:
-    """First and last bucket that any band fills."""
-    filled = [index for band in bands for index, count in enumerate(band.counts) if count]
-    return (min(filled), max(filled)) if filled else (0, 0)
 
 
 def axis_labels(first: int, last: int, size: int) -> str:

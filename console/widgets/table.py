@@ -76,10 +76,6 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.table = table
             self.key = key
 
-        @property
-        def control(self) -> Table:
-            return self.table
-
     class Scrolled(Message):
         """The operator moved away from the end or back to it."""
 

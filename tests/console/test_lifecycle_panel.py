@@ -46,7 +46,7 @@ def panel_of(pilot: Pilot[None]) -> LifecyclePanel:
 
 
 def one(**phases: float | None) -> MeasuredRequest:
-    return MeasuredRequest(1.0, 1, LifecycleMeasured("a/cell", 0, 512, 32, 3, phases_ms=phases, e2e_ms=100.0))
+    return MeasuredRequest(1.0, LifecycleMeasured("a/cell", 0, 512, 32, 3, phases_ms=phases, e2e_ms=100.0))
 
 
 def bar(*requests: MeasuredRequest, room: int = 46, marker: str = "letters") -> str:

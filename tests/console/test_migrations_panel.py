@@ -117,7 +117,7 @@ def test_a_session_s_stays_are_listed(picture: Picture) -> None:
     assert any(fact.startswith(f"{moved.target} ") and "migrated" in fact for fact in facts)
     assert "since then" in facts[-1]
     assert all("since then" not in fact for fact in facts[:-1])
-    assert rows.life_facts(picture, EAR, "unknown") == [("its instances", "none of its picks is stored")]
+    assert rows.life_facts(picture, EAR, "unknown") == [("its instances", "no pick of the session is stored")]
 
 
 # -- the past of each cell ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from console.panels import instances, migrations, routing, stages
 from console.panels.steps import explain_no_steps
 from console.rows import instance_loads, waterfall
 from console.widgets.table import Column, Row
-from results.records.events import CellState
+from results.records.events import CellState, RunState
 from results.records.plan import CellPlan
-from state.model import CellView, RunView
+from state.model import CellView, RunRow, RunView
 from tests.console.conftest import NARROW, picture_of, press_and_see, shown, watching
 
 Laid = tuple[Sequence[Column], Sequence[Row]]
@@ -118,22 +119,32 @@ TIMED: dict[str, object] = {"step_timing_available": True, "reason": ""}
 UNTIMED: dict[str, object] = {"step_timing_available": False, "reason": "vLLM 0.12"}
 
 
-def probed(state: CellState, reason: str = "", summary: dict[str, object] | None = None) -> RunView:
-    """A run whose step probe has come this far."""
-    summary = summary or {}
-    return RunView(cells={PROBE.cell: CellView(PROBE.cell, PROBE, state, reason=reason, summary=summary)})
+def probed(
+    state: CellState,
+    reason: str = "",
+    summary: dict[str, object] | None = None,
+    experiment: str = "connector-tax",
+) -> RunView:
+    """A run whose probe has come this far."""
+    cell = CellView(PROBE.cell, PROBE, state, reason=reason, summary=summary or {})
+    return RunView(plan=replace(RunView().plan, experiment=experiment), cells={PROBE.cell: cell})
 
 
 @pytest.mark.parametrize(
     ("view", "why"),
     [
-        (RunView(), "no step timing yet"),
-        (probed(CellState.PENDING), "no step timing yet"),
-        (probed(CellState.DONE, summary=TIMED), "no step timing yet"),
+        (RunView(), "no step timing yet: the step probe is not applied"),
+        (probed(CellState.PENDING), "no step timing yet: the step probe is not applied"),
+        (probed(CellState.DONE, summary=TIMED), "no step timing yet: no engine has reported a step"),
+        (
+            replace(probed(CellState.DONE, summary=TIMED), row=RunRow(RunState.DONE)),
+            "no step timing: no engine has reported a step",
+        ),
         (probed(CellState.DONE, summary=UNTIMED), "no step timing: vLLM 0.12"),
         (probed(CellState.SKIPPED, "by the operator"), "no step timing: by the operator"),
+        (probed(CellState.PENDING, experiment="pd-lifecycle"), "a pd-lifecycle run does not time engine steps"),
     ],
-    ids=["no plan", "pending", "available", "unavailable", "skipped"],
+    ids=["no plan", "pending", "available", "none reported", "unavailable", "skipped", "a probe of transfers"],
 )
 def test_steps_that_are_not_shown_have_a_reason(view: RunView, why: str) -> None:
     assert explain_no_steps(view) == why
@@ -142,4 +153,4 @@ def test_steps_that_are_not_shown_have_a_reason(view: RunView, why: str) -> None
 @pytest.mark.parametrize(("which", "experiment"), [("routed", "routing"), ("measured", "pd-lifecycle")])
 async def test_a_run_that_never_times_steps_says_so(made: Callable[[str], Path], which: str, experiment: str) -> None:
     async with watching(made(which), NARROW) as pilot:
-        await press_and_see(pilot, "4", f"a {experiment} run reports no engine steps")
+        await press_and_see(pilot, "4", f"a {experiment} run does not time engine steps")

@@ -63,7 +63,7 @@ def test_a_host_without_a_compiler_or_headers_cannot_start_an_engine(
     monkeypatch.setenv("CC", "true")
     row = rows_of(tmp_path, engine)["C compiler"]
     assert row.state == MISSING
-    assert f"{tmp_path}/Python.h is not there" in row.detail
+    assert f"{tmp_path}/Python.h is missing" in row.detail
     (tmp_path / "Python.h").touch()
     assert rows_of(tmp_path, engine)["C compiler"].state == OK
 
@@ -99,7 +99,7 @@ def test_an_old_driver_with_a_newer_libcuda_is_a_warning_with_what_to_set(
     row = check_driver(engine)
     assert row.state == WARN
     assert "too old by itself: torch was built for CUDA 13.0, which needs 580 or later" in row.detail
-    assert f"{compat}/libcuda.so.580.65.06 makes up for it on data center GPUs" in row.detail
+    assert f"{compat}/libcuda.so.580.65.06 replaces its libcuda on data center GPUs" in row.detail
     assert row.remedy.startswith(f"`export LD_LIBRARY_PATH={compat}:/opt/lib`; ")
     elsewhere = make_compat(tmp_path / "elsewhere", "580.65.06")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(elsewhere))
@@ -361,7 +361,7 @@ def test_other_gpus_that_an_engine_fits_into_are_named(tmp_path: Path, monkeypat
     row = check_memory(CODER)
     assert row.state == MISSING
     assert "GPU 2 has too little" in row.detail
-    assert row.remedy == "leave engines the others: `export CUDA_VISIBLE_DEVICES=0,1`"
+    assert row.remedy == "use the other GPUs alone: `export CUDA_VISIBLE_DEVICES=0,1`"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     row = check_memory(CODER)
     assert row.state == WARN

@@ -144,15 +144,15 @@ async def test_two_engines_share_a_gpu_and_each_is_waited_for_alone(
         await second.wait_ready(30.0)
         assert (first.held_mib, second.held_mib) == ({GPU: HELD_MIB}, {GPU: 2 * HELD_MIB // 3})
         use(2 * HELD // 3)
-        stopped = await asyncio.wait_for(first.stop(5.0, LONG_S), 60.0)
-        assert stopped.release == f"waited 0 s; GPU memory in use {2 * HELD_MIB // 3} MiB"
+        released = await asyncio.wait_for(first.stop(5.0, LONG_S), 60.0)
+        assert released == f"waited 0 s; GPU memory in use {2 * HELD_MIB // 3} MiB"
         # Of the second, too, all is waited for, although the GPU shows less than what the first held beside it.
         stopping = asyncio.create_task(second.stop(5.0, LONG_S))
         monkeypatch.setattr("launch.gpu_memory.POLL_S", 0.05)
         await first_of(2.0, stopping)
         assert not stopping.done()
         use(FREE)
-        assert (await asyncio.wait_for(stopping, 30.0)).release.endswith("GPU memory in use 100 MiB")
+        assert (await asyncio.wait_for(stopping, 30.0)).endswith("GPU memory in use 100 MiB")
 
 
 async def test_a_part_of_a_gpu_waits_for_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

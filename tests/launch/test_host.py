@@ -100,7 +100,7 @@ def test_the_doctor_and_the_artifacts_name_limits_and_remedy(tmp_path: Path, mon
     assert "1.0 of 2.0 GB" in rows["memory"].detail
     assert "memory limit" in rows["memory"].remedy
     assert rows["CPU"].state == WARN
-    assert "64 cores of 128, 1.5 cores' worth" in rows["CPU"].detail
+    assert "64 cores of 128, limited to the time of 1.5 cores" in rows["CPU"].detail
     assert "CPU limit" in rows["CPU"].remedy
     text = capture(ENGINE)
     assert "cores: 128 (64 usable; cgroup quota 1.5)" in text

@@ -77,7 +77,7 @@ def test_the_doctor_names_the_sets_in_words_and_as_json(tmp_path: Path, monkeypa
     report = examine("cpu", {})
     row = next(row for row in report.rows if row.what == "instruction sets")
     assert row.state == OK
-    here, absent = row.detail.split("; not here: ")
+    here, absent = row.detail.split("; absent: ")
     assert {"avx2", "avx512f"} <= set(here.split(", "))
     assert {"avx512_bf16", "amx_tile", "amx_bf16"} <= set(absent.split(", "))
     document = json.loads(json.dumps(to_json(report)))

@@ -129,7 +129,7 @@ async def test_a_failure_counter_counts_where_the_engine_has_one(tmp_path: Path,
 
 async def test_without_a_log_no_connector_is_proven() -> None:
     async with asked_about(FakeEngine(), "mooncake_both") as subject:
-        with pytest.raises(GateFailed, match="there is no log to see it in"):
+        with pytest.raises(GateFailed, match="the engine has no log"):
             await launched_with_its_connector(subject)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -414,8 +416,10 @@ def test_every_scheduled_token_is_prefill_or_decode(new: dict[str, int], cached:
 def test_an_engine_whose_stderr_is_gone_serves_on(
     tmp_path: Path, put_modules: PutModules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
     (tmp_path / "file").write_text("")
-    with (tmp_path / "closed").open("w") as closed:
-        monkeypatch.setattr("sys.stderr", closed)
+    monkeypatch.setattr("patches.engine_log.os.write", refuse)
     engine = start(put_modules, tmp_path / "file")
     assert engine.step(decode_step(1)) == ("updated", "model output")

@@ -24,7 +24,7 @@ from results.records.events import (
 )
 from state.errors import IllegalTransition, StoreUnusable
 from state.events import Recorded
-from state.model import EMPTY, RunView
+from state.model import RunView
 from state.store import STATE_FILE, RunStore
 from state.view import fold
 from tests.examples import examples
@@ -197,14 +197,6 @@ def test_reading_in_pages_gives_the_whole_journal(tmp_path: Path, monkeypatch: p
         for after in range(12):
             for limit in (0, 1, 3, 4, 20):
                 assert list(store.events(after, limit)) == whole[after : after + limit]
-
-
-def test_a_view_can_go_on_from_an_earlier_one(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        early = store.view()
-        store.append(Noted("info", "run", "later"))
-        assert store.view(early) == store.view() != early
-        assert store.view(EMPTY).last_seq == 2
 
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
     assert all(ready[number] < begun[number + 1] for number in range(ENGINES - 1)), (
         "each takes its part of what is free"
     )
-    released = [(await one.stop(0.0, 0.0)).release for one in engines]
+    released = [await engine.stop(0.0, 0.0) for engine in engines]
     assert all("GPU memory in use 100 MiB" in text for text in released), "of the GPU they were on"
     rows = (ConfigLayout(tmp_path / "group" / "e0").launches).read_bytes().splitlines()
     assert msgspec.json.decode(rows[0], type=LaunchRecord).started_by == "spawn/default"
