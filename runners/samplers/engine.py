@@ -225,17 +225,13 @@ class StepTail:
             counts=tuple(counts.tolist()),
         )
 
-    def close(self) -> None:
-        """Idempotent."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def _open_rings(self, *, new_ones: bool) -> None:
         """Open rings not yet followed: those present at the start from their end, later ones from their beginning."""
