@@ -20,7 +20,6 @@ NOT_NEEDED = "not needed: "
 """Begins the reason of a cell that the plan itself provides for leaving out."""
 NOT_POSSIBLE = "not possible on this host: "
 """Begins the reason of a cell that no engine setting of the plan can make room for; the other configs are measured."""
-ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine, --on and --instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,6 @@ class CellOutcome:
 
 class CellRunner(Protocol):
     """Runs the cells of one run of an experiment."""
-
-    name: str
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""

@@ -9,11 +9,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 
 Grid = TypeVar("Grid", bound=msgspec.Struct)
 Tables = Mapping[str, Mapping[str, Any]]
 """Presets of one experiment by name, as TOML has them."""
+
+
+def refuse_routing_options(options: RunOptions, why: str) -> None:
+    """Raises RunnerError, which says `why`, where an option of `routing` is given."""
+    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
+        named = "--policy, --trace, --simulated, --engine, --on and --instances"
+        raise RunnerError(why, remedy=f"{named} belong to `routing`")
 
 
 def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:

@@ -24,7 +24,7 @@ from results.records.points import PointRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
-from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid
+from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
@@ -41,8 +41,6 @@ _POINT = msgspec.json.Decoder(PointRecord)
 
 class Capacity:
     """Runs the cells of one run."""
-
-    name = EXPERIMENT
 
     def __init__(self, grid: CapacityGrid, context: RunContext) -> None:
         self._grid = grid

@@ -32,6 +32,10 @@ class PhaseA(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: int
     rates_per_s: tuple[float, ...]
 
+    @property
+    def shape(self) -> Shape:
+        return self.input_tokens, self.output_tokens
+
 
 class OwnRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a shape is measured at that ref_safe would overload, or hardly load."""
@@ -162,7 +166,7 @@ def _check_grid(grid: Grid, where: str) -> None:
 
 def _check_own_rates(grid: Grid) -> Iterator[tuple[bool, str]]:
     shapes = {"{}x{}".format(*shape) for shape in grid.phase_b.shapes}
-    swept = f"{grid.phase_a.input_tokens}x{grid.phase_a.output_tokens}"
+    swept = "{}x{}".format(*grid.phase_a.shape)
     for shape, own in grid.phase_b.shape_rates.items():
         name = f"phase_b.shape_rates.{shape}"
         yield shape not in shapes, f"{name} is no shape of phase_b: write it as 512x64"

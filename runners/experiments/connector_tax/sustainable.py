@@ -20,8 +20,6 @@ from runners.experiments.connector_tax.grid import Grid, Shape
 USABLE = 0.8
 """Share of the limit that an offered rate uses."""
 MEASURED = "the most that any config computed in Phase A"
-
-NO_LIMIT = Capacity()
 ShapeLoad = tuple[str, float | None, Shape]
 """What a rate is called, its value (None = there is none), the shape."""
 
@@ -48,7 +46,7 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
     if capacity.tokens_per_s is None:
         return ()
     limit = f"{capacity.tokens_per_s:,.0f} tokens/s ({capacity.source or 'the profile'})"
-    swept = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    swept = grid.phase_a.shape
     most_per_s = _sustained_rate(capacity.tokens_per_s, swept) or 0.0
     beyond = [rate for rate in grid.phase_a.rates_per_s if rate > most_per_s]
     lines = []

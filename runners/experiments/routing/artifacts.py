@@ -55,7 +55,6 @@ HEADLINE = (
 """Values of the summary that the journal keeps of a cell."""
 NO_GPU = "simulated: no GPU is used"
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
-_HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def _make_record(
     replayed: Replayed,
     gpu: GpuUse,
 ) -> RoutingCell:
-    outcome, commit = replayed.replay, commit_of(_HERE)
+    outcome, commit = replayed.replay, commit_of()
     return RoutingCell(
         cell=cell.cell,
         label=cell.label,

@@ -25,7 +25,7 @@ from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
-from runners.experiments.routing.grid import EXPERIMENT, Grid
+from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
@@ -38,7 +38,6 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class Routing(PatchedCells):
     """Runs the cells of one `routing` run."""
 
-    name = EXPERIMENT
     removal = "the patches are removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
