@@ -25,7 +25,7 @@ def refuse_routing_options(options: RunOptions, why: str) -> None:
 
 
 def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:
-    """A copy of the preset's tables over those of the preset that it is `like`, and where errors say it is.
+    """A copy of the preset's tables over those of the preset that it is `like`, and the preset's name in errors.
 
     Raises RunnerError naming the presets of the profile.
     """
@@ -39,13 +39,13 @@ def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> t
 
 
 def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    own = copy.deepcopy(dict(tables[preset]))
-    other = own.pop("like", None)
-    if other is None:
-        return own
-    if other not in tables or other in (*seen, preset):
-        raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
-    return merge_tables(_inherit_tables(tables, other, where, (*seen, preset)), own)
+    raw = copy.deepcopy(dict(tables[preset]))
+    parent = raw.pop("like", None)
+    if parent is None:
+        return raw
+    if parent not in tables or parent in (*seen, preset):
+        raise RunnerError(f"{where}: like = {parent!r} is no preset to inherit from", remedy="name another one")
+    return merge_tables(_inherit_tables(tables, parent, where, (*seen, preset)), raw)
 
 
 def merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`connector-tax`: what a KV connector costs, measured on one instance under an open-loop load.
 
 Barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape sweep,
-probe removal and analysis. Before the last one stands our own confirm stage.
+probe removal and analysis. The confirm stage, which the specification does not have, comes before the last one.
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ class PhaseA(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a shape is measured at that ref_safe would overload, or hardly load."""
+    """The rate of a shape that ref_safe would overload, or hardly load."""
 
     rate_per_s: float
     min_completed: int = 0
-    """How many completions its window lasts for at least; 0 = the preset's."""
+    """Minimum completions in its window; 0 = the preset's."""
 
 
 class PhaseB(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup_s: float
     inflight_cap: int
     engine_start_s: float
-    """What one engine takes until it is ready, for the time estimate."""
+    """Until one engine is ready, for the time estimate."""
     phase_b: PhaseB = PhaseB()
     expected_ref_safe_per_s: float = 0.0
     """What the time estimate assumes for Phase B before Phase A has measured it."""
@@ -108,7 +108,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
     drain_s: float = 300.0
-    """How long the requests in flight when sending stops may take at most; what is still open then is cut."""
+    """For the requests in flight when sending stops; what is still open then is cut."""
     arrival: str = "constant"
     confirm: bool = False
     """Measure the reference loads and all shapes with `trials` launches per config; verdicts rest on these."""
