@@ -90,10 +90,13 @@ class ChildProcess(Generic[LineOf]):
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def end(self) -> None:
-        """Close its standard input and wait for its end; kill it where that takes too long, or when cancelled."""
+    def close_stdin(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    async def end(self) -> None:
+        """Close its standard input and wait for its end; kill it where that takes too long, or when cancelled."""
+        self.close_stdin()
         try:
             async with asyncio.timeout(self._end_grace_s):
                 await self._process.wait()
