@@ -59,8 +59,8 @@ class ChildProcess(Generic[LineOf]):
         self._process = process
         self._decode = msgspec.json.Decoder(line_type).decode
         self._end_grace_s = end_grace_s
-        self._last_words: deque[str] = deque(maxlen=STDERR_LINES)
-        self._listening = asyncio.create_task(self._keep_last())
+        self._stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
+        self._reading_stderr = asyncio.create_task(self._read_stderr())
 
     @property
     def pid(self) -> int:
@@ -91,8 +91,8 @@ class ChildProcess(Generic[LineOf]):
             self._process.kill()
 
     def close_stdin(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     async def end(self) -> None:
         """Close its standard input and wait for its end; kill it where that takes too long, or when cancelled."""
@@ -106,14 +106,14 @@ class ChildProcess(Generic[LineOf]):
             if isinstance(why, asyncio.CancelledError):
                 raise
         finally:
-            await asyncio.wait((self._listening,), timeout=STDERR_GRACE_S)
-            self._listening.cancel()
+            await asyncio.wait((self._reading_stderr,), timeout=STDERR_GRACE_S)
+            self._reading_stderr.cancel()
 
     def make_error(self, line: LineOf | None, what: str, refusal: type[RunnerError]) -> RunnerError:
         """The failure that its last line reports; else `what`, with its exit code and the end of its stderr."""
         if line is not None and line.failure is not None:
             return refusal(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
-        tail = "\n".join(self._last_words) or "(it wrote nothing to stderr)"
+        tail = "\n".join(self._stderr_tail) or "(it wrote nothing to stderr)"
         code = self._process.returncode
         ended_by = name_code(code) if code is not None and code < 0 else ""
         how = f"ended by {ended_by}" if ended_by else f"exit code {code}"
@@ -122,10 +122,10 @@ class ChildProcess(Generic[LineOf]):
         error.ended_by = ended_by
         return error
 
-    async def _keep_last(self) -> None:
+    async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
-            self._last_words.append(raw.decode("utf-8", "backslashreplace").rstrip())
+            self._stderr_tail.append(raw.decode("utf-8", "backslashreplace").rstrip())
 
 
 async def start_child(
@@ -148,9 +148,9 @@ async def start_child(
 
 
 class _HeldSigterm:
-    """Blocks SIGTERM while processes are started: one that comes before they are ready to take it must not kill them.
+    """Blocks SIGTERM while processes start: one that arrives before they handle it must not kill them.
 
-    Starts overlap, because each awaits: the last one to end lets the signal through again.
+    Starts overlap, because each awaits: the last one to end unblocks the signal.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ def read_spec(path: Path, kind: type[Spec], what: str, refusal: type[RunnerError
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:
-    """In the child: SIGTERM and SIGINT call `stop`; a SIGTERM that the parent sent before is taken now."""
+    """In the child: SIGTERM and SIGINT call `stop`; so does a SIGTERM that was blocked until now."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -199,7 +199,7 @@ def end_on_signals(stop: Callable[[], None]) -> None:
 
 
 def watch_parent(on_end: Callable[[], None]) -> None:
-    """In the child: call `on_end` when standard input, a pipe from the parent, ends; never where it is no pipe."""
+    """In the child: call `on_end` when standard input, a pipe from the parent, ends; never where it is not a pipe."""
     kind = os.fstat(STDIN).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
         return
@@ -218,7 +218,7 @@ class ParentPipe:
 
     def __init__(self) -> None:
         self._rest = b""
-        """The rest of a line that a full pipe took in part."""
+        """The rest of a line of which a full pipe took only the beginning."""
 
     def write_line(self, line: ChildLine[Any]) -> None:
         """Write a line; a tick is dropped where the pipe is full, every line where the parent is gone."""
@@ -229,7 +229,7 @@ class ParentPipe:
                 self._rest = b""
             else:
                 self._try_write(data)
-        except BrokenPipeError:  # the end of standard input tells why
+        except BrokenPipeError:  # the parent is gone; `watch_parent` handles that
             self._rest = b""
 
     def _try_write(self, data: bytes) -> None:

@@ -34,7 +34,7 @@ STOP_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StandaloneEngine:
-    """One standalone engine, as its folder's `engine.json` says."""
+    """One standalone engine, as in its folder's `engine.json`."""
 
     name: str
     config: str
@@ -60,7 +60,7 @@ class StandaloneEngine:
 def bring_up(
     config: str, profile: str, name: str, port: int | None, engine_python: Path | None, workspace: Path | None
 ) -> StandaloneEngine:
-    """Start an engine and wait until it is ready; raises LaunchError or RunnerError when it will not be."""
+    """Start an engine and wait until it is ready. Raises LaunchError or RunnerError where it does not become so."""
     checked, connector = load_profile(profile), load_config(config)
     require_gpu(checked)
     engine = find_engine(checked.engine.kind, engine_python)
@@ -103,7 +103,7 @@ def bring_up(
         if row is not None and row.state == "failed":
             raise RunnerError(row.reason, remedy=row.remedy, exit_code=row.exit_code)
         if holder.poll() is not None and (row := _read_engine(folder)) is None:
-            raise RunnerError(f"the process that keeps {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
+            raise RunnerError(f"the process that holds {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
         time.sleep(POLL_S)
     raise RunnerError(
         f"engine {name!r} was not ready in time",
@@ -112,12 +112,12 @@ def bring_up(
 
 
 def take_down(name: str, workspace: Path | None) -> StandaloneEngine:
-    """Stop it and wait until its keeper says that all of it is gone."""
+    """Stop it and wait until its holder has ended, and all of the engine with it."""
     folder = _folder(workspace, name)
     row = _read_engine(folder)
     if row is None or not _is_held(row):
         known = ", ".join(engine.name for engine in list_running(workspace)) or "none"
-        raise RunnerError(f"no engine named {name!r} is up", remedy=f"those that are: {known}")
+        raise RunnerError(f"no engine named {name!r} is up", remedy=f"engines that are up: {known}")
     os.kill(row.holder_pid, signal.SIGTERM)
     limit_s = load_profile(row.profile).launch.stop_grace_s + STOP_MARGIN_S
     deadline = time.monotonic() + limit_s
@@ -126,7 +126,7 @@ def take_down(name: str, workspace: Path | None) -> StandaloneEngine:
             return _read_engine(folder) or row
         time.sleep(POLL_S)
     raise RunnerError(
-        f"engine {name!r} is still there after {limit_s:.0f} s", remedy=f"its keeper is process {row.holder_pid}"
+        f"engine {name!r} is still up after {limit_s:.0f} s", remedy=f"end its holder, process {row.holder_pid}"
     )
 
 
@@ -151,7 +151,7 @@ def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
 
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> int:
-    """Start the engine and keep it until a signal comes or it dies; returns the exit code."""
+    """Start the engine and hold it until a signal arrives or it dies; returns the exit code."""
     checked, holder = load_profile(profile), this_process()
     row = StandaloneEngine(
         name=name,
@@ -195,7 +195,7 @@ async def _hold(row: StandaloneEngine, profile: Profile, folder: Path, port: int
             await instance.wait_ready(profile.launch.ready_timeout_s)
             ready = replace(row, state="ready", url=spec.url, pid=instance.pid)
             _write_engine(folder, ready)
-            await _until_over(instance, stop)
+            await _wait_until_over(instance, stop)
             died = await instance.explain_death()
         finally:
             await instance.stop(profile.launch.stop_grace_s, 0.0)
@@ -203,7 +203,7 @@ async def _hold(row: StandaloneEngine, profile: Profile, folder: Path, port: int
         _write_engine(folder, replace(ready, state="failed" if died else "gone", reason=reason))
 
 
-async def _until_over(instance: Instance, stop: asyncio.Event) -> None:
+async def _wait_until_over(instance: Instance, stop: asyncio.Event) -> None:
     while instance.alive() and not stop.is_set():
         try:
             await asyncio.wait_for(stop.wait(), 1.0)
@@ -233,7 +233,7 @@ def _write_engine(folder: Path, row: StandaloneEngine) -> None:
 
 
 def _is_held(row: StandaloneEngine) -> bool:
-    """Whether its keeper still lives."""
+    """Whether its holder is alive."""
     holder = replace(
         this_process(),
         pid=row.holder_pid,

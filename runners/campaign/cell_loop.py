@@ -54,7 +54,7 @@ POLL_S = 0.3
 AGAIN = "interrupted: tried again once on a fresh engine, because"
 CUT_BY_DISK = "interrupted: the disk is full"
 UNMEASURED = frozenset({"preflight", "probe", "analysis"})
-"""Kinds of cells that measure nothing a busy host could spoil."""
+"""Kinds of cells that measure nothing that a busy host could distort."""
 
 
 class CellLoop:
@@ -94,7 +94,7 @@ class CellLoop:
         self._steering.stop_now(reason)
 
     def recover(self) -> None:
-        """Bring the journal in line with the world after a sudden death: end engines, settle half-run cells."""
+        """Clean up after a run process that died: end its engines, adopt or reset the cell that it ran."""
         for instance in self._view.live_instances:
             self._end_leftover(instance)
         for plan in self._view.plan.cells:
@@ -104,14 +104,14 @@ class CellLoop:
             outcome = self._cells.adopt(plan)
             if outcome is not None:
                 self._end_cell(plan, outcome)
-                self._append_events(Noted("info", plan.cell, "its artifacts were complete: kept, not measured again"))
+                self._append_events(Noted("info", plan.cell, "its artifacts are complete: it is not measured again"))
             elif cell.state is CellState.RUNNING:
                 self._append_events(
                     CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
                 )
 
     def _end_leftover(self, instance: InstanceView) -> None:
-        """GONE only where it is verified; otherwise the instance stays what it was, and the feed says so."""
+        """Record GONE only where it is verified; otherwise leave the instance's state and warn in the journal."""
         process = _find_process(instance)
         if instance.started_by == SIMULATED or (process is not None and end_leftover(process)):
             reason = "left behind by a run process that died"
@@ -133,7 +133,7 @@ class CellLoop:
             if (cell := self._find_next()) is None:  # a request may have changed what comes next
                 break
             await self._enter_stage(cell)
-            if not await self._run_one(cell):
+            if not await self._run_cell(cell):
                 return await self._interrupt_run()
             changed = True
         await self._cells.release("no cell is left")
@@ -188,7 +188,7 @@ class CellLoop:
                 ended = StageState.SKIPPED if states <= {CellState.SKIPPED} else ended
                 self._append_events(StageChanged(stage.stage, ended))
 
-    async def _run_one(self, plan: CellPlan) -> bool:
+    async def _run_cell(self, plan: CellPlan) -> bool:
         """Run one cell to its end; False when the operator stopped it in the middle."""
         reason = self._cells.why_skip(plan, self._view)
         if reason:
@@ -325,19 +325,19 @@ class CellLoop:
         self._sync_view()
 
     def _sync_view(self) -> None:
-        """Fold what the journal has gained, by us or by an operator's process."""
+        """Fold the journal's new events: our own, and those of operators' processes."""
         for recorded in self._store.events(after=self._view.last_seq):
             self._view = fold(self._view, recorded)
 
 
 def _was_cut(cell: CellView) -> bool:
-    """Its last attempt did not end by itself; a thread of it may still have put all artifacts in place."""
+    """Whether its last attempt was interrupted; a thread of it may still have published all artifacts."""
     is_interrupted = bool(cell.attempts) and cell.attempts[-1].state is AttemptState.INTERRUPTED
     return cell.state is CellState.RUNNING or (cell.state is CellState.PENDING and is_interrupted)
 
 
 def _find_process(instance: InstanceView) -> ProcessIdentity | None:
-    """The main process of an engine. One without a host, recorded by an older Tracon, is taken for one of this host."""
+    """The main process of an engine. A record without a host, by an older Tracon, is taken to be of this host."""
     if instance.pid is None or instance.process_start is None:
         return None
     here = this_process()

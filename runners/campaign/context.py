@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.environment import Engine
 from launch.profile import ConnectorConfig, Profile
 from results.records.events import Event
-from results.records.layout import ConfigLayout, RunLayout
+from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
@@ -31,10 +31,6 @@ class RunContext:
     def emit(self, *events: Event) -> None:
         """Append to the journal."""
         self.store.append(*events)
-
-    def config_layout(self, config: str) -> ConfigLayout:
-        """The config's artifact folder."""
-        return self.launcher.config_layout(config)
 
     def attempt_folder(self, cell: CellPlan, attempt: int) -> Path:
         """A folder for what this attempt writes while it runs."""

@@ -1,4 +1,4 @@
-"""The engines of one cell: as many as it asks for, all fresh, and all gone when it ends."""
+"""The engines of one cell: all of them fresh, and all gone when it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Member:
     """One engine of a group."""
 
     name: str
-    """`e0`, `e1`, ...: the same in every cell, where the journal's name of the engine is new each time."""
+    """`e0`, `e1`, ...: the same in every cell, unlike the journal's name of the engine."""
     role: Role
     engine: Instance
     layout: ConfigLayout
@@ -43,15 +43,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What a group is made of."""
-
     config: str
     roles: tuple[Role, ...]
     """One per engine."""
     folder: Path
-    """Each engine's files go to a folder of its name below it."""
+    """Has a folder for each engine's files, with the engine's name."""
     ports: int
-    """In a row, per engine: its config's, then two for its KV events where they are read."""
+    """Consecutive ones per engine: its config's, then two for its KV events where they are read."""
     events: bool
     gpus: int
     """0 = every engine has its own; else the engines share this many in turn."""
@@ -66,13 +64,10 @@ class GroupPlan:
     decode_args: tuple[str, ...] = ()
     """After them, those of the engines that only decode."""
 
-    def config_of(self, place: int) -> str:
-        return self.configs[place] if self.configs else self.config
-
 
 @asynccontextmanager
 async def engine_group(launcher: Launcher, plan: GroupPlan) -> AsyncIterator[tuple[Member, ...]]:
-    """Fresh engines, all ready. On leaving, also by cancellation, every one is ended. Raises LaunchError."""
+    """Fresh engines, all ready; all are ended on exit, cancellation included. Raises LaunchError."""
     members = await _start_group(launcher, plan)
     try:
         yield members
@@ -90,9 +85,12 @@ async def _start_group(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...
 
 
 async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
-    """All at once, but those that share GPUs in turn: each takes its part of what is free. One fails, all are ended."""
+    """Start all at once; those that share GPUs one by one, since each takes its part of the free memory.
+
+    Where one fails, all are ended.
+    """
     turn = asyncio.Semaphore(1 if plan.gpus else len(plan.roles))
-    launches = [asyncio.create_task(_launch_member(launcher, plan, place, turn)) for place in range(len(plan.roles))]
+    launches = [asyncio.create_task(_launch_member(launcher, plan, index, turn)) for index in range(len(plan.roles))]
     try:
         return tuple(await asyncio.gather(*launches))
     except BaseException:
@@ -104,10 +102,10 @@ async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]
         raise
 
 
-async def _launch_member(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
-    name, layout = f"e{place}", ConfigLayout(plan.folder / f"e{place}")
-    port = launcher.profile.launch.port_base + place * plan.ports
-    config = plan.config_of(place)
+async def _launch_member(launcher: Launcher, plan: GroupPlan, index: int, turn: asyncio.Semaphore) -> Member:
+    name, layout = f"e{index}", ConfigLayout(plan.folder / f"e{index}")
+    port = launcher.profile.launch.port_base + index * plan.ports
+    config = plan.configs[index] if plan.configs else plan.config
     first = port + ports_needed(launcher.configs[config])
     events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
     async with turn:
@@ -120,11 +118,11 @@ async def _launch_member(launcher: Launcher, plan: GroupPlan, place: int, turn: 
             extra_args=(
                 *(() if events is None else ("--kv-events-config", _event_settings(events))),
                 *plan.args,
-                *(plan.decode_args if plan.roles[place] == "decode" else ()),
+                *(plan.decode_args if plan.roles[index] == "decode" else ()),
             ),
-            extra_env={**plan.env, **_device_env(launcher, plan, place)},
+            extra_env={**plan.env, **_device_env(launcher, plan, index)},
         )
-    return Member(name, plan.roles[place], engine, layout, events)
+    return Member(name, plan.roles[index], engine, layout, events)
 
 
 async def _stop_engines(launcher: Launcher, engines: Sequence[Instance], reason: str) -> None:
@@ -146,11 +144,11 @@ def _event_settings(events: EventSource) -> str:
     )
 
 
-def _device_env(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, str]:
-    """The GPUs of one engine: as many as it is parallel, one set after the other."""
+def _device_env(launcher: Launcher, plan: GroupPlan, index: int) -> dict[str, str]:
+    """The GPUs of one engine: `tensor_parallel_size` of them, one set after the other."""
     if launcher.profile.engine.kind != "cuda":
         return {}
     size = launcher.profile.engine.tensor_parallel_size
-    first = place * size
+    first = index * size
     devices = [(first + i) % plan.gpus if plan.gpus else first + i for i in range(size)]
     return {"CUDA_VISIBLE_DEVICES": name_devices(devices)}

@@ -29,7 +29,7 @@ STALL_POLL_S = 1.0
 
 
 class Launcher:
-    """Every launch gets a number of its config's own, over all run processes of the run."""
+    """Numbers the launches of each config, over all run processes of the run."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Launcher:
         self._engine = engine
         self._layout = layout
         self._store = store
-        self._launches = _launches_so_far(store)
+        self._last_numbers = _find_last_numbers(store)
         self._captured = b""
         self._capturing = asyncio.Lock()
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -60,8 +60,8 @@ class Launcher:
         return self._layout.config(self.date, config)
 
     def take_number(self, config: str) -> int:
-        """Of the next launch of this config."""
-        number = self._launches[config] = self._launches.get(config, 0) + 1
+        """The number of the next launch of this config."""
+        number = self._last_numbers[config] = self._last_numbers.get(config, 0) + 1
         return number
 
     async def launch(
@@ -79,9 +79,8 @@ class Launcher:
     ) -> Instance:
         """A ready engine of the config, its files in `layout`. It is named `<prefix, else config>-<number>`.
 
-        `profile`: the run's with other engine settings; None = the run's.
-
-        Cancelled or failed, no process of it is left. Raises LaunchError.
+        `profile`: the run's with other engine settings; None = the run's. Raises LaunchError. Cancelled or failed, it
+        leaves no process.
         """
         number = self.take_number(config)
         spec = build_launch(
@@ -105,7 +104,6 @@ class Launcher:
         try:
             await instance.wait_ready(self.profile.launch.ready_timeout_s)
         except BaseException as error:
-            # Cancelled or failed: either way no process may be left.
             await asyncio.shield(instance.stop(self.profile.launch.stop_grace_s, 0.0))
             self._note_stalls(instance, last=True)
             failed = isinstance(error, LaunchError)
@@ -117,7 +115,7 @@ class Launcher:
         return instance
 
     def _record_start(self, spec: LaunchSpec, process: ProcessIdentity, started_by: str) -> None:
-        """Before the engine's first instruction, so that whichever process takes the run over can end it."""
+        """Called before the engine's first instruction, so that a process that takes over the run can end it."""
         self._store.append(
             InstanceChanged(
                 spec.instance,
@@ -165,9 +163,10 @@ class Launcher:
         for stall in instance.read_stalls(last=last):
             text = describe_stall(stall)
             self._store.append(Noted("warning", instance.name, text))
-            self._keep_fault(EngineFault(time.time(), instance.name, instance.spec.config, "stall", text, stall.frame))
+            fault = EngineFault(time.time(), instance.name, instance.spec.config, "stall", text, stall.frame)
+            self._append_fault(fault)
 
-    def _keep_fault(self, fault: EngineFault) -> None:
+    def _append_fault(self, fault: EngineFault) -> None:
         """Add it to the run's folder, so that the report names it without the state file."""
         path = self._layout.engine_faults
         try:
@@ -197,13 +196,13 @@ class Launcher:
             fault = EngineFault(
                 time.time(), spec.instance, spec.config, "death", text, death.frame, signal, death.last_lines
             )
-            self._keep_fault(fault)
+            self._append_fault(fault)
 
 
-def _launches_so_far(store: RunStore) -> dict[str, int]:
+def _find_last_numbers(store: RunStore) -> dict[str, int]:
     """The highest number of a launch, by config.
 
-    Counting would not do: a launch that was cut before its record leaves a gap, and the next number would be taken.
+    A count would not do: a launch that was cut before its record leaves a gap, so the count may be a number in use.
     """
     numbers: dict[str, int] = {}
     for instance in store.view().instances.values():

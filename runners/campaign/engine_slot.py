@@ -31,11 +31,11 @@ class EngineSlot:
     async def get(
         self, config: str, purpose: str, *, preflight: bool = False, profile: Profile | None = None
     ) -> Instance:
-        """A ready instance of the config: the one at hand if it serves this purpose and lives, else a fresh one.
+        """A ready instance of the config: the current one if it is alive and of this purpose, else a fresh one.
 
-        One launched for pre-flight has what its proofs need, and perhaps a `profile` of its own, so the purpose must
-        not be shared with a measurement.
-        Raises LaunchError. A config that failed to start LAUNCH_TRIES times in a row for a purpose is not tried again.
+        One launched for pre-flight has what its proofs need, and perhaps a `profile` of its own: no measurement may
+        have that purpose. Raises LaunchError. A config that failed to start LAUNCH_TRIES times in a row for a purpose
+        is not tried again.
         """
         key = (config, purpose)
         if self._instance is not None and self._key == key and await self._instance.find_death() is None:

@@ -39,19 +39,20 @@ def list_shortfalls(view: RunView) -> tuple[str, ...]:
 
 def _is_missing(view: RunView, plan: CellPlan) -> bool:
     state = view.cells[plan.cell].state
-    return state is CellState.FAILED or (state is CellState.SKIPPED and not _is_provided_for(view, plan))
+    return state is CellState.FAILED or (state is CellState.SKIPPED and not _may_be_skipped(view, plan))
 
 
-def _is_provided_for(view: RunView, plan: CellPlan) -> bool:
-    """Whether the plan itself provides for leaving it out: its rate is ref_load, which turned out to be ref_safe, or
-    what came before it showed that it is not needed, or the host has no room for it and other configs were measured.
+def _may_be_skipped(view: RunView, plan: CellPlan) -> bool:
+    """Whether the run is complete without the cell: an earlier cell showed that it is not needed, or the host has no
+    room for it and other configs were measured, or its rate is ref_load, which equals ref_safe.
     """
     reason = view.cells[plan.cell].reason
     if reason.startswith(NOT_NEEDED):
         return True
     if reason.startswith(NOT_POSSIBLE):
-        return any(one.kind == "preflight" and view.cells[one.cell].state is CellState.DONE for one in view.plan.cells)
+        gates = [cell for cell in view.plan.cells if cell.kind == "preflight"]
+        return any(view.cells[gate.cell].state is CellState.DONE for gate in gates)
     if plan.params.get("rate") != "ref_load":
         return False
-    chosen = [view.cells[one.cell].summary for one in view.plan.cells if one.kind == "reference"]
+    chosen = [view.cells[cell.cell].summary for cell in view.plan.cells if cell.kind == "reference"]
     return any(rates.get("ref_load_per_s") == rates.get("ref_safe_per_s") for rates in chosen if rates)

@@ -17,10 +17,9 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
 
 
 NOT_NEEDED = "not needed: "
-"""Begins the reason of a cell that the plan itself provides for leaving out."""
+"""Begins the reason of a skipped cell without which the run is complete."""
 NOT_POSSIBLE = "not possible on this host: "
 """Begins the reason of a cell that no engine setting of the plan can make room for; the other configs are measured."""
-ROUTING_OPTIONS = "--policy, --trace, --simulated, --engine, --on and --instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A run before an engine is looked for."""
+    """A run before its engine environment is found."""
 
     grid: Any
     """The checked preset, as the experiment's cell runner takes it."""
@@ -72,17 +71,17 @@ class DraftPlan:
     cells: Sequence[CellPlan]
     """In the order they run."""
     ports: int
-    """How many ports in a row, from the profile's first one, its engines take at once."""
+    """Consecutive ports that its engines use at once, from the profile's first one."""
     inputs: Mapping[str, Any]
     """What shapes its numbers, besides profile and engine; JSON values only."""
     sums: tuple[Sum, ...]
     """The arithmetic of its time estimate."""
     gpus: int = 1
-    """GPUs that its engines take at once, where each is on one of them (`tensor_parallel_size` = 1)."""
+    """GPUs that its engines use at once, where each is on one of them (`tensor_parallel_size` = 1)."""
     engines_per_gpu: int = 1
     """At once, where they share GPUs."""
     needs_engine: bool = True
-    """False = its engines are simulated: none is looked for, started, or checked."""
+    """False = its engines are simulated: no environment is found, checked or started."""
     has_pace: bool = False
     """Its cells can be simulated at a multiple of real time, which shapes no number."""
     notes: tuple[str, ...] = ()
@@ -102,7 +101,7 @@ class Experiment:
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
     describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()
-    """Sentences for a plan: what its launches can tell, by the newest finished run in the workspace."""
+    """Sentences for a plan: what its launches can detect, by the newest finished run in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,6 @@ class CellOutcome:
 class CellRunner(Protocol):
     """Runs the cells of one run of an experiment."""
 
-    name: str
-
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
 
@@ -132,4 +129,4 @@ class CellRunner(Protocol):
         """Bring the derived files up to date; called when cells changed after the analysis cell was done."""
 
     async def release(self, reason: str) -> None:
-        """Stop every engine that is held; called at the end of a stage, at a pause and at the end."""
+        """Stop every engine; called at the end of a stage, at a pause, and at the end of the run."""

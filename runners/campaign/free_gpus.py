@@ -1,4 +1,4 @@
-"""Which GPUs the engines of a run take: other processes may hold some of those that they may."""
+"""Chooses the GPUs for the engines of a run: other processes may hold some of those that are visible."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def explain_skipped_gpus(draft: DraftPlan) -> str:
 
 
 def take_free_gpus(draft: DraftPlan, used: Sequence[str] = (), environ: MutableMapping[str, str] = os.environ) -> str:
-    """Leave this process's engines the GPUs with room, once for all of them; returns what to say of it.
+    """Restrict all engines of this process to the GPUs with room; returns a note for the journal, empty = nothing new.
 
-    That is which GPUs they skip, and that they are on others than the `used` ones, which the run's engines had before:
-    two GPUs of one kind differ too. Decided again for every engine, the choice would change with the memory of the
-    run's own engines.
+    The note names the GPUs that they skip, and any that the run's engines did not have before (`used`): two GPUs of one
+    model differ too. One choice for all engines: a choice per engine would see the memory of the run's own engines.
     """
     choice, gpus = _choose(draft, environ), _count_gpus(draft)
     if choice is None:

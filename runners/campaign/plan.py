@@ -63,7 +63,7 @@ def compute_fingerprint(
 
 
 def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """One line for every dotted key that two plans' inputs do not share, e.g. `engine.vllm: 0.32.0 -> 0.33.0`."""
+    """One line for every dotted key whose values differ, e.g. `engine.vllm: 0.32.0 -> 0.33.0`."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
         before, after = old.get(key), new.get(key)
@@ -74,17 +74,17 @@ def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def find_changes(old: RunPlan, new: RunPlan) -> str:
-    """What shapes the numbers of `new` otherwise than those of `old`; empty where nothing does.
+    """The changes from `old` to `new` that affect the numbers; empty where there are none.
 
-    The fingerprint of `old` is taken again: what it names may have had other names when it was stored. An old plan may
-    have more cells: an older version measured more, and shapes nothing that the others measure.
+    The fingerprint of `old` is computed again: names in it may have changed since it was stored. An old plan may have
+    more cells: an older version measured more, without an effect on the other cells.
     """
     planned = {cell.cell for cell in new.cells}
-    stages = {cell.stage for cell in new.cells}
-    common = [cell for cell in old.cells if cell.cell in planned]
+    names = {cell.stage for cell in new.cells}
+    cells = [cell for cell in old.cells if cell.cell in planned]
+    stages = [stage for stage in old.stages if stage.stage in names]
     inputs = _drop_estimates(old.inputs)
-    again = compute_fingerprint(inputs, old.seed, [one for one in old.stages if one.stage in stages], common)
-    if again == new.fingerprint:
+    if compute_fingerprint(inputs, old.seed, stages, cells) == new.fingerprint:
         return ""
     return "; ".join(diff_inputs(inputs, new.inputs)) or "stages or cells are laid out differently"
 
@@ -95,8 +95,8 @@ def _drop_estimates(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     launch = profile.get("launch") if isinstance(profile, Mapping) else None
     if not isinstance(profile, Mapping) or not isinstance(launch, Mapping):
         return inputs
-    kept = {name: value for name, value in launch.items() if name != "cold_start_s"}
-    return {**inputs, "profile": {**profile, "launch": kept}}
+    launch = {name: value for name, value in launch.items() if name != "cold_start_s"}
+    return {**inputs, "profile": {**profile, "launch": launch}}
 
 
 def _as_json(value: object) -> object:

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIT_TIMEOUT_S = 10.0
+SOURCE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit this code is of."""
-
     sha: str | None
     """None = not known, see `reason`."""
     reason: str = ""
     """Why it is not known, or that the tree differs from it."""
 
 
-def commit_of(folder: Path) -> Commit:
+def commit_of(folder: Path = SOURCE) -> Commit:
     """The commit of the work tree that `folder` is in; an installed copy has none."""
     try:
         sha = _call_git(folder, "rev-parse", "HEAD")

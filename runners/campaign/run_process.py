@@ -37,7 +37,7 @@ NO_ENGINE = Engine("none", Path(), Path(), Path(), {})
 
 
 def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_changes: bool) -> int:
-    """Work on the run in `folder` to its end; returns the exit code. `find_experiment`: the experiment of a name."""
+    """Work on the run in `folder` to its end; returns the exit code. `find_experiment`: by its name."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with RunStore.open(folder) as store:
@@ -50,14 +50,14 @@ def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_c
             lease.release()
 
 
-def _keep_changes(folder: Path, changes: str) -> None:
+def _append_changes(folder: Path, changes: str) -> None:
     """Add them to the run's folder, so that the report names them without the state file. Raises OSError."""
     with RunLayout(folder).accepted_changes.open("ab") as file:
         file.write(msgspec.json.encode(AcceptedChanges(time.time(), changes)) + b"\n")
 
 
 def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, accept_changes: bool) -> Prepared:
-    """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
+    """What the frozen plan needs, as it is now on this host; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
         prepared = prepare_run(experiment, options_of(view.plan), need_engine=True)
@@ -68,7 +68,7 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
             )
         if changes:
             store.append(Noted("warning", view.run, f"resumed although these changed: {changes}"))
-            _keep_changes(folder, changes)
+            _append_changes(folder, changes)
     except Exception as error:
         if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:
             store.append(RunChanged(RunState.INTERRUPTED, f"{error} {getattr(error, 'remedy', '')}".strip()))

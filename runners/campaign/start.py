@@ -1,4 +1,4 @@
-"""From what the user asked for to a frozen plan, a run folder and a detached run process."""
+"""From the user's options to a frozen plan, a run folder and a detached run process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
 
 
 def require_ports(prepared: Prepared) -> None:
-    """Refuse to start beside a server that listens where the engines will: it would be measured instead of them.
+    """Refuse to start where a server listens on an engine's port: it would be measured in its place.
 
     Raises PortTaken naming port and holder.
     """
@@ -107,13 +107,13 @@ def require_ports(prepared: Prepared) -> None:
 
 
 def options_of(plan: RunPlan) -> RunOptions:
-    """The options that make this plan again, to see whether it would still be the same.
+    """The options that make this plan again, to compare both.
 
     An engine environment that is gone is left out: the one found in its place is a change like any other. Raises
-    RunnerError where the plan does not hold what it was made from.
+    RunnerError where the plan does not state its options.
     """
     if "config_names" not in plan.inputs:
-        raise RunnerError("the plan does not hold what it was made from", remedy="start a new run")
+        raise RunnerError("the plan does not state the options that it was made from", remedy="start a new run")
     engine = plan.inputs.get("engine")
     python = Path(engine["python"]) if engine else None
     return RunOptions(
@@ -145,7 +145,7 @@ def require_pace(pace: float | None, draft: DraftPlan) -> None:
 
 
 def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace: float | None = None) -> Path:
-    """A new run folder with its journal begun and its plan written; returns the folder.
+    """Create the run's folder with its plan and its journal; returns the folder.
 
     unrest: why the host is not at rest, for the journal; empty = it is. pace: as `PaceChosen` has it; None = no limit.
     """
@@ -162,7 +162,7 @@ def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace:
 
 
 def spawn_run_process(folder: Path, *, accept_changes: bool = False) -> subprocess.Popen[bytes]:
-    """The run process, in a session of its own: no terminal's end can reach it. Its output goes to run.log."""
+    """Start the run process in its own session, so that it outlives the terminal. Its output goes to run.log."""
     argv = [sys.executable, "-m", "runners.cli", "work", str(folder)]
     if accept_changes:
         argv.append("--accept-changes")

@@ -1,6 +1,6 @@
-"""Simulated cells: as many run at once as there is room for, in the order of the plan and ahead of their turn.
+"""Runs simulated cells ahead of their turn, in the order of the plan, as many at once as there is room for.
 
-A cell that was finished ahead is adopted when its turn in the journal comes, also by a later run process.
+A cell that finished ahead is adopted when its turn in the journal comes, also by a later run process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CellsAhead:
         """The cell that the journal has running."""
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
+        """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
         finished = await asyncio.to_thread(self._adopt, cell)
         if cell.cell not in self._tasks:
             if finished is not None:

@@ -1,4 +1,4 @@
-"""What an engine's first start on a host adds to a plan: its pre-flight pays it, later starts find compiled kernels.
+"""Adds an engine's first start on a host to a plan: its pre-flight compiles kernels that later starts reuse.
 
 A config that is proven by two engines on one GPU pays it twice: vLLM compiles again for the settings that are measured.
 """
@@ -10,20 +10,19 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from launch.profile import Profile
 from results.records.plan import CellPlan
 from runners.campaign.experiment import DraftPlan
 from runners.campaign.plan import Sum
 from runners.experiments.gates import PEER_PROOF, share_gpu
 
 PIECE_S = 480.0
-"""What a host with GPUs is free for at a time: a piece of a run ends within it."""
+"""A host with GPUs is free for this long at a time: a piece of a run must end within it."""
 
 
 def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
     """The plan with each config's first start as the profile declares it, and a note on pieces beyond PIECE_S.
 
-    As it is where the profile declares none. The first of the draft's sums is the one of pre-flight.
+    Unchanged where the profile declares none. The first of the draft's sums is the one of pre-flight.
     `in_turn`: engines of a cell that start one after the other, of which the grid's `engine_start_s` is the sum.
     """
     launch = draft.profile.launch
@@ -48,8 +47,8 @@ def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
     added_s = launch.cold_start_s - start_s
     cells = [replace(cell, estimated_s=cell.estimated_s + added_s) if cell in recompiling else cell for cell in cells]
     sums = (first, *draft.sums[1:], *_sum_recompiling(recompiling, added_s))
-    places = {stage.stage: place for place, stage in enumerate(draft.stages)}
-    changed = replace(draft, cells=cells, sums=tuple(sorted(sums, key=lambda one: places[one.stage])))
+    stages = [stage.stage for stage in draft.stages]
+    changed = replace(draft, cells=cells, sums=tuple(sorted(sums, key=lambda line: stages.index(line.stage))))
     return replace(changed, notes=(*draft.notes, *_describe_long_pieces(changed)))
 
 
@@ -71,8 +70,7 @@ def _sum_recompiling(cells: Sequence[CellPlan], added_s: float) -> Iterator[Sum]
 
 def list_pieces(draft: DraftPlan) -> Iterator[tuple[str, float]]:
     """Each cell with its seconds, the start and release of its engines included whether or not they run already."""
-    profile: Profile = draft.profile
-    around_s = draft.grid.engine_start_s + profile.launch.release_wait_s
+    around_s = draft.grid.engine_start_s + draft.profile.launch.release_wait_s
     for cell in draft.cells:
         alone = cell.config is None or cell.kind == "preflight" or cell.estimated_s >= around_s
         yield cell.cell, cell.estimated_s + (0.0 if alone else around_s)

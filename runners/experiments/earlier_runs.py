@@ -20,9 +20,9 @@ FINISHED = (RunState.DONE, RunState.FAILED)
 def find_newest(
     plan: RunPlan, workspace: Workspace, read_run: Callable[[RunEntry], Measured | None]
 ) -> Measured | None:
-    """What the newest finished run of the plan's experiment and profile measured; None = no run tells.
+    """What the newest finished run of the plan's experiment and profile measured; None = no run measured it.
 
-    read_run: returns None where a run does not tell; then the run before it is read.
+    read_run: returns None where a run did not measure it; then the run before it is read.
     """
     for run in workspace.runs():
         if (run.experiment, run.profile) == (plan.experiment, plan.profile) and run.state in FINISHED:

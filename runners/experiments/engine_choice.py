@@ -47,7 +47,7 @@ def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
 
 
 def common_block_tokens(shapes: Iterable[CacheShape], consequence: str) -> int:
-    """The engines' one block size. Raises CellFailed, with what follows, where it is unknown or they differ."""
+    """The block size of all engines. Raises CellFailed, with the consequence, where it is unknown or they differ."""
     sizes = {shape.block_tokens for shape in shapes}
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None:

@@ -33,7 +33,7 @@ SHARE = 0.46
 SHARED_CONTEXT_TOKENS = 24_576
 SHARED_STEP_TOKENS = 4096
 SHARED_REQUESTS = 64
-"""What the 30B model leaves room for beside its weights in that part of an H200."""
+"""These fit beside the weights of the 30B model in that share of an H200."""
 
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:
@@ -64,7 +64,7 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ce
 
 
 def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str, str]]:
-    """The profile of the pre-flight's engines, and what a second one has in its environment beside the first.
+    """The profile of the pre-flight's engines, and the additional environment of a second one.
 
     Where the proof needs two engines and no other GPU has room for one, each takes SHARE of the memory of one. Raises
     CellSkipped where that is too little.
@@ -88,9 +88,9 @@ def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str
 
 
 def share_gpu(profile: Profile) -> Profile:
-    """The profile with settings of which two engines fit on one GPU; as it is where they do already.
+    """The profile with settings with which two engines fit on one GPU; unchanged where they already do.
 
-    vLLM compiles for these settings, so that its compiled kernels are none of the profile's own.
+    vLLM compiles for these settings: its kernels are not those of the profile's own settings.
     """
     settings = profile.engine
     if settings.gpu_memory_utilization is not None and settings.gpu_memory_utilization <= SHARE:

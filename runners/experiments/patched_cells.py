@@ -25,7 +25,7 @@ class PatchedCells:
     removal: ClassVar[str]
     """Why engines stop before the patches are removed, for the journal."""
     analysed: ClassVar[str] = "cells"
-    """What of the analysis is counted."""
+    """The part of the analysis whose length is in the cell's headline."""
 
     def __init__(self, context: RunContext, analyse: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
         """analyse: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""
@@ -51,13 +51,13 @@ class PatchedCells:
             raise
 
     async def finish(self) -> None:
-        """Remove the patches and analyse again: cells were added after both had been done."""
+        """Remove the patches and analyse again: cells were measured after both had been done."""
         if any(self._needs_patches(config) for config in self._context.configs):
             await asyncio.to_thread(self._patches.revert)
         await asyncio.to_thread(self._analyse_folder, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
-        """Stop the engine at hand."""
+        """Stop the current engine."""
         await self._context.slot.release(reason)
 
     async def _apply_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:
@@ -65,7 +65,7 @@ class PatchedCells:
         return CellOutcome({"version": status.version, "reason": status.reason})
 
     async def _ensure_patches(self, config: str) -> None:
-        """They may have been removed since they were applied: by this run's analysis before a retry, or by another run.
+        """Apply the patches again: this run's analysis before a retry, or another run, may have removed them.
 
         Raises PatchFailed.
         """
@@ -85,7 +85,7 @@ class PatchedCells:
         return CellOutcome({name: len(getattr(analysis, name)) for name in (self.analysed, "gaps")})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        """Launch the config and see that it really works here; the result decides over all its later cells."""
+        """Launch the config and verify that it works on this host; where it does not, its later cells are skipped."""
         assert cell.config is not None
         await self._ensure_patches(cell.config)
         return await verify_config(cell, attempt, self._context)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 
 Grid = TypeVar("Grid", bound=msgspec.Struct)
@@ -16,8 +17,15 @@ Tables = Mapping[str, Mapping[str, Any]]
 """Presets of one experiment by name, as TOML has them."""
 
 
+def refuse_routing_options(options: RunOptions, why: str) -> None:
+    """Raises RunnerError, which says `why`, where an option of `routing` is given."""
+    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
+        named = "--policy, --trace, --simulated, --engine, --on and --instances"
+        raise RunnerError(why, remedy=f"{named} belong to `routing`")
+
+
 def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:
-    """A copy of the preset's tables over those of the preset that it is `like`, and where errors say it is.
+    """A copy of the preset's tables over those of the preset that it is `like`, and the preset's name in errors.
 
     Raises RunnerError naming the presets of the profile.
     """
@@ -31,13 +39,13 @@ def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> t
 
 
 def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    own = copy.deepcopy(dict(tables[preset]))
-    other = own.pop("like", None)
-    if other is None:
-        return own
-    if other not in tables or other in (*seen, preset):
-        raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
-    return merge_tables(_inherit_tables(tables, other, where, (*seen, preset)), own)
+    raw = copy.deepcopy(dict(tables[preset]))
+    parent = raw.pop("like", None)
+    if parent is None:
+        return raw
+    if parent not in tables or parent in (*seen, preset):
+        raise RunnerError(f"{where}: like = {parent!r} is no preset to inherit from", remedy="name another one")
+    return merge_tables(_inherit_tables(tables, parent, where, (*seen, preset)), raw)
 
 
 def merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

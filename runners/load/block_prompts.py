@@ -26,8 +26,8 @@ from runners.trace.session import Turn
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 _ROUNDS = 4
-_KEPT_SLICES = 4096
-"""Serialised slices kept for the turns that share them; some 4 to 7 KB each."""
+_CACHED_PIECES = 4096
+"""Serialised pieces in memory for the turns that share them, some 4 to 7 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BlockShape:
     """Token ids are drawn from low <= id < high."""
 
     def key(self, session: str) -> int:
-        """What tells the blocks of this scope from those of another."""
+        """The key of the session's scope: blocks of two scopes differ."""
         return _derive_key(self.seed, "block", session if self.hash_scope == "session" else "")
 
 
@@ -53,14 +53,14 @@ def name_tokens(block_tokens: int, span: int) -> int:
     return min(block_tokens, identity_tokens(span))
 
 
-def prompt_ids(shape: BlockShape, session: str, place: int, turn: Turn) -> NDArray[np.int64]:
+def prompt_ids(shape: BlockShape, session: str, index: int, turn: Turn) -> NDArray[np.int64]:
     """The whole prompt, exactly `input_tokens` ids; arguments as of `prompt_pieces`."""
-    pieces = prompt_pieces(shape, session, place, turn)
+    pieces = prompt_pieces(shape, session, index, turn)
     return np.array([token for piece in pieces for token in _ids_in(piece)], dtype=np.int64)
 
 
-def prompt_pieces(shape: BlockShape, session: str, place: int, turn: Turn) -> Iterator[bytes]:
-    """The prompt of the turn at a place of its session, as JSON numbers with commas between them.
+def prompt_pieces(shape: BlockShape, session: str, index: int, turn: Turn) -> Iterator[bytes]:
+    """The prompt of a turn as JSON numbers with commas between them; `index`: of the turn in its session.
 
     A piece has at most SLICE_TOKENS ids, or one block.
     """
@@ -76,20 +76,20 @@ def prompt_pieces(shape: BlockShape, session: str, place: int, turn: Turn) -> It
         else:  # a last block that is not full
             yield _join_ids(_draw_blocks(key, hashes, size, shape.low, shape.high).ravel()[:left])
         left -= whole
-    yield from _draw_tail(shape, session, place, left)
+    yield from _draw_tail(shape, session, index, left)
 
 
-def _draw_tail(shape: BlockShape, session: str, place: int, count: int) -> Iterator[bytes]:
+def _draw_tail(shape: BlockShape, session: str, index: int, count: int) -> Iterator[bytes]:
     """The tokens behind the last hash: no other turn has them."""
-    key = _derive_key(shape.seed, "tail", session, str(place))
+    key = _derive_key(shape.seed, "tail", session, str(index))
     for first in range(0, count, SLICE_TOKENS):
         name = (first // SLICE_TOKENS,)
         yield _join_ids(_draw_blocks(key, name, min(SLICE_TOKENS, count - first), shape.low, shape.high).ravel())
 
 
-@lru_cache(maxsize=_KEPT_SLICES)
+@lru_cache(maxsize=_CACHED_PIECES)
 def _shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
-    """Whole blocks, serialised. Turns of a session begin alike, so most pieces are asked for many times."""
+    """Whole blocks, serialised. Turns of a session begin alike, so most pieces are needed many times."""
     return _join_ids(_draw_blocks(key, hashes, block_tokens, low, high).ravel())
 
 
@@ -107,12 +107,12 @@ def _draw_blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int,
     names = np.array(hashes, dtype=np.uint64)
     start = mix_bits(names ^ np.uint64(key))
     counters = start[:, None] + np.arange(1, block_tokens + 1, dtype=np.uint64) * _GOLDEN
-    # Multiply-shift on the high half: as uniform as 32 bits allow, and the same for ever.
+    # Multiply-shift on the high half: as uniform as 32 bits allow, and the same in every version of NumPy.
     ids = ((mix_bits(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
     named = name_tokens(block_tokens, span)
     value = _permute_values(names, key, min(span**named, 1 << 64))
-    for place in range(named):
-        ids[:, place] = (value % np.uint64(span)).astype(np.int64)
+    for column in range(named):
+        ids[:, column] = (value % np.uint64(span)).astype(np.int64)
         value = value // np.uint64(span)
     return ids + low
 

@@ -26,8 +26,9 @@ class Bodies:
     """Builds what is expected soon, then what comes later, a slice at a time.
 
     `preamble` and `pieces` give the parts of a body by its index: the head, and its prompt's ids as JSON numbers with
-    commas between them. Bodies for later fill at most half of `budget_bytes`, so that the others find room. Memory is
-    at most the budget plus one body. A body that is not ready at its time is built when it is taken, and is `late`.
+    commas between them. Bodies for later fill at most half of `budget_bytes`, which leaves room for the others. Memory
+    is at most the budget plus one body. A body that is not ready at its time is built when it is taken; `late` counts
+    these.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Bodies:
         self._pieces: Iterator[bytes] = iter(())
 
     def expect_soon(self, index: int) -> None:
-        """The request's time draws near; in the order of these calls."""
+        """Build this body next: its request is due soon. Bodies are built in the order of these calls."""
         self._later.pop(index, None)
         if not self._is_begun(index):
             self._soon[index] = None
 
     def expect_later(self, index: int) -> None:
-        """A body to build when nothing is expected sooner; in the order of these calls."""
+        """Build this body when none is due soon, in the order of these calls."""
         if index not in self._soon and not self._is_begun(index):
             self._later[index] = None
 
@@ -61,12 +62,12 @@ class Bodies:
         return index in self._ready or index == self._building
 
     def build_first(self, count: int) -> None:
-        """Build until this many are ready, or as many as the budget holds."""
+        """Build until this many are ready, or the budget is full."""
         while len(self._ready) < count and self.build_slice():
             pass
 
     def build_slice(self) -> bool:
-        """One slice of work; False when nothing is left to build, or no room."""
+        """Build one slice; False when nothing is left to build, or there is no room."""
         if self._building is None:
             index = self._take_next()
             if index is None:
@@ -82,7 +83,7 @@ class Bodies:
         return True
 
     def take_body(self, index: int) -> bytes:
-        """The body of a request, once."""
+        """The body of a request; it is forgotten."""
         body = self._ready.pop(index, None)
         if body is not None:
             self._held -= len(body)
@@ -95,7 +96,7 @@ class Bodies:
         return self._join_parts(index, list(self._pieces_of(index)))
 
     def drop_body(self, index: int) -> None:
-        """The request will not be sent."""
+        """Forget the body of a request that will not be sent."""
         self._soon.pop(index, None)
         self._later.pop(index, None)
         if self._building == index:

@@ -1,8 +1,8 @@
 """The streaming HTTP client of the load: one connection per request in flight, stamped first thing when bytes arrive.
 
 A request's send stamp is taken just before its first byte is written, or just before connecting where no connection
-was open. A pooled connection that the server closed before any byte of the response is a stale one: the request is sent
-once more on a fresh connection and keeps its first send stamp, so the detour is in its latency and not hidden.
+was open. A pooled connection that the server closed before any byte of the response is stale: the request is sent again
+on a fresh connection and keeps its first send stamp, so that its latency includes the retry.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self.payload = b""
-        """The bytes sent, kept for one retry until the response begins."""
+        """The bytes sent, held for one retry until the response begins."""
         self.pooled = False
         self.t_read_ns = 0
 
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(payload)
 
     def close(self) -> None:
-        """Drop the connection at once; what is in flight on it must have been ended."""
+        """Drop the connection at once; the caller ends the request in flight on it."""
         self.exchange, self.payload = None, b""
         if self._transport is not None:
             self._transport.abort()
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
 
 
 class RoutedConnection(Connection):
-    """A connection that reads which instance answered; apart, because every header of a response costs it a call."""
+    """Also records which instance answered. A class of its own, because it costs a call per header of a response."""
 
     __slots__ = ()
 
@@ -136,13 +136,13 @@ class RoutedConnection(Connection):
 
 
 _SPENT = httptools.HttpResponseParser(object())
-"""Takes the place of a dead connection's parser, which refers back to it: with the collector off, cycles pile up."""
+"""Replaces a dead connection's parser, which refers back to it: with garbage collection off, such cycles pile up."""
 
 
 class LoadClient:
     """Sends exchanges over pooled connections. Every exchange ends, whatever the server does.
 
-    `sweep` must be called a few times a second: it is what ends requests that time out.
+    Call `sweep` a few times a second: it ends requests that time out.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LoadClient:
         self._request_timeout_ns = int(request_timeout_s * 1e9)
         self._stall_timeout_ns = int(stall_timeout_s * 1e9)
         self._idle: list[Connection] = []
-        """Newest last; the newest is used first, so that those left over grow old and the server may close them."""
+        """Newest last. The newest is used first, so that spare ones age and the server may close them."""
         self._connections: set[Connection] = set()
         self._connecting: dict[Exchange, asyncio.Task[None]] = {}
         self._topping_up: asyncio.Task[None] | None = None
@@ -175,12 +175,12 @@ class LoadClient:
         except (OSError, TimeoutError) as error:
             raise LoadError(
                 f"cannot connect to {self._target.host}: {error or 'timed out'}",
-                remedy="See that the engine is up and listens there (GET /health).",
+                remedy="Check that the engine is up and listens there (GET /health).",
             ) from error
 
-    def send(self, exchange: Exchange, request_id: str, body: bytes, more: str = "") -> None:
-        """Stamp and send; never waits. `more` holds further header lines, each with its line end."""
-        headers = b"%bx-request-id: %b\r\n%b" % (HEADERS, request_id.encode("ascii"), more.encode("ascii"))
+    def send(self, exchange: Exchange, request_id: str, body: bytes, extra_headers: str = "") -> None:
+        """Stamp and send; never waits. `extra_headers`: whole lines, each with its line end."""
+        headers = b"%bx-request-id: %b\r\n%b" % (HEADERS, request_id.encode("ascii"), extra_headers.encode("ascii"))
         payload = self._target.head("POST", b"/v1/completions", headers, len(body)) + body
         idle = self._idle
         while idle:
@@ -196,7 +196,7 @@ class LoadClient:
             self._topping_up = asyncio.create_task(self._top_up())
 
     def send_again(self, exchange: Exchange, payload: bytes) -> None:
-        """The pooled connection was stale: once more on a fresh one."""
+        """Send it on a fresh connection: the pooled one was stale."""
         self.retried += 1
         self._send_fresh(exchange, payload)
 
@@ -209,17 +209,17 @@ class LoadClient:
             self._idle.remove(connection)
 
     def sweep(self, now_ns: int) -> None:
-        """End every request that is out of time."""
+        """End every request that has timed out."""
         for exchange, task in tuple(self._connecting.items()):
             if now_ns - exchange.t_send_ns > self._request_timeout_ns:
                 task.cancel()
                 exchange.fail(f"{TIMED_OUT}: no connection {self._request_timeout_ns / 1e9:g} s after the send", now_ns)
         for connection in tuple(self._connections):
-            exchange_ = connection.exchange
-            reason = self._why_overdue(exchange_, now_ns) if exchange_ is not None else ""
-            if exchange_ is not None and reason:
+            in_flight = connection.exchange
+            reason = self._why_overdue(in_flight, now_ns) if in_flight is not None else ""
+            if in_flight is not None and reason:
                 connection.close()
-                exchange_.fail(reason, now_ns)
+                in_flight.fail(reason, now_ns)
 
     def cut(self, now_ns: int) -> None:
         """End every request that is still in flight as CUT and drop its connection, so that the engine drops it too."""
@@ -227,10 +227,10 @@ class LoadClient:
             task.cancel()
             exchange.cut(now_ns)
         for connection in tuple(self._connections):
-            exchange_ = connection.exchange
-            if exchange_ is not None:
+            in_flight = connection.exchange
+            if in_flight is not None:
                 connection.close()
-                exchange_.cut(now_ns)
+                in_flight.cut(now_ns)
 
     async def close(self) -> None:
         """Drop all connections; nothing may be in flight."""
@@ -260,7 +260,7 @@ class LoadClient:
             return
         finally:
             del self._connecting[exchange]
-        if exchange.status is not None:  # it ran out of time meanwhile
+        if exchange.status is not None:  # it timed out meanwhile
             self.give_back(connection)
         else:
             connection.start(exchange, payload, pooled=False)

@@ -1,7 +1,7 @@
 """A running load: what the open loop and a replay share.
 
 Both send on the pacer's clock, follow every request to its end, build bodies in the gaps between sends, and close when
-they have enough, fail, or are cut. What to send next, and when, is the subclass's.
+they have enough, fail, or are cut. The subclass decides what to send next, and when.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from results.records.schemas import RequestStatus
 from runners.load.bodies import Bodies
 from runners.load.client import Connection, LoadClient
-from runners.load.fidelity import Fidelity, WindowCounts, judge_fidelity
 from runners.load.pacer import Pacer
-from runners.load.process_settings import disable_gc, run_at_once
+from runners.load.process_settings import disable_gc, schedule_in_real_time
 from runners.load.recent_latencies import Latencies, RecentValues
 from runners.load.recorder import Recorder
 from runners.load.spec import LoadOptions
@@ -57,7 +54,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
     """One running load; the listener of all its requests."""
 
     build_ahead_ns = 0
-    """How long one gap is used for building, one slice at least."""
+    """Time for building bodies in one gap between sends; at least one slice is built."""
     connection: type[Connection] = Connection
 
     def __init__(self, spec: LoadOptions, target: Target, bodies: Bodies) -> None:
@@ -84,8 +81,9 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         self._pending_prefill = 0
         self._lateness_ns = array("q")
         """Of every send that fidelity is judged by."""
-        self._seen, self._late = Latencies(), RecentValues()
-        self._seen_of: defaultdict[str, Latencies] = defaultdict(Latencies)
+        self._recent_lateness = RecentValues()
+        self._latencies = Latencies()
+        self._latencies_of: defaultdict[str, Latencies] = defaultdict(Latencies)
         """By the instance that answered."""
         self._building: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
@@ -99,7 +97,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         try:
             self.prepare()
             await self._client.open()
-            with disable_gc(), run_at_once(self._options.realtime) as self.realtime:
+            with disable_gc(), schedule_in_real_time(self._options.realtime) as self.realtime:
                 self.start()
                 await self._follow_load(on_tick, cut)
         finally:
@@ -134,8 +132,8 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         self._pending_prefill -= self._requested_tokens(exchange)[0]
         ttft_s = exchange.ttft_s
         assert ttft_s is not None
-        for seen in self._seen_by(exchange):
-            seen.ttft.add((exchange.t_first_ns, ttft_s))
+        for latencies in self._latencies_for(exchange):
+            latencies.ttft.add((exchange.t_first_ns, ttft_s))
 
     def ended(self, exchange: Exchange) -> None:
         self._inflight -= 1
@@ -149,7 +147,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
     # the subclass's part
     @abstractmethod
     def prepare(self) -> None:
-        """Everything that can be made before the first send."""
+        """Build what can be built before the first send."""
 
     @abstractmethod
     def start(self) -> None:
@@ -172,25 +170,25 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
 
     @abstractmethod
     def _on_end(self, exchange: Exchange) -> None:
-        """Record the request, and go on from its end."""
+        """Record the request, and act on its end."""
 
     def _on_stop(self) -> None:
         """Sending stops at `t_stop_ns`."""
 
     # shared steps
     async def _follow_load(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> None:
-        """Until the load is closed and drained, which may take `drain_s`, or is cut."""
-        watch = asyncio.create_task(self._keep_house(on_tick))
+        """Wait until the load is closed and drained (for at most `drain_s`), or cut."""
+        housekeeping = asyncio.create_task(self._run_housekeeping(on_tick))
         defect = _first_defect()
         cutting = asyncio.create_task(cut.wait())
-        futures: list[asyncio.Future[Any]] = [watch, cutting, defect]
+        futures: list[asyncio.Future[Any]] = [housekeeping, cutting, defect]
         try:
             for event, limit_s in ((self._closed, None), (self._drained, self._options.drain_s)):
                 futures.append(asyncio.create_task(event.wait()))
                 await asyncio.wait(
-                    (watch, cutting, defect, futures[-1]), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                    (housekeeping, cutting, defect, futures[-1]), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                for broken in (watch, defect):
+                for broken in (housekeeping, defect):
                     if broken.done():
                         broken.result()
                 if cutting.done():
@@ -201,8 +199,8 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
                 future.cancel()
             await asyncio.gather(*futures, return_exceptions=True)
 
-    async def _keep_house(self, on_tick: Callable[[Tick], None]) -> None:
-        """On absolute times: timeouts at 4 Hz; records, and what the operator sees, at 1 Hz."""
+    async def _run_housekeeping(self, on_tick: Callable[[Tick], None]) -> None:
+        """Time-outs at 4 Hz, records and ticks at 1 Hz, all at absolute times."""
         rounds = 0
         while True:
             rounds += 1
@@ -254,14 +252,11 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         counts.wrong_length += counted != requested
         tpot_s = exchange.tpot_s
         if tpot_s is not None:
-            for seen in self._seen_by(exchange):
-                seen.tpot.add((exchange.t_end_ns, tpot_s))
+            for latencies in self._latencies_for(exchange):
+                latencies.tpot.add((exchange.t_end_ns, tpot_s))
 
-    def _seen_by(self, exchange: Exchange) -> tuple[Latencies, ...]:
-        return (self._seen, self._seen_of[exchange.instance]) if exchange.instance else (self._seen,)
-
-    def _judge_fidelity(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
-        return judge_fidelity(lateness_ns, window, self._options.limits)
+    def _latencies_for(self, exchange: Exchange) -> tuple[Latencies, ...]:
+        return (self._latencies, self._latencies_of[exchange.instance]) if exchange.instance else (self._latencies,)
 
     def _tick_fields(self, now_ns: int) -> dict[str, Any]:
         """The fields of a LoadTick that every load has."""
@@ -273,12 +268,12 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
             "failed": self.counts.failed,
             "inflight": self._inflight,
             "pending_prefill_tokens": self._pending_prefill,
-            **asdict(self._seen.summarise(now_ns)),
-            "lateness_p99_s": self._late.quantiles(now_ns, 0.99)[0],
+            **asdict(self._latencies.summarise(now_ns)),
+            "lateness_p99_s": self._recent_lateness.quantiles(now_ns, 0.99)[0],
         }
 
     def _outcome_fields(self) -> dict[str, Any]:
-        """The fields of an outcome that every load has, its fidelity apart."""
+        """The fields of an outcome that every load has, without its fidelity."""
         return {
             "t_start_ns": self.t_start_ns,
             "t_end_ns": self.t_end_ns,
@@ -292,13 +287,13 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
 
 
 def _first_defect() -> asyncio.Future[None]:
-    """Fails with the first exception that escapes a callback: a meter with a defect must not go on measuring."""
+    """Fails with the first exception that escapes a callback: a defective load generator must stop measuring."""
     loop = asyncio.get_running_loop()
     defect: asyncio.Future[None] = loop.create_future()
 
-    def keep(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def note_defect(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not defect.done():
             defect.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
-    loop.set_exception_handler(keep)
+    loop.set_exception_handler(note_defect)
     return defect

@@ -2,8 +2,8 @@
 
 The cap on requests in flight drops and counts, it never blocks. The window begins when the warm-up ends and closes at
 the scheduled time of the first arrival at which both the minimum duration and the minimum completions are met, or at
-the hard stop. Requests sent before that get `drain_s` to finish, so that the slow ones are in the sample as the fast
-ones are; what is still open then is CUT.
+the hard stop. Requests sent before that get `drain_s` to finish, so that the sample includes the slow ones; what is
+still open then is CUT.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from results.records.schemas import RequestRecord, RequestStatus
 from runners.load.driver import Driver
-from runners.load.fidelity import WindowCounts
+from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
 from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
@@ -125,7 +125,7 @@ class Cell(Driver[LoadTick, LoadOutcome]):
             self._drop_request(index, due_ns, warmup)
         else:
             now_ns = self._send_request(index, due_ns, warmup)
-        self._late.add((now_ns, (now_ns - due_ns) / 1e9))
+        self._recent_lateness.add((now_ns, (now_ns - due_ns) / 1e9))
         if not warmup:
             self._lateness_ns.append(now_ns - due_ns)
 
@@ -140,7 +140,14 @@ class Cell(Driver[LoadTick, LoadOutcome]):
     def _drop_request(self, index: int, due_ns: int, warmup: bool) -> None:
         self._bodies.drop_body(index)
         self._dropped += 1
-        self._recorder.add(_dropped(self.spec, index, due_ns, warmup, self._inflight))
+        self._recorder.add(
+            RequestRecord(
+                **unsent_fields(index, RequestStatus.DROPPED, self.spec.input_tokens, self.spec.output_tokens),
+                warmup=warmup,
+                t_intended_ns=due_ns,
+                inflight_at_send=self._inflight,
+            )
+        )
 
     def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         return self.spec.input_tokens, self.spec.output_tokens
@@ -161,17 +168,18 @@ class Cell(Driver[LoadTick, LoadOutcome]):
 
     def outcome(self) -> LoadOutcome:
         begin, end = self.t_window_start_ns - self.t_start_ns, self.t_window_end_ns - self.t_start_ns
-        scheduled = sum(1 for offset in self._offsets if begin <= offset < end)
-        lateness = np.array(self._lateness_ns, dtype=np.int64)[:scheduled]
-        due = np.array([offset for offset in self._offsets if begin <= offset < end][: len(lateness)], dtype=np.int64)
-        handled = int(np.count_nonzero(due + lateness <= end))
+        due = np.array([offset for offset in self._offsets if begin <= offset < end], dtype=np.int64)
+        lateness = np.array(self._lateness_ns, dtype=np.int64)[: len(due)]
+        handled = int(np.count_nonzero(due[: len(lateness)] + lateness <= end))
         return LoadOutcome(
             **self._outcome_fields(),
             t_window_start_ns=self.t_window_start_ns,
             t_window_end_ns=self.t_window_end_ns,
             dropped=self._dropped,
             completed_in_window=sum(self.t_window_start_ns <= t < self.t_window_end_ns for t in self._completed_ns),
-            fidelity=self._judge_fidelity(lateness, WindowCounts(scheduled, handled, (end - begin) / 1e9, self._cpu_s)),
+            fidelity=judge_fidelity(
+                lateness, WindowCounts(len(due), handled, (end - begin) / 1e9, self._cpu_s), self.spec.limits
+            ),
         )
 
     def _compute_fraction(self, now_ns: int) -> float:
@@ -195,13 +203,4 @@ def body_shape(spec: LoadSpec) -> BodyShape:
         low=spec.vocab_low,
         high=spec.vocab_high,
         evidence=spec.token_evidence,
-    )
-
-
-def _dropped(spec: LoadSpec, index: int, due_ns: int, warmup: bool, inflight: int) -> RequestRecord:
-    return RequestRecord(
-        **unsent_fields(index, RequestStatus.DROPPED, spec.input_tokens, spec.output_tokens),
-        warmup=warmup,
-        t_intended_ns=due_ns,
-        inflight_at_send=inflight,
     )

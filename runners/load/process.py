@@ -1,4 +1,4 @@
-"""The load in a process of its own: the campaign's work would otherwise fall into the stamps."""
+"""The load in a process of its own: the campaign's work would otherwise delay the stamps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OutcomeOf = TypeVar("OutcomeOf")
 async def run_load(
     spec: LoadSpec, on_tick: Callable[[LoadTick], None], *, cut: asyncio.Event | None = None
 ) -> LoadOutcome:
-    """Run a cell in a load process and return how it ended; the spec is kept beside its records.
+    """Run a cell in a load process and return how it ended; its spec is stored beside its records.
 
     Setting `cut` ends the cell now, with an outcome (`cancelled`). Cancelling this coroutine ends the process at once,
     without one. Raises LoadError where nothing was measured.
@@ -34,7 +34,7 @@ async def run_load(
 async def run_replay(
     spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], *, cut: asyncio.Event | None = None
 ) -> ReplayOutcome:
-    """The same for a replay."""
+    """As `run_load`, for a replay."""
     return await _run_child(spec, LoadLine[ReplayTick, ReplayOutcome], on_tick, cut or asyncio.Event(), "replay")
 
 

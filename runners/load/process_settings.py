@@ -1,4 +1,4 @@
-"""What a load asks of its process, so that it disturbs the stamps as little as it can."""
+"""Settings of the load's process, so that it disturbs the stamps as little as possible."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def disable_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_at_once(wanted: bool) -> Iterator[bool]:
-    """SCHED_RR at its lowest priority where it is permitted; yields whether it is. The kernel bounds what it may take.
+def schedule_in_real_time(wanted: bool) -> Iterator[bool]:
+    """SCHED_RR at its lowest priority, where permitted; yields whether it is. The kernel bounds its share of a core.
 
-    With three busy processes on two cores a timer of ours fired 0.1 ms late with it and 4 to 12 ms without (p99).
+    With three busy processes on two cores a timer fired 0.1 ms late with it and 4 to 12 ms late without (p99).
     """
     granted = False
     if wanted and hasattr(os, "sched_setscheduler"):

@@ -59,15 +59,13 @@ def token_slices(
     raw = np.random.Philox(
         key=np.array([seed, _DOMAIN ^ cell_index], dtype=np.uint64), counter=np.array([0, index, 0, 0], dtype=np.uint64)
     )
-    made = 0
-    while made < count:
-        size = min(SLICE_TOKENS, count - made)
-        # Multiply-shift instead of NumPy's bounded integers: the raw stream is promised for ever, theirs is not.
+    for first in range(0, count, SLICE_TOKENS):
+        size = min(SLICE_TOKENS, count - first)
+        # Multiply-shift instead of NumPy's bounded integers: NumPy guarantees the raw stream, but not those.
         scaled = (raw.random_raw(size) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)
         ids = scaled.astype(np.int64) + low
-        if made == 0:
+        if first == 0:
             ids[: len(head)] = np.array(head, dtype=np.int64) + low
-        made += size
         yield ids
 
 
@@ -79,7 +77,7 @@ def token_ids(*, seed: int, cell_index: int, index: int, count: int, low: int, h
 
 
 class BodyShape(msgspec.Struct, frozen=True):
-    """What every request of a cell asks for, besides its prompt."""
+    """What the bodies of a cell are built from."""
 
     model: str
     output_tokens: int

@@ -7,16 +7,14 @@ from collections import deque
 from results.records.live import LiveLatency
 
 LIVE_WINDOW_S = 5.0
-_HELD = 4096
-"""Values kept at most: beyond that rate the window is shorter."""
+_MOST_VALUES = 4096
+"""At higher rates the window is shorter."""
 
 
 class RecentValues:
-    """Values of the last seconds."""
-
     def __init__(self, window_s: float = LIVE_WINDOW_S) -> None:
         self._window_ns = int(window_s * 1e9)
-        self._values: deque[tuple[int, float]] = deque(maxlen=_HELD)
+        self._values: deque[tuple[int, float]] = deque(maxlen=_MOST_VALUES)
         self.add = self._values.append
         """Takes (t_ns, value), t_ns ascending."""
 
@@ -32,7 +30,7 @@ class RecentValues:
 
 
 class Latencies:
-    """TTFT and TPOT of one sender or answerer, in seconds."""
+    """Recent TTFT and TPOT of a load or of one instance, in seconds."""
 
     def __init__(self, window_s: float = LIVE_WINDOW_S) -> None:
         self.ttft, self.tpot = RecentValues(window_s), RecentValues(window_s)

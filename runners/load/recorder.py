@@ -15,7 +15,7 @@ from runners.load.spec import LoadError
 
 
 class Recorder:
-    """Collects records and writes them in batches; what `flush` was called for is in the file when the next one starts.
+    """Collects records and writes them in batches, one at a time.
 
     Raises LoadError from `flush` or `close` when the file cannot be written (a full disk).
     """
@@ -33,7 +33,7 @@ class Recorder:
         self.add: Callable[[Any], None] = self._batch.append
 
     def flush(self) -> None:
-        """Hand over what was collected; never waits. While a write is still going on, the batch keeps growing."""
+        """Start to write the batch; never waits. While the last write is in progress, the batch keeps growing."""
         if self._writing is not None:
             if not self._writing.done():
                 return

@@ -24,7 +24,7 @@ from runners.load.block_prompts import BlockShape, prompt_pieces
 from runners.load.bodies import Bodies, body_preamble
 from runners.load.client import RoutedConnection
 from runners.load.driver import Driver
-from runners.load.fidelity import WindowCounts
+from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
 from runners.load.recent_latencies import Latencies
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay, request_prefix
@@ -39,7 +39,7 @@ from runners.trace.reusable_tokens import count_reusable_tokens
 PREPARE_NS = 3_000_000_000
 BODIES_BUDGET_BYTES = 256 << 20
 _NEVER_NS = 1 << 62
-_AS_IS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
+_UNQUOTED = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
 async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event) -> ReplayOutcome:
@@ -49,8 +49,8 @@ async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut
     measured, TraceError where the trace is malformed.
     """
     plan, blocks = read_plan(spec)
-    wide = plan.estimate_width(spec.max_inflight_sessions)
-    allow_connections(wide + spec.spare_connections, "limit max_inflight_sessions")
+    in_flight = plan.estimate_width(spec.max_inflight_sessions)
+    allow_connections(in_flight + spec.spare_connections, "limit max_inflight_sessions")
     return await Replay(spec, plan, blocks, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
 
 
@@ -86,7 +86,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         )
 
     def prepare(self) -> None:
-        """Build the bodies of the first sessions, as many as find room and time; the others follow between sends."""
+        """Build bodies of the first sessions within PREPARE_NS and the budget; the others follow between sends."""
         for session in self.plan.sessions:
             self._bodies.expect_later(session.first)
         until_ns = perf_counter_ns() + PREPARE_NS
@@ -130,7 +130,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         return self.t_start_ns + round(self.spec.max_duration_s * 1e9)
 
     def _wait_for_due(self) -> None:
-        """Be woken when something is due next, and build bodies until then."""
+        """Arm the pacer for the next due time, and build bodies until then."""
         next_ns = self._sessions.next_ns()
         self._arm_pacer(self._hard_stop_ns if next_ns is None else min(next_ns, self._hard_stop_ns))
         self._build_ahead_soon()
@@ -141,9 +141,8 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             self._pacer.arm(t_ns)
 
     def _send_turn(self, due_ns: int, turn: PlannedTurn) -> None:
-        # The exchange holds a number in flight at the send: for a replay that of sessions.
-        active = self._sessions.counts.active
-        exchange = Exchange(turn.index, self, due_ns, inflight_at_send=active)
+        # A replay counts sessions in flight at the send, an open loop requests.
+        exchange = Exchange(turn.index, self, due_ns, inflight_at_send=self._sessions.counts.active)
         body = self._bodies.take_body(turn.index)
         self._count_send(turn.recorded.input_tokens)
         self._inflight_max = max(self._inflight_max, self._inflight)
@@ -154,7 +153,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         for index in self._sessions.note_sent(turn, t_ns):
             self._bodies.expect_soon(index)
         self._lateness_ns.append(t_ns - due_ns)
-        self._late.add((t_ns, (t_ns - due_ns) / 1e9))
+        self._recent_lateness.add((t_ns, (t_ns - due_ns) / 1e9))
 
     def _name_turn(self, turn: PlannedTurn) -> str:
         return f"{self._request_prefix}{turn.index}"
@@ -179,17 +178,17 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             )
         )
         if exchange.status is not RequestStatus.CUT:
-            self._go_on(turn, exchange)
+            self._advance_session(turn, exchange)
         if not self._closed.is_set():
             self._wait_for_due()
 
-    def _go_on(self, turn: PlannedTurn, exchange: Exchange) -> None:
-        """What the end of a turn means for its session."""
+    def _advance_session(self, turn: PlannedTurn, exchange: Exchange) -> None:
+        """Let the turns leave that waited for this one; after an error, drop them where the spec says so."""
         failed = exchange.status is RequestStatus.ERROR
-        for given_up in self._sessions.note_ended(turn, exchange.t_end_ns, failed=failed):
-            self._bodies.drop_body(given_up.index)
+        for dropped in self._sessions.note_ended(turn, exchange.t_end_ns, failed=failed):
+            self._bodies.drop_body(dropped.index)
             why = f"never sent: its session was ended when {self._name_turn(turn)} failed"
-            self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
+            self._record_unsent(dropped, RequestStatus.DROPPED, None, why)
         if self._sessions.is_over:
             self.stop("complete", exchange.t_end_ns)
 
@@ -213,7 +212,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             **fields,
             phase="drain" if self._closed.is_set() else "replay",
             fraction=min(1.0, max(over / turns, fields["elapsed_s"] / self.spec.max_duration_s)),
-            **session_fields(self.plan, self.spec, self._sessions, self._seen_of, now_ns),
+            **session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
         )
 
     def outcome(self) -> ReplayOutcome:
@@ -230,7 +229,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             t_stop_ns=self.t_stop_ns,
             inflight_max=self._inflight_max,
             **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
-            fidelity=self._judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window),
+            fidelity=judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window, self.spec.limits),
         )
 
 
@@ -264,7 +263,7 @@ def make_unsent_record(
 def describe_replay(
     plan: ReplayPlan, sessions: SessionCounts, sent: int, wall_s: float | None, stop_reason: str
 ) -> dict[str, Any]:
-    """What a ReplayOutcome says of the plan and its sessions; the client's own fields are left to the caller.
+    """The fields of a ReplayOutcome about the plan and its sessions; the caller adds those of the client.
 
     `wall_s`: from the first send to the last end; None where nothing was sent.
     """
@@ -292,7 +291,7 @@ def describe_replay(
 def compute_amplification(
     wall_clock_s: float | None, trace_span_s: float, stop_reason: str
 ) -> tuple[float | None, str]:
-    """wall clock / trace span, or None and why: a replay that was ended early has no wall clock of the whole trace."""
+    """wall clock / trace span, or None and why: a replay that ended early has no wall clock of the whole trace."""
     if stop_reason != "complete" or wall_clock_s is None:
         return None, f"the replay was not completed ({stop_reason})"
     ratio = amplification_ratio(wall_clock_s, trace_span_s)
@@ -301,7 +300,7 @@ def compute_amplification(
 
 def session_line(session: str) -> str:
     """The header line that carries a session's id; what may not stand in a header is percent-encoded."""
-    return f"x-session-id: {quote(session, safe=_AS_IS)}\r\n"
+    return f"x-session-id: {quote(session, safe=_UNQUOTED)}\r\n"
 
 
 def session_fields(
@@ -316,6 +315,6 @@ def session_fields(
         "sessions": len(plan.sessions),
         "trace_span_s": plan.trace_span_s if spec.think != "none" else 0.0,
         "instances": tuple(
-            AnsweredBy(**asdict(one.summarise(now_ns)), instance=name) for name, one in sorted(latencies.items())
+            AnsweredBy(**asdict(latencies[name].summarise(now_ns)), instance=name) for name in sorted(latencies)
         ),
     }

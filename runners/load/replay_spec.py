@@ -23,7 +23,7 @@ class ReplaySpec(LoadOptions):
     """
 
     trace_path: str
-    """A trace in the project's own form."""
+    """A trace in the project's own format."""
     time_scale: float = 1.0
     """Every recorded time is multiplied by it: 0.5 = twice as fast."""
     idle_gap_cap_s: float | None = None
@@ -31,15 +31,15 @@ class ReplaySpec(LoadOptions):
     think: str = "recorded"
     """`recorded` (think times; gaps from send to send where there are none), `gaps` (always those) or `none`."""
     max_inflight_sessions: int = 0
-    """Sessions begun and not ended; those beyond it wait their turn and are counted, never dropped. 0 = no limit."""
+    """Most sessions in flight at once; further ones wait and are counted, never dropped. 0 = no limit."""
     on_error: str = "continue"
     """After a failed turn: `continue` with the session's next one, or `end_session`."""
     block_tokens: int = 16
-    """The engine's block size: what the trace's bounds in the records are computed for."""
+    """The engine's block size, for which the records hold the trace's bounds."""
     max_duration_s: float = 3600.0
     """From the first session's start: the hard stop."""
     stall_timeout_s: float = 300.0
-    """Between two pieces of a response, once its head has come; queueing in the engine falls in here."""
+    """Between two pieces of a response, once its head has come; queueing in the engine counts."""
 
     def __post_init__(self) -> None:
         refuse_problems("replay", (*common_problems(self), *_list_problems(self)))
@@ -63,7 +63,7 @@ def _list_problems(spec: ReplaySpec) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredBy(LiveLatency):
-    """What the client saw of one instance in the last LIVE_WINDOW_S seconds."""
+    """The client's latencies of one instance over the last LIVE_WINDOW_S seconds."""
 
     instance: str
 
@@ -80,9 +80,9 @@ class ReplayTick(Tick):
     sessions_done: int
     sessions: int
     trace_span_s: float = 0.0
-    """Of the whole replay, which hardly takes less; 0 where pauses are left out."""
+    """Of the whole replay, which seldom takes less; 0 where pauses are left out."""
     instances: tuple[AnsweredBy, ...] = ()
-    """By name: those that ever answered, where the responses name them."""
+    """Sorted by name: every instance that has answered, where the responses name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +90,18 @@ class ReplayOutcome(TrafficOutcome):
     """How a replay ended; `complete` = every turn has ended."""
 
     t_stop_ns: int
-    """When sending stopped: at the end of the last turn, or where the replay was ended early."""
+    """When sending stopped: at the end of the last turn, or when the replay ended early."""
     turns: int
     never_sent: int
     """Turns whose time never came, because the replay or (on_error) their session ended first."""
     sessions: int
     sessions_done: int
-    """Over: every turn has ended, well or not, or was given up by on_error."""
+    """Every turn has completed, failed, or was dropped by on_error."""
     sessions_failed: int
-    """At least one turn of theirs failed."""
+    """At least one of their turns failed."""
     sessions_delayed: int
     """Held back by max_inflight_sessions."""
     session_delay_max_s: float
-    """The longest that one was held back."""
     inflight_sessions_max: int
     inflight_max: int
     """Requests."""

@@ -1,7 +1,7 @@
 """When requests leave: every arrival of a cell, fixed before it starts. Pure.
 
-The random numbers are raw Philox output turned into uniforms here: NumPy promises that stream for ever, but not the one
-of its distributions, and the same seed must mean the same schedule on every machine.
+The random numbers are raw Philox output turned into uniforms here: NumPy guarantees that stream, but not its
+distributions, and the same seed must mean the same schedule on every machine.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 
-from runners.load.replay_plan import FROM_END, PlannedSession, PlannedTurn, ReplayPlan
+from runners.load.replay_plan import FROM_END, PlannedTurn, ReplayPlan
 
 
 class TurnState(IntEnum):
@@ -58,7 +58,7 @@ class Sessions:
 
     @property
     def is_over(self) -> bool:
-        """Whether every session is."""
+        """Whether every session has ended."""
         return self.counts.done == len(self._plan.sessions)
 
     @property
@@ -89,7 +89,7 @@ class Sessions:
         return None
 
     def note_sent(self, turn: PlannedTurn, t_ns: int) -> list[int]:
-        """The turn has left; returns the turns that now wait for nothing unsent: the next ones of the session."""
+        """The turn was sent; returns the turns that now wait for no unsent turn: the next ones of the session."""
         self._state[turn.index] = TurnState.SENT
         self._send_ns[turn.index] = t_ns
         ready = []
@@ -100,11 +100,11 @@ class Sessions:
         return ready
 
     def note_ended(self, turn: PlannedTurn, t_ns: int, *, failed: bool) -> list[PlannedTurn]:
-        """The turn has ended; returns the turns that are given up because of it."""
+        """The turn has ended; returns the turns that its failure drops."""
         self._failed[turn.session] |= failed
         self._end_turn(turn, t_ns)
         if failed and self._end_on_error:
-            return self._give_up(turn.session, t_ns)
+            return self._drop_pending(turn.session, t_ns)
         for follower in turn.followers:
             self._unended[follower] -= 1
             if not self._unended[follower]:
@@ -116,7 +116,7 @@ class Sessions:
         self._closed = True
 
     def list_unsent(self, now_ns: int) -> list[tuple[PlannedTurn, int | None]]:
-        """The turns that were never sent and not given up, each with its time if that had come by now."""
+        """The turns that were neither sent nor dropped, each with its time if that had come by now."""
         due = {index: due_ns for due_ns, index in self._due if due_ns <= now_ns}
         return [(t, due.get(t.index)) for t in self._plan.turns if self._state[t.index] == TurnState.PENDING]
 
@@ -136,11 +136,12 @@ class Sessions:
         counts.active_max = max(counts.active_max, counts.active)
         self._begun_ns[place] = t_ns
         counts.delay_max_ns = max(counts.delay_max_ns, self.delay_ns(place))
-        for turn in self._plan_turns(self._plan.sessions[place]):
+        for turn in self._turns_of(place):
             if not turn.waits:
                 self._push_turn(t_ns + turn.offset_ns, turn.index)
 
-    def _plan_turns(self, session: PlannedSession) -> tuple[PlannedTurn, ...]:
+    def _turns_of(self, place: int) -> tuple[PlannedTurn, ...]:
+        session = self._plan.sessions[place]
         return self._plan.turns[session.first : session.end]
 
     def _push_turn(self, due_ns: int, index: int) -> None:
@@ -164,9 +165,8 @@ class Sessions:
         if self._waiting and not self._closed:
             self._begin_session(self._waiting.popleft(), t_ns)
 
-    def _give_up(self, place: int, t_ns: int) -> list[PlannedTurn]:
-        session = self._plan.sessions[place]
-        given_up = [turn for turn in self._plan_turns(session) if self._state[turn.index] == TurnState.PENDING]
-        for turn in given_up:
+    def _drop_pending(self, place: int, t_ns: int) -> list[PlannedTurn]:
+        pending = [turn for turn in self._turns_of(place) if self._state[turn.index] == TurnState.PENDING]
+        for turn in pending:
             self._end_turn(turn, t_ns)
-        return given_up
+        return pending

@@ -30,12 +30,12 @@ class LoadError(RunnerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What an open-loop cell and a replay are both asked for."""
+    """The options that an open-loop cell and a replay share."""
 
     url: str
     """Base URL of the engine or the router; requests go to `<url>/v1/completions`."""
     model: str
-    """As requests name it."""
+    """Its name in requests."""
     requests_path: str
     """Where the record of every request goes (JSONL); an existing file is replaced."""
     seed: int = 0
@@ -54,13 +54,13 @@ class LoadOptions:
     max_failures_in_a_row: int = 50
     """This many failures with no completion between them end the load; 0 = never."""
     token_evidence: str = "token_ids"
-    """How the engine is asked to prove tokens: `token_ids` (return_token_ids; it echoes the prompt's ids once, in the
-    first chunk) or `usage` (continuous_usage_stats; a count in every chunk, nothing echoed)."""
+    """What proves a token: `token_ids` (return_token_ids; the engine echoes the prompt's ids once, in the first chunk)
+    or `usage` (continuous_usage_stats; a count in every chunk, nothing echoed)."""
     spare_connections: int = 4
-    """Connections kept open beyond those in use, so that a send seldom has to connect."""
+    """Open connections beyond those in use, so that a send seldom has to connect."""
     realtime: bool = True
-    """Ask the kernel to run the load process as soon as it has something to do (SCHED_RR): it needs little time, but at
-    once, and on a busy machine it else stamps late. Where that is not permitted the load runs without."""
+    """Run the load process under SCHED_RR: it needs little CPU time, but at once, and would otherwise stamp late on a
+    busy machine. Where that is not permitted, the load runs without."""
     lateness_p99_s: float = 0.010
     """Fidelity: above it the cell is degraded."""
     achieved_ratio: float = 0.98
@@ -77,8 +77,8 @@ class LoadOptions:
 class LoadSpec(LoadOptions):
     """One open-loop cell: fixed before it starts, and the same for every config that is compared.
 
-    Schedule and prompts are pure functions of `seed` and `cell_index`. Two cells that meet the same living engine need
-    different `cell_index` (a repeated attempt too), or the second one hits the prefix cache of the first.
+    Schedule and prompts are pure functions of `seed` and `cell_index`. Two cells on one living engine need different
+    `cell_index` (a repeated attempt too), or the second one hits the prefix cache of the first.
     """
 
     rate_per_s: float
@@ -92,7 +92,7 @@ class LoadSpec(LoadOptions):
     min_duration_s: float = 60.0
     """Of the measured window, which begins when the warm-up ends."""
     min_completed: int = 200
-    """Requests that were due inside the window and came back whole."""
+    """Requests that were due inside the window and were completed."""
     max_duration_s: float = 600.0
     """Of the measured window: the hard stop."""
     inflight_cap: int = 256
@@ -134,7 +134,7 @@ def refuse_problems(kind: str, rules: Iterable[Rule]) -> None:
 
 
 def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
-    """The rules for what every load is asked for."""
+    """The rules for the options of every load."""
     evidence = ", ".join(EVIDENCE)
     return (
         (is_url(spec.url), f"url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"),
@@ -211,11 +211,11 @@ class TrafficOutcome:
     cut: int
     """In flight, or of a replay still to come, when it ended."""
     retried: int
-    """Requests sent again on a fresh connection because the pooled one turned out to be closed."""
+    """Requests sent again on a fresh connection because the pooled one was closed."""
     wrong_length: int
-    """Completions whose prompt or output the engine counted differently from what was requested."""
+    """Completions whose prompt or output length, as the engine counted it, was not the requested one."""
     late_bodies: int
-    """Bodies that were not ready at their time and were built in place."""
+    """Bodies that were not ready at their time and were built when they were sent."""
     realtime: bool
     """Whether the kernel granted SCHED_RR."""
     fidelity: Fidelity

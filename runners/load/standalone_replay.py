@@ -33,7 +33,7 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What the operator asked for."""
+    """The operator's options."""
 
     trace: Path
     format: str | None
@@ -44,7 +44,7 @@ class ReplayOptions:
     folder: Path
     """Where trace, spec and records go."""
     settings: Mapping[str, Any]
-    """Further fields of ReplaySpec; `block_tokens` None = as the engine says."""
+    """Further fields of ReplaySpec; `block_tokens` None = as the engine reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What the server says of itself; None = it does not say."""
+    """What the server reports of its model; None = it does not."""
 
     model: str
     max_model_len: int | None
@@ -86,21 +86,22 @@ class _Models(msgspec.Struct):
 async def replay_trace(
     options: ReplayOptions, on_step: OnStep, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
 ) -> ReplayReport:
-    """Convert the trace, see that its prompts fit, replay it and sum up.
+    """Convert the trace, check that its prompts fit, replay it and sum up.
 
-    `on_step` receives what is being done, in words. Setting `cut` ends it with what there is. Raises RunnerError where
-    the server does not answer, a turn is longer than its model takes, or `cut` came first; TraceError; LoadError.
+    `on_step` receives the current step, in words. Setting `cut` ends the replay early, with a report. Raises
+    RunnerError where the server does not answer, a turn is longer than its model takes, or `cut` came first;
+    TraceError; LoadError.
     """
     on_step(f"asking {options.url} what it serves")
-    served = await _served(options)
+    served = await _ask_served_model(options)
 
     def read(share: float) -> None:
         on_step(f"reading {options.trace.name}: {format_percent(share)}")
 
-    path = await asyncio.to_thread(_own_form, options, served, read, cut)
+    path = await asyncio.to_thread(_convert_trace, options, served, read, cut)
     scrapes = AttemptLayout(options.folder).scrapes
-    async with MetricsSampler(options.url, scrapes) as _:
-        block_tokens, source = _block_tokens(options, scrapes)
+    async with MetricsSampler(options.url, scrapes):
+        block_tokens, source = _choose_block_tokens(options, scrapes)
         settings = {**options.settings, "block_tokens": block_tokens}
         spec = ReplaySpec(
             url=options.url,
@@ -112,13 +113,13 @@ async def replay_trace(
         on_step("building the first prompts")
         outcome = await run_replay(spec, on_tick, cut=cut)
     numbers = dict(await asyncio.to_thread(replay_numbers, Path(spec.requests_path)))
-    numbers["apc"] = _engine_apc(scrapes)
+    numbers["apc"] = _read_engine_apc(scrapes)
     return ReplayReport(spec, outcome, numbers, source)
 
 
-async def _served(options: ReplayOptions) -> _Served:
+async def _ask_served_model(options: ReplayOptions) -> _Served:
     url = f"{options.url.rstrip('/')}/v1/models"
-    remedy = "See that an engine or a router listens there, or correct --url."
+    remedy = "Check that an engine or a router listens there, or correct --url."
     try:
         async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(url)
@@ -137,12 +138,12 @@ async def _served(options: ReplayOptions) -> _Served:
     return _Served(model, known.get(model))
 
 
-def _own_form(
+def _convert_trace(
     options: ReplayOptions, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event
 ) -> Path:
-    """The path of the trace in the project's own form, every turn of it short enough for the model."""
+    """The path of the trace in the project's own format, every turn of it short enough for the model."""
     facts, sessions = open_trace(options.trace, options.format, on_progress)
-    checked = _fitting(sessions, served, cut)
+    checked = _check_lengths(sessions, served, cut)
     if facts.format == "tracon":
         for _ in checked:
             pass
@@ -152,33 +153,33 @@ def _own_form(
     return path
 
 
-def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
+def _check_lengths(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
     limit = served.max_model_len
     for session in sessions:
         if cut.is_set():
             raise RunnerError("stopped before anything was sent", exit_code=ExitCode.INTERRUPTED)
-        for place, turn in enumerate(session.turns):
+        for index, turn in enumerate(session.turns):
             tokens = turn.input_tokens + turn.output_tokens
             if limit is not None and tokens > limit:
                 raise RunnerError(
-                    f"session {session.session}, turn {place} has {tokens} tokens; {served.model} takes {limit}",
+                    f"session {session.session}, turn {index} has {tokens} tokens; {served.model} takes {limit}",
                     remedy="Shrink the trace (`tracon trace scale`), or leave out its long sessions (`tracon trace "
                     "sample`).",
                 )
         yield session
 
 
-def _block_tokens(options: ReplayOptions, scrapes: Path) -> tuple[int, str]:
-    """The block size that the trace's bounds are computed for, and who said so."""
-    asked = options.settings.get("block_tokens")
-    if asked is not None:
-        return int(asked), "asked for"
-    stated = read_baseline_shape(scrapes).block_tokens
-    return (DEFAULT_BLOCK_TOKENS, "assumed") if stated is None else (stated, "the engine")
+def _choose_block_tokens(options: ReplayOptions, scrapes: Path) -> tuple[int, str]:
+    """The block size that the trace's bounds are computed for, and its source."""
+    requested = options.settings.get("block_tokens")
+    if requested is not None:
+        return int(requested), "asked for"
+    reported = read_baseline_shape(scrapes).block_tokens
+    return (DEFAULT_BLOCK_TOKENS, "assumed") if reported is None else (reported, "the engine")
 
 
-def _engine_apc(scrapes: Path) -> Estimate:
-    """Cached over all prompt tokens by the counters of the server that was asked."""
+def _read_engine_apc(scrapes: Path) -> Estimate:
+    """Cached over all prompt tokens, by the server's own counters."""
     span = read_span(scrapes)
     prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
     if prompts is None or cached is None:

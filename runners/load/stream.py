@@ -70,9 +70,9 @@ class Exchange:
     warmup: bool = False
     inflight_at_send: int = 0
     stamps: array[int] | None = None
-    """Of every chunk that carried a token; None = not wanted."""
+    """Of every chunk that carried a token; None = not recorded."""
     instance: str = ""
-    """The instance that answered, as the response's head says; empty = it does not say."""
+    """The instance that answered, by a header of the response; empty = it has none."""
     status: RequestStatus | None = None
     """None while in flight."""
     t_send_ns: int = 0
@@ -90,7 +90,7 @@ class Exchange:
     http_status: int | None = None
     finish_reason: str | None = None
     error: str | None = None
-    """What the engine or the connection said went wrong."""
+    """Why it failed, as the engine or the connection reported it."""
     fault: bool = False
     """The stream is garbage: nothing further in it can be trusted."""
     done_marker: bool = False
@@ -110,7 +110,7 @@ class Exchange:
                 self._read_event(event, t_ns)
 
     def complete(self, t_ns: int) -> None:
-        """The response is whole: decide whether it is what was asked for."""
+        """End the request with its whole response: OK, or an error where the response is not as requested."""
         if self.http_status != 200:
             self.error = f"HTTP {self.http_status}: {_error_text(self._error_body)}"
         elif self.error is None and not self.done_marker:
@@ -122,13 +122,13 @@ class Exchange:
         self._set_end(RequestStatus.OK if self.error is None else RequestStatus.ERROR, t_ns)
 
     def fail(self, error: str, t_ns: int) -> None:
-        """It ended badly; what was received stays."""
+        """End the request as an error; what was received stays."""
         if self.error is None:
             self.error = f"{error} {self._describe_received()}" if self.t_bytes_ns else error
         self._set_end(RequestStatus.ERROR, t_ns)
 
     def cut(self, t_ns: int) -> None:
-        """The cell ended first."""
+        """End the request as CUT: the load ended first."""
         self._set_end(RequestStatus.CUT, t_ns)
 
     @property
@@ -188,7 +188,7 @@ class Exchange:
         return f"(after {self.chunks} token chunks)"
 
     def _whole_events(self, body: bytes) -> bytes:
-        """What is whole so far, line ends made uniform; the rest waits for more."""
+        """The complete events so far, with uniform line ends; an incomplete one waits for more bytes."""
         text = self._partial + body
         if b"\r" in text:
             held = b"\r" if text.endswith(b"\r") else b""
@@ -235,7 +235,7 @@ class Exchange:
             else:
                 tokens += _has_text(choice)
         if usage is not None:
-            self._keep_usage(usage)
+            self._store_usage(usage)
         if not tokens:
             return
         self.tokens += tokens
@@ -247,7 +247,7 @@ class Exchange:
             self.t_first_ns = t_ns
             self.listener.first_token(self)
 
-    def _keep_usage(self, usage: _Usage) -> None:
+    def _store_usage(self, usage: _Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens
         self.completion_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
@@ -262,7 +262,7 @@ class Exchange:
 def unsent_fields(
     index: int, status: RequestStatus, input_tokens: int, output_tokens: int, why: str | None = None
 ) -> dict[str, Any]:
-    """The fields of the SentRequest of a request that never left; `why` is its error."""
+    """The fields of the SentRequest of a request that was never sent; `why` is its error."""
     unmeasured = (
         "t_send_ns", "t_first_token_ns", "t_last_token_ns", "t_end_ns", "prompt_tokens", "completion_tokens",
         "cached_tokens",
@@ -284,7 +284,7 @@ def _has_text(choice: _Choice) -> bool:
 
 
 def _data_lines(event: bytes) -> Iterator[bytes]:
-    """The data of an event by the SSE rules: comments and other fields fall away, one leading space goes."""
+    """The data of an event by the SSE rules: without comments, other fields and one leading space."""
     for line in event.split(b"\n"):
         if line.startswith(b"data:"):
             yield line[6:] if line.startswith(b"data: ") else line[5:]

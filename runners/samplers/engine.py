@@ -1,4 +1,4 @@
-"""What the engine says about itself beside the load: `/metrics` at 1 Hz, and step timings from the probe's rings."""
+"""Samples an engine under load: its `/metrics` at 1 Hz, and step timings from the probe's rings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ _EDGES_NS = np.array(STEP_BUCKETS_US, dtype=np.float64) * 1e3
 
 
 class SamplerError(RunnerError):
-    """The samples cannot be kept."""
+    """The samples cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engine's latest word; None = the last scrape had no such value."""
+    """The engine's load at the last scrape; None = it had no such value."""
 
-    t_ns: int = 0
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
@@ -46,8 +45,8 @@ class Gauges:
 class MetricsText:
     """Reads pages of one exporter.
 
-    A page is the same samples with other values every second, so a sample's name is worked out once (the library takes
-    25 ms for a page of vLLM's, nine tenths of which are histogram buckets that are not stored).
+    Pages have the same samples with other values, so a sample's name is parsed once (the library takes 25 ms for a page
+    of vLLM's, nine tenths of which are histogram buckets that are not stored).
     """
 
     def __init__(self) -> None:
@@ -139,7 +138,7 @@ class MetricsSampler:
         while True:
             due_s += self._period_s
             late_s = time.monotonic() - due_s
-            if late_s > 0:  # a slow scrape costs the samples it ran over, not the grid
+            if late_s > 0:  # a slow scrape skips the samples that it ran over; the others stay on the grid of times
                 due_s += self._period_s * int(late_s / self._period_s + 1)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             await self._scrape_metrics("sample")
@@ -158,7 +157,7 @@ class MetricsSampler:
             error = f"{type(failed).__name__}: {failed}"
         except ValueError as failed:
             error = str(failed)
-        self.latest = read_gauges(t_ns, values)
+        self.latest = read_gauges(values)
         record = MetricsRecord(t_ns=t_ns, t_unix_s=t_unix_s, moment=moment, values=values, error=error)
         try:
             self._file.write(msgspec.json.encode(record) + b"\n")
@@ -170,7 +169,7 @@ class MetricsSampler:
         return SamplerError(f"cannot write {self._path}: {error.strerror}", remedy=remedy)
 
 
-def read_gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
+def read_gauges(values: Mapping[str, float]) -> Gauges:
     """The engine's gauges among the samples of one scrape; over several engines, the sum, and the fullest KV cache."""
 
     def samples(name: str) -> list[float]:
@@ -178,7 +177,6 @@ def read_gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
 
     running, waiting = samples("vllm:num_requests_running"), samples("vllm:num_requests_waiting")
     return Gauges(
-        t_ns=t_ns,
         running=sum(running) if running else None,
         waiting=sum(waiting) if waiting else None,
         kv_usage=max(samples("vllm:kv_cache_usage_perc"), default=None),
@@ -187,44 +185,37 @@ def read_gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The engine steps since the poll before that computed a token."""
+    """The engine steps since the last poll that computed a token."""
 
     p50_us: float | None = None
     p90_us: float | None = None
     counts: tuple[int, ...] = ()
     """Per bucket of STEP_BUCKETS_US and one more for the rest; empty = no step timing."""
-    steps: int = 0
-    lost: int = 0
-    """Steps that were overwritten before they were read."""
-    reason: str = ""
-    """Why there is no step timing."""
 
 
 class StepTail:
     """Follows the engine rings of one launch, from what is written after its creation on.
 
-    A ring that cannot be read ends the step timing, with the reason in every sample, and nothing else.
+    A ring that cannot be read, or that has no step timing, ends the step timing and nothing else.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._readers: dict[Path, RingReader] = {}
-        self._reason = ""
-        self._lost = 0
+        self._has_timing = True
         self._open_rings(new_ones=False)
 
     def poll(self) -> StepSample:
         """The steps since the last poll."""
         self._open_rings(new_ones=True)
-        if self._reason or not self._readers:
-            return StepSample(reason=self._reason or "the engine writes no step ring")
+        if not self._has_timing or not self._readers:
+            return StepSample()
         try:
             parts = [_step_columns(reader) for reader in self._readers.values()]
-        except RingError as error:
-            self._reason = str(error)
-            return StepSample(reason=self._reason)
+        except RingError:
+            self._has_timing = False
+            return StepSample()
         step_ns, tokens = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        lost, self._lost = self._lost, sum(reader.lost for reader in self._readers.values())
         timed = step_ns[(tokens > 0) & (step_ns != MISSING)]
         p50, p90 = np.quantile(timed, (0.5, 0.9)).tolist() if len(timed) else (None, None)
         counts = np.bincount(np.searchsorted(_EDGES_NS, timed, side="left"), minlength=len(_EDGES_NS) + 1)
@@ -232,35 +223,27 @@ class StepTail:
             p50_us=None if p50 is None else p50 / 1e3,
             p90_us=None if p90 is None else p90 / 1e3,
             counts=tuple(counts.tolist()),
-            steps=len(timed),
-            lost=self._lost - lost,
         )
-
-    def close(self) -> None:
-        """Idempotent."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def _open_rings(self, *, new_ones: bool) -> None:
-        """Take up rings not yet followed: those found at the start from their end, later ones from their beginning."""
+        """Open rings not yet followed: those present at the start from their end, later ones from their beginning."""
         for path in ring_paths(self._folder, "engine"):
-            if path in self._readers or self._reason:
+            if path in self._readers or not self._has_timing:
                 continue
             try:
-                reader = RingReader(path, start="oldest" if new_ones else "newest")
-            except RingError as error:
-                self._reason = str(error)
-                continue
-            self._readers[path] = reader
-            if not reader.header.step_timing_available:
-                self._reason = reader.header.reason or "the probe says that step timing is not available"
+                self._readers[path] = RingReader(path, start="oldest" if new_ones else "newest")
+            except RingError:
+                self._has_timing = False
+            else:
+                self._has_timing = self._readers[path].header.step_timing_available
 
 
 def _step_columns(reader: RingReader) -> tuple[Records, Records]:

@@ -1,4 +1,4 @@
-"""What an engine's own counters gained over a cell, and what its cache is made of, from the scrapes of `/metrics`."""
+"""What an engine's own counters gained over a cell, and the shape of its KV cache, from the scrapes of `/metrics`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHE_CONFIG = "vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The engine's KV cache; None = it does not say."""
+    """The engine's KV cache; None = not reported."""
 
     block_tokens: int | None
     capacity_tokens: int | None

@@ -1,6 +1,6 @@
 """Samples the GPUs once a second while cells are measured, in a thread; writes the run's `gpu.csv`.
 
-NVML (through nvidia-ml-py) answers in microseconds; a call of nvidia-smi takes a core for a tenth of a second and more.
+NVML (through nvidia-ml-py) answers in microseconds; a call of nvidia-smi takes a core for a tenth of a second or more.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ NO_DRIVER = "this host has no NVIDIA driver: no GPU is used"
 NO_PACKAGE = "nvidia-ml-py is not installed beside Tracon: `pip install nvidia-ml-py`"
 Devices = Sequence[str]
 """The GPUs of one engine, as CUDA_VISIBLE_DEVICES names them."""
-Tell = Callable[[tuple[GpuSample, ...]], object]
+OnSamples = Callable[[tuple[GpuSample, ...]], object]
 log = logging.getLogger("tracon.gpu")
 
 
 class GpuSampler(CellSampler):
-    """Writes every GPU of the host; `tell` gets the samples of those that engines of the run use.
+    """Writes every GPU of the host; `on_samples` gets the samples of those that engines of the run use.
 
-    `list_engines` returns the devices of each engine that runs now; both are called in the sampler's thread. Without a
-    GPU the file states the reason. An error ends the samples and nothing else.
+    `list_engines` returns the devices of each running engine; both are called in the sampler's thread. Without a GPU
+    the file states the reason. An error ends the samples and nothing else.
     """
 
     def __init__(
         self,
         path: Path,
         list_engines: Callable[[], Iterable[Devices]],
-        tell: Tell = lambda samples: None,
+        on_samples: OnSamples = lambda samples: None,
         *,
         period_s: float = PERIOD_S,
     ) -> None:
         super().__init__(path, period_s=period_s)
         self._list_engines = list_engines
-        self._tell = tell
+        self._on_samples = on_samples
 
     def _sample(self) -> None:
         try:
@@ -73,10 +73,10 @@ class GpuSampler(CellSampler):
                         continue
                     samples = gpus.look(cell, self._list_engines())
                     rows.writerows(map(format_sample, samples))
-                    if own := tuple(filter(is_of_run, samples)):
-                        self._tell(own)
+                    if of_run := tuple(filter(is_of_run, samples)):
+                        self._on_samples(of_run)
         except Exception as error:  # noqa: BLE001 - NVML raises classes of its own; a run goes on without samples
-            log.warning("the GPUs are not sampled any more: %s: %s", type(error).__name__, error)
+            log.warning("the GPUs are no longer sampled: %s: %s", type(error).__name__, error)
             with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{REASON_MARK}the samples end: {type(error).__name__}: {error}\n")
 
@@ -93,7 +93,7 @@ class Gpus:
         return len(self._handles)
 
     def look(self, cell: str, engines: Iterable[Devices]) -> tuple[GpuSample, ...]:
-        """A sample of each. Raises NVML's error where a GPU does not answer what every GPU has."""
+        """A sample of each. Raises NVML's error where a GPU does not report its memory."""
         t_ns, counts = time.perf_counter_ns(), self._count_engines(engines)
         return tuple(
             self._look_at(handle, index, cell, t_ns, None if counts is None else counts[index])
@@ -101,7 +101,7 @@ class Gpus:
         )
 
     def _count_engines(self, engines: Iterable[Devices]) -> Counter[int] | None:
-        """How many engines use each GPU; None where a device is none of these GPUs: a part of one (MIG)."""
+        """How many engines use each GPU; None where a device is not one of these GPUs: a part of one (MIG)."""
         counts: Counter[int] = Counter()
         for device in (device for devices in engines for device in devices):
             gpu = next((gpu for gpu, uuid in enumerate(self._uuids) if names_gpu(device, str(gpu), uuid)), None)
@@ -167,7 +167,7 @@ def is_of_this_run(pid: int) -> bool:
 
 
 def open_gpus() -> Gpus | str:
-    """The GPUs of this host, or why none can be asked."""
+    """The GPUs of this host, or why none can be sampled."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

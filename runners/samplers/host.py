@@ -1,4 +1,4 @@
-"""Looks at the host once a second while cells are measured, from a thread of its own; rows of `host.csv`."""
+"""Samples the host once a second while cells are measured, in a thread; writes the run's `host.csv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from results.records.host import HEADER
 from runners.samplers.cell_sampler import CellSampler
 
 WORK_ITEMS = 5000
-"""Of the fixed piece of work: some 0.1 ms, a ten-thousandth of a core."""
+"""Of the fixed piece of work: about 0.1 ms, a ten-thousandth of a core."""
 PRESSURE = Path("/proc/pressure/cpu")
 log = logging.getLogger("tracon.host")
 
@@ -61,11 +61,10 @@ class HostSampler(CellSampler):
                         rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *shares, f"{time_work():.1f}"])
                     before, cell = now, self.cell
         except OSError as error:
-            log.warning("the host is not looked at any more: %s: %s", self._path.name, error.strerror)
+            log.warning("the host is no longer sampled: %s: %s", self._path.name, error.strerror)
 
 
 def read_clock() -> HostClock:
-    """Now."""
     cores = psutil.cpu_times(percpu=True)
     idle = [core.idle + getattr(core, "iowait", 0.0) for core in cores]
     stolen = tuple(getattr(core, "steal", 0.0) for core in cores)
@@ -84,7 +83,7 @@ def time_work() -> float:
 
 
 def _waited_s() -> float | None:
-    """Seconds since the boot in which some task had no core; None where this kernel does not tell."""
+    """Seconds since the boot in which some task waited for a core; None where the kernel does not report it."""
     with suppress(OSError, ValueError, IndexError):
         some = PRESSURE.read_text().splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6

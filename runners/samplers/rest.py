@@ -23,12 +23,12 @@ SIGMA_BUSY = (0.25, 0.37)
 
 @dataclass(frozen=True, slots=True)
 class HostRest:
-    """The host just before a run. None = this host does not say."""
+    """The host just before a run. None = this host does not report it."""
 
     load_1m: float | None
     """Mean number of tasks that ran or were ready over the last minute."""
     cores: int
-    """Of the host, which its load average counts on."""
+    """All of the host, as its load average counts tasks on all of them."""
     busy: float | None
     """0..1: the share of all cores' time in which they worked."""
     stolen: float | None
@@ -36,7 +36,7 @@ class HostRest:
 
 
 def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
-    """Looks at the host for `sample_s`, in which this process sleeps."""
+    """Measures the host over `sample_s`, while this process sleeps."""
     before = read_clock()
     time.sleep(sample_s)
     shares = shares_between(before, read_clock())

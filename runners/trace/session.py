@@ -47,7 +47,7 @@ class Turn:
     turn: int
     """0-based among the turns of its agent in its session."""
     arrival_s: float
-    """Recorded send, in seconds since the begin of the trace."""
+    """Recorded send, in seconds since the start of the trace."""
     think_s: float | None
     """Recorded pause from the end of the turns in `after` to the send; None = not recorded."""
     input_tokens: int
@@ -67,7 +67,7 @@ class Session:
 
     @property
     def arrival_s(self) -> float:
-        """Seconds since the begin of the trace."""
+        """Seconds since the start of the trace."""
         return self.turns[0].arrival_s
 
 

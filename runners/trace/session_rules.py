@@ -84,10 +84,6 @@ class Chain:
     def __init__(self) -> None:
         self._before = np.full(1024, _UNSEEN, dtype=np.int32)
 
-    @property
-    def nbytes(self) -> int:
-        return self._before.nbytes
-
     def find_fault(self, hashes: NDArray[np.int64], ahead: int = START) -> str:
         """How this prompt contradicts the prompts before it. Ids from MAX_CHAINED_ID on are not checked.
 

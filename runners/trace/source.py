@@ -122,12 +122,12 @@ def read_one_file(path: Path, kind: str, on_progress: OnProgress | None = None) 
                 yield document.name, line, text
 
 
-def read_beginning(path: Path, size: int = 1 << 16) -> tuple[str, bytes]:
-    """The name of the first document and up to `size` of its first bytes. Raises TraceError without a document."""
+def read_beginning(path: Path) -> tuple[str, bytes]:
+    """The name of the first document and its first 64 KiB. Raises TraceError without a document."""
     with closing(open_documents(path)) as opened:
         document = next(opened)
         with _damage_named(document.name, 1):
-            return document.name, document.stream.read(size)
+            return document.name, document.stream.read(1 << 16)
 
 
 def _open_folder(path: Path, watch: OnProgress) -> Iterator[Document]:

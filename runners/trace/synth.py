@@ -16,7 +16,7 @@ from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from runners.trace.synth_shapes import RANKS, Ints, Shapes, find_shapes
 from runners.trace.synth_sharing import NO_ORIGIN, find_sharing
-from runners.trace.workload_statistics import Floats, Statistics, statistics_of
+from runners.trace.workload_statistics import Floats, Statistics, read_statistics
 
 _SESSION = 0x73_796E_7468  # "synth": separates these streams of random numbers from others
 _RANK = _SESSION ^ 0x1_0000_0000_0000
@@ -29,21 +29,21 @@ THINK_SIGMA = 1.0
 _PLACE_BITS = 20
 
 
-def synthesise_trace(sessions: int, seed: int = 1, statistics: Mapping[str, Any] | Statistics | None = None) -> Trace:
+def synthesise_trace(sessions: int, seed: int = 1, statistics: Mapping[str, Any] | None = None) -> Trace:
     """Generate a trace in memory; `statistics` override the defaults. Raises RunnerError for invalid parameters."""
     facts, generated = open_synthetic(sessions, seed, statistics)
     return Trace(facts, tuple(generated))
 
 
 def open_synthetic(
-    sessions: int, seed: int = 1, statistics: Mapping[str, Any] | Statistics | None = None
+    sessions: int, seed: int = 1, statistics: Mapping[str, Any] | None = None
 ) -> tuple[TraceFacts, Iterator[Session]]:
     """As `synthesise_trace`, as a stream in the order of arrival."""
     if not 1 <= sessions < 1 << 40:
         raise RunnerError(f"{sessions} sessions cannot be generated", remedy="set the number of sessions to 1 or more")
     if not 0 <= seed < 1 << 64:
         raise RunnerError(f"a seed cannot be {seed}", remedy="choose a number from 0 to 2^64 - 1")
-    target = statistics_of(statistics)
+    target = read_statistics(statistics)
     facts = TraceFacts(
         source=f"synth-{sessions}-{seed}", block_tokens=target.block_tokens, tail_rule="floor", hash_scope="global"
     )

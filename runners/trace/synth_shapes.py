@@ -35,7 +35,7 @@ class Shapes:
     """The turns of each rank and their lengths."""
 
     starts: Ints
-    """Begin of each rank in `lengths`; one more entry than ranks."""
+    """Start of each rank in `lengths`; one more entry than ranks."""
     lengths: Floats
     """Input tokens of each turn, ascending within a session."""
 

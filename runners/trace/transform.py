@@ -173,7 +173,7 @@ def rebase_sessions(sessions: Iterable[Session]) -> Iterator[Session]:
 def redraw_arrivals(sessions: Iterable[Session], arrivals: Arrivals) -> Iterator[Session]:
     """Draw the arrivals of the sessions from a Poisson process, in their order; the times within a session stay.
 
-    For traces without the begin of sessions. Raises RunnerError for a rate that is not positive.
+    For traces that do not record when sessions start. Raises RunnerError for a rate that is not positive.
     """
     rate_per_s = arrivals.sessions_per_s
     if rate_per_s is None:

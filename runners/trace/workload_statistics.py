@@ -54,16 +54,13 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     decode_tokens_per_s: float = 50.0
 
 
-def statistics_of(overrides: Mapping[str, Any] | Statistics | None) -> Statistics:
+def read_statistics(overrides: Mapping[str, Any] | None) -> Statistics:
     """The defaults with `overrides`. Raises RunnerError, which names a wrong name or value."""
-    if isinstance(overrides, Statistics):
-        statistics = overrides
-    else:
-        try:
-            statistics = msgspec.convert(dict(overrides or {}), Statistics)
-        except msgspec.ValidationError as error:
-            names = ", ".join(Statistics.__struct_fields__)
-            raise RunnerError(f"the statistics are wrong: {error}", remedy=f"valid names: {names}") from error
+    try:
+        statistics = msgspec.convert(dict(overrides or {}), Statistics)
+    except msgspec.ValidationError as error:
+        names = ", ".join(Statistics.__struct_fields__)
+        raise RunnerError(f"the statistics are wrong: {error}", remedy=f"valid names: {names}") from error
     if fault := _statistics_fault(statistics):
         raise RunnerError(f"the statistics are wrong: {fault}", remedy="docs/traces.md explains them")
     return statistics

@@ -1,4 +1,4 @@
-"""`capacity`: the fewest instances that hold a latency objective, per policy, before engines that are a model."""
+"""`capacity`: the fewest simulated instances with which each policy meets a latency objective."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from results.records.points import PointRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
-from runners.experiments.capacity.plan import EXPERIMENT, CapacityGrid
+from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
@@ -42,8 +42,6 @@ _POINT = msgspec.json.Decoder(PointRecord)
 class Capacity:
     """Runs the cells of one run."""
 
-    name = EXPERIMENT
-
     def __init__(self, grid: CapacityGrid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
@@ -51,7 +49,7 @@ class Capacity:
         config = context.configs[grid.routing.config]
         self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
         self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
-        """By label, as `trace_path`, as long as no further point is there."""
+        """By label, as of `trace_path`; dropped when a further point is measured."""
         self._ahead = CellsAhead(context, "point", self._simulate, self.adopt, self._count_room, self._is_ready)
 
     @cached_property
@@ -63,7 +61,7 @@ class Capacity:
         return self._simulations.count_room()
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
-        """No point is simulated without its trace, nor one that the search does not need."""
+        """Skips points without a trace, and points that the search does not need."""
         trace = view.cells.get(TRACE_CELL)
         if cell.kind != "point":
             return ""
@@ -170,7 +168,7 @@ class Capacity:
 
 
 def find_percentile(turns: Turns, metric: str, percent: int, planned: int) -> float | None:
-    """Over all turns of the trace, in seconds: one that was not completed counts as never served; None = it is one."""
+    """Over all turns of the trace, in seconds; None where it falls on a turn that was not completed: never served."""
     values = turns.series(f"{metric}_s")[turns.completed]
     unserved = np.full(planned - int(turns.completed.sum()), np.inf)
     values = np.concatenate((values[np.isfinite(values)], unserved))

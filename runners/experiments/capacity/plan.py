@@ -170,14 +170,14 @@ def _list_cells(grid: CapacityGrid) -> Iterator[CellPlan]:
 
 
 def count_steps(search: Search) -> int:
-    """As many as a search can need that halves down to one size, and CHECKS around it."""
+    """The most steps of a search: doubling, halving down to one size, and CHECKS around it."""
     doubling = max(0, math.ceil(math.log2(search.most / search.start)))
     halving = math.ceil(math.log2(max(search.start, search.most / 2, 2)))
     return (1 + doubling + halving + CHECKS) * (SPLITS if search.pooled else 1)
 
 
 def expect_steps(search: Search) -> int:
-    """As many as a search takes that ends near where it begins."""
+    """The steps of a search that ends near its start."""
     return (2 + math.ceil(math.log2(max(search.start, 2)))) * (2 if search.pooled else 1)
 
 

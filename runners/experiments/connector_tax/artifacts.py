@@ -52,7 +52,7 @@ def publish_cell(
     """Cut the steps, write the cell record, and rename everything into the config's folder, the record last."""
     assert cell.config is not None
     phase, stem = cell.params["phase"], cell.params["stem"]
-    layout = context.config_layout(cell.config)
+    layout = context.launcher.config_layout(cell.config)
     cut = cut_steps(instance.spec.rings, outcome.t_start_ns, outcome.t_end_ns, folder.engine_step)
     log = context.layout.gpu_csv
     gpu = cut_gpu_log(log, cell.cell, outcome.t_start_ns, outcome.t_end_ns, folder.gpu_util)

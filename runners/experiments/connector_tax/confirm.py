@@ -61,20 +61,20 @@ def draw_blocks(configs: Sequence[str], loads: int, count: int, seed: int) -> li
 def list_loads(grid: Grid) -> tuple[PlannedLoad, ...]:
     """Phase A's shape at both reference rates, the shapes of Phase B at ref_safe (or their own rate) and of B' at
     ref_load, each once."""
-    shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
-    at_safe = dict.fromkeys([shape, *grid.phase_b.shapes])
+    swept = grid.phase_a.shape
+    at_safe = dict.fromkeys([swept, *grid.phase_b.shapes])
     several = len(grid.phase_a.rates_per_s) > 1  # with one rate, ref_load is ref_safe
-    at_load = dict.fromkeys([shape, *grid.shapes_at_ref_load]) if several else {}
+    at_load = dict.fromkeys([swept, *grid.shapes_at_ref_load]) if several else {}
     return tuple(
-        plan_shape(grid, PHASE_CONFIRM, each, rate)
-        for rate, those in ((REF_SAFE, at_safe), (REF_LOAD, at_load))
-        for each in those
+        plan_shape(grid, PHASE_CONFIRM, shape, rate)
+        for rate, shapes in ((REF_SAFE, at_safe), (REF_LOAD, at_load))
+        for shape in shapes
     )
 
 
 def is_measured(grid: Grid, config: str, load: PlannedLoad) -> bool:
     """Whether the config has this load: shapes of B' alone are for the configs that B' names, and plain's repeat."""
-    if load.rate != REF_LOAD or load.shape == (grid.phase_a.input_tokens, grid.phase_a.output_tokens):
+    if load.rate != REF_LOAD or load.shape == grid.phase_a.shape:
         return True
     return (BASELINE if config == REPEAT else config) in grid.phase_b_prime.configs
 

@@ -1,7 +1,7 @@
 """`connector-tax`: what a KV connector costs, measured on one instance under an open-loop load.
 
 Barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape sweep,
-probe removal and analysis. Before the last one stands our own confirm stage.
+probe removal and analysis. The confirm stage, which the specification does not have, comes before the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runners.campaign.experiment import CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.connector_tax.artifacts import adopt_cell
 from runners.experiments.connector_tax.cell import measure_load
-from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
+from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.sustainable import list_overloads
 from runners.experiments.patched_cells import PatchedCells, RunCell
@@ -32,7 +32,6 @@ from runners.experiments.patched_cells import PatchedCells, RunCell
 class ConnectorTax(PatchedCells):
     """Runs the cells of one `connector-tax` run."""
 
-    name = EXPERIMENT
     removal = "the probe is removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:

@@ -32,13 +32,17 @@ class PhaseA(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: int
     rates_per_s: tuple[float, ...]
 
+    @property
+    def shape(self) -> Shape:
+        return self.input_tokens, self.output_tokens
+
 
 class OwnRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a shape is measured at that ref_safe would overload, or hardly load."""
+    """The rate of a shape that ref_safe would overload, or hardly load."""
 
     rate_per_s: float
     min_completed: int = 0
-    """How many completions its window lasts for at least; 0 = the preset's."""
+    """Minimum completions in its window; 0 = the preset's."""
 
 
 class PhaseB(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +100,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup_s: float
     inflight_cap: int
     engine_start_s: float
-    """What one engine takes until it is ready, for the time estimate."""
+    """Until one engine is ready, for the time estimate."""
     phase_b: PhaseB = PhaseB()
     expected_ref_safe_per_s: float = 0.0
     """What the time estimate assumes for Phase B before Phase A has measured it."""
@@ -104,7 +108,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
     drain_s: float = 300.0
-    """How long the requests in flight when sending stops may take at most; what is still open then is cut."""
+    """For the requests in flight when sending stops; what is still open then is cut."""
     arrival: str = "constant"
     confirm: bool = False
     """Measure the reference loads and all shapes with `trials` launches per config; verdicts rest on these."""
@@ -162,7 +166,7 @@ def _check_grid(grid: Grid, where: str) -> None:
 
 def _check_own_rates(grid: Grid) -> Iterator[tuple[bool, str]]:
     shapes = {"{}x{}".format(*shape) for shape in grid.phase_b.shapes}
-    swept = f"{grid.phase_a.input_tokens}x{grid.phase_a.output_tokens}"
+    swept = "{}x{}".format(*grid.phase_a.shape)
     for shape, own in grid.phase_b.shape_rates.items():
         name = f"phase_b.shape_rates.{shape}"
         yield shape not in shapes, f"{name} is no shape of phase_b: write it as 512x64"

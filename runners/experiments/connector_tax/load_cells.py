@@ -1,4 +1,4 @@
-"""A load cell of the plan: what is sent, how long that takes, and what makes its prompts its own."""
+"""A load cell of the plan: what is sent, how long that takes, and the number that makes its prompts unique."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES_PER_BLOCK = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """What one cell sends."""
+    """The load of one cell."""
 
     phase: str
     stem: str

@@ -14,7 +14,7 @@ from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
-from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
+from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
@@ -31,12 +31,8 @@ from runners.experiments.connector_tax.load_cells import (
     make_cell,
     plan_shape,
 )
-from runners.experiments.connector_tax.sustainable import (
-    NO_LIMIT,
-    describe_own_rates,
-    expected_cell_s,
-    list_unsustainable,
-)
+from runners.experiments.connector_tax.sustainable import describe_own_rates, expected_cell_s, list_unsustainable
+from runners.experiments.settings import refuse_routing_options
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),
@@ -51,8 +47,7 @@ COMPUTE_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key or config."""
-    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
-        raise RunnerError(f"{EXPERIMENT} routes nothing", remedy=f"{ROUTING_OPTIONS} belong to `routing`")
+    refuse_routing_options(options, f"{EXPERIMENT} routes nothing")
     tables = profile.experiments.get(EXPERIMENT, {})
     grid = read_grid(tables, profile.name, options.preset, settings=options.settings)
     if options.trials is not None:
@@ -76,7 +71,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
-        sums=arithmetic(grid, list(configs), release_wait_s, profile.capacity),
+        sums=estimate_sums(grid, list(configs), release_wait_s, profile.capacity),
         notes=(
             *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
             *describe_own_rates(grid),
@@ -87,7 +82,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:
-    """The grid as a plan holds it: without a confirm stage or own rates, as versions wrote it that had none."""
+    """The grid in the plan: without an empty `confirm` and `shape_rates`, as older versions wrote it."""
     described: dict[str, Any] = msgspec.to_builtins(grid)
     if not grid.confirm:
         del described["confirm"]
@@ -97,7 +92,7 @@ def _describe_grid(grid: Grid) -> dict[str, Any]:
 
 
 def _add_repeat(names: Sequence[str]) -> tuple[str, ...]:
-    """Plain is measured under both its names wherever launches are compared."""
+    """The names with plain's repeat: where launches are compared, plain is measured under both names."""
     return tuple(names) if REPEAT in names else (*names, REPEAT)
 
 
@@ -119,10 +114,13 @@ def _load_repeat() -> ConnectorConfig:
 
 
 def draw_orders(grid: Grid, configs: Sequence[str], seed: int) -> list[list[str]]:
-    """Per pass of the sweep, the order of configs. Before a confirm stage there is one pass, without plain's repeat."""
-    draw = random.Random(seed)
-    swept = [name for name in configs if name != REPEAT] if grid.confirm else list(configs)
+    """The order of configs in each sweep. Before a confirm stage there is one sweep, without plain's repeat."""
+    draw, swept = random.Random(seed), _list_swept(grid, configs)
     return [draw.sample(swept, len(swept)) for _ in range(1 if grid.confirm else grid.trials)]
+
+
+def _list_swept(grid: Grid, configs: Sequence[str]) -> list[str]:
+    return [name for name in configs if not grid.confirm or name != REPEAT]
 
 
 def list_cells(
@@ -131,46 +129,45 @@ def list_cells(
     configs: Sequence[str],
     seed: int,
     release_wait_s: float,
-    capacity: Capacity = NO_LIMIT,
+    capacity: Capacity,
 ) -> list[CellPlan]:
-    """Every cell in the order it runs; `orders`: per pass of the sweep, the configs' names; `configs`: all of them."""
+    """Every cell in the order it runs; `orders`: the configs' names in each sweep; `configs`: all of them."""
     engine_s = grid.engine_start_s + release_wait_s
-    passes = [_Pass(grid, seed, engine_s, number, tuple(order), capacity) for number, order in enumerate(orders)]
+    sweeps = [_Sweep(grid, seed, engine_s, trial, tuple(order), capacity) for trial, order in enumerate(orders)]
     return [
         *_preflight_cells(configs, grid, engine_s),
-        *(cell for one in passes for cell in one.phase_a()),
+        *(cell for sweep in sweeps for cell in sweep.phase_a()),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
-        *(cell for one in passes for cell in one.phase_b()),
+        *(cell for sweep in sweeps for cell in sweep.phase_b()),
         *confirm.list_cells(grid, configs, seed, engine_s, capacity),
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
 
 
-def _preflight_cells(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
+def _preflight_cells(configs: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
     yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
-    for config in order:
-        estimate = engine_s + grid.preflight_s
-        yield CellPlan(f"preflight/{config}", "preflight", "preflight", config, config, {}, estimate)
+    for config in configs:
+        estimate_s = engine_s + grid.preflight_s
+        yield CellPlan(f"preflight/{config}", "preflight", "preflight", config, config, {}, estimate_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """Every load cell of the sweep once: each config has its turn. Without a confirm stage each trial is a pass."""
+class _Sweep:
+    """Every load cell of the sweep once, config by config. Without a confirm stage each trial is a sweep."""
 
     grid: Grid
     seed: int
     engine_s: float
-    number: int
+    trial: int
     order: tuple[str, ...]
     capacity: Capacity
 
     def phase_a(self) -> Iterator[CellPlan]:
-        phase = self.grid.phase_a
-        shape = (phase.input_tokens, phase.output_tokens)
+        phase, enough = self.grid.phase_a, self.grid.min_completed
         for config in self.order:
             for place, rate in enumerate(phase.rates_per_s):
-                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", shape, rate, rate, self.grid.min_completed)
+                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", phase.shape, rate, rate, enough)
                 yield self._cell(config, load, place, first=place == 0)
 
     def phase_b(self) -> Iterator[CellPlan]:
@@ -185,14 +182,14 @@ class _Pass:
                     yield self._cell(config, load, place, first=False)
 
     def _cell(self, config: str, load: PlannedLoad, place: int, *, first: bool) -> CellPlan:
-        """The first cell of a config on an engine pays for that engine's start and release."""
-        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * self.number
+        """The first cell of an engine includes its start and release."""
+        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * self.trial
         return make_cell(
             self.grid,
             self.seed,
             config,
             load,
-            trial=self.number,
+            trial=self.trial,
             cell_index=block * PLACES_PER_BLOCK + place,
             engine_s=self.engine_s if first else 0.0,
             capacity=self.capacity,
@@ -200,19 +197,17 @@ class _Pass:
 
 
 def _list_shape_loads(grid: Grid) -> list[PlannedLoad]:
-    """Phase B's of a sweep."""
+    """The loads of Phase B in a sweep."""
     return [plan_shape(grid, PHASE_B, shape, REF_SAFE) for shape in grid.phase_b.shapes]
 
 
 def _list_prime_loads(grid: Grid) -> list[PlannedLoad]:
-    """Those of B'."""
+    """The loads of B' in a sweep."""
     return [plan_shape(grid, PHASE_B_PRIME, shape, REF_LOAD) for shape in grid.shapes_at_ref_load]
 
 
-def arithmetic(
-    grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity = NO_LIMIT
-) -> tuple[Sum, ...]:
-    """How the estimate of the engine stages comes about (specs/connector_tax, "Updated runtime estimate")."""
+def estimate_sums(grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity) -> tuple[Sum, ...]:
+    """The sums of the time estimate of the engine stages (specs/connector_tax, "Updated runtime estimate")."""
     start_s = grid.engine_start_s
     around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
     lines = [
@@ -221,7 +216,7 @@ def arithmetic(
             f"{len(configs)} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
             len(configs) * (start_s + grid.preflight_s + release_wait_s),
         ),
-        *_sweep_arithmetic(grid, configs, release_wait_s, around, capacity),
+        *_sum_sweep(grid, configs, start_s + release_wait_s, around, capacity),
     ]
     if grid.confirm:
         seconds = confirm.stage_s(grid, configs, start_s + release_wait_s, grid.trials, capacity)
@@ -231,14 +226,10 @@ def arithmetic(
     return tuple(lines)
 
 
-def _sweep_arithmetic(
-    grid: Grid, configs: Sequence[str], release_wait_s: float, around: str, capacity: Capacity
-) -> Iterator[Sum]:
-    swept = [name for name in configs if not grid.confirm or name != REPEAT]
+def _sum_sweep(grid: Grid, configs: Sequence[str], engine_s: float, around: str, capacity: Capacity) -> Iterator[Sum]:
+    swept, phase = _list_swept(grid, configs), grid.phase_a
     count, trials = len(swept), 1 if grid.confirm else grid.trials
-    engine_s = grid.engine_start_s + release_wait_s
-    shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
-    cells_a = [expected_cell_s(grid, capacity, rate, shape, grid.min_completed) for rate in grid.phase_a.rates_per_s]
+    cells_a = [expected_cell_s(grid, capacity, rate, phase.shape, grid.min_completed) for rate in phase.rates_per_s]
     prime = len(set(swept) & set(grid.phase_b_prime.configs))
     times = f"{trials} trials x " if trials > 1 else ""
     yield Sum(

@@ -1,4 +1,4 @@
-"""What the launches of a plan can tell: sigma between launches, by the newest finished run of the same profile."""
+"""What a plan's launches can detect, by the sigma between launches in the newest finished run of the profile."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
         detected = [f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True)]
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has several "
-            "launches per config. The first one tells it.",
+            "launches per config. The first such run measures it.",
             f"Smallest difference (of log p90) that is detected with a probability of {format_percent(POWER)}: "
             f"{', '.join(detected)} launches per config (`--trials`).",
         )
@@ -103,6 +103,6 @@ def _join_latencies(fractions: Mapping[str, float]) -> str:
 def _read_noise(run: RunEntry) -> _Noise | None:
     """None where the file is missing, or of a version that had no such table."""
     document = read_document(RunLayout(run.folder).tax_json, _TaxFile) or _TaxFile()
-    own = [row for row in document.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
-    sigmas = {name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in own if row.metric == metric}
-    return _Noise(run, min(row.launches for row in own), sigmas) if sigmas else None
+    rows = [row for row in document.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
+    sigmas = {name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in rows if row.metric == metric}
+    return _Noise(run, min(row.launches for row in rows), sigmas) if sigmas else None

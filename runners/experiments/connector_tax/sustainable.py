@@ -1,4 +1,4 @@
-"""Which loads no config can sustain, by the profile's limit or by what Phase A measured, and what they cost in time.
+"""Finds the loads that no config can sustain, by the profile's limit or by Phase A, and estimates their time.
 
 A shape's tokens times its rate cannot exceed the tokens that the device computes in a second. Such a cell measures a
 queue, and runs until it has enough completions or to its hard stop.
@@ -20,10 +20,8 @@ from runners.experiments.connector_tax.grid import Grid, Shape
 USABLE = 0.8
 """Share of the limit that an offered rate uses."""
 MEASURED = "the most that any config computed in Phase A"
-
-NO_LIMIT = Capacity()
 ShapeLoad = tuple[str, float | None, Shape]
-"""What a rate is called, its value (None = there is none), the shape."""
+"""A rate's name, its value (None = it has none), the shape."""
 
 
 def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape, min_completed: int) -> float:
@@ -48,7 +46,7 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
     if capacity.tokens_per_s is None:
         return ()
     limit = f"{capacity.tokens_per_s:,.0f} tokens/s ({capacity.source or 'the profile'})"
-    swept = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    swept = grid.phase_a.shape
     most_per_s = _sustained_rate(capacity.tokens_per_s, swept) or 0.0
     beyond = [rate for rate in grid.phase_a.rates_per_s if rate > most_per_s]
     lines = []
@@ -56,7 +54,7 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
         rates = ", ".join(f"{rate:g}" for rate in beyond)
         lines.append(
             f"Phase A: no config can sustain {rates} req/s of {swept[0]} x {swept[1]} tokens within {limit}. These "
-            "cells find the saturation; their time above holds queue, hard stop and drain."
+            "cells find the saturation; their time above includes queue, hard stop and drain."
         )
     loads = _list_shape_loads(grid, grid.expected_ref_safe_per_s)
     return (*lines, *_describe_overloads(loads, capacity.tokens_per_s, limit))
@@ -83,9 +81,9 @@ def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[Shap
 def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
     """The shapes of Phase B and B' that need more tokens/s than any config computed in Phase A.
 
-    Empty where the cell that computed most was not at its limit: it did what it was sent, and shows none. At the limit
-    throughput or queue are saturated; where TTFT alone has grown, all that was sent was still computed. A load that
-    needs no more than a cell which was measured without saturation was sent is none of them.
+    Empty where the cell that computed the most was not at its limit: it computed all that was sent, and so shows no
+    limit. At the limit throughput or queue are saturated; where TTFT alone has grown, all that was sent was still
+    computed. A load is left out where a cell without saturation was sent as many tokens/s.
     """
     limited = {cell.cell for cell in rates.cells if LIMITS.intersection(cell.fired)}
     clear = {cell.cell for cell in rates.cells if cell.saturated is False}
@@ -119,7 +117,7 @@ def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: 
             needed, offered = rate_per_s * sum(shape), f"{USABLE * most_per_s:.2g}"
             yield (
                 f"No config can sustain {shape[0]} x {shape[1]} tokens at {name} = {rate_per_s:g} req/s: that needs "
-                f"{needed:,.0f} of {limit}; the cell measures a queue, and no tax. At {offered} req/s it would use "
+                f"{needed:,.0f} of {limit}; the cell measures a queue, not a tax. At {offered} req/s it would use "
                 f"{format_percent(USABLE)} of them (attention over a long prompt takes more): "
                 f"`--set phase_b.shape_rates.{shape[0]}x{shape[1]}.rate_per_s={offered}`."
             )

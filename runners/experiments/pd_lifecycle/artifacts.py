@@ -45,7 +45,6 @@ MEDIANS = (
     "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "client_ttft", "pdsep_overhead",
 )  # fmt: skip
 """Durations of the headline, in milliseconds."""
-_HERE = Path(__file__).resolve().parent
 
 
 def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
@@ -160,7 +159,7 @@ def _cell_facts(
     names: Mapping[int, str],
     outcome: CellOutcome,
 ) -> dict[str, Any]:
-    commit = commit_of(_HERE)
+    commit = commit_of()
     return {
         "cell": cell.cell,
         **params_of(shape_of(cell)),

@@ -23,8 +23,7 @@ from results.records.plan import CellPlan
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
-from runners.experiments.pd_lifecycle.caches import Held, Seeding
-from runners.experiments.pd_lifecycle.engine_load import read_load
+from runners.experiments.pd_lifecycle.caches import Seeding
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.one_at_a_time import completion_body
@@ -41,6 +40,8 @@ THROUGH = "router"
 ENGINE_WORDS = {COLO: "the combined instance", PLAIN: "the plain combined engine"}
 LOCAL = "local_cache_hit"
 """Source of prompt tokens from an engine's own cache, in its counters."""
+LOAD_COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+"""In the order of EngineLoad (specs/pd_lifecycle, "Risks & Mitigations": watch the caches)."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,7 +50,6 @@ _encode = msgspec.json.Encoder().encode
 class SentRequest:
     request: str
     client: RequestRecord
-    before: Held
     at_decode: int | None
     """Prompt tokens from the decode engine's cache, by its counters; None = not read."""
 
@@ -106,7 +106,7 @@ class LifecycleCell:
         self._requests = AttemptLayout(folder).requests
         self._sent = 0
         """Prompts drawn in this attempt."""
-        self._found = measurements
+        self._measured = measurements
 
     async def run(self, model: str) -> None:
         """Measure all repetitions.
@@ -124,7 +124,7 @@ class LifecycleCell:
             if not self._file_record(tried):
                 todo.append(tried.repetition)
         end = await self._read_loads()
-        self._found.load |= {name: LoadSpan(begin[name], end[name]) for name in begin}
+        self._measured.load |= {name: LoadSpan(begin[name], end[name]) for name in begin}
         self._require_no_preemption()
 
     def _require_room(self) -> None:
@@ -140,12 +140,13 @@ class LifecycleCell:
             )
 
     async def _read_loads(self) -> dict[str, EngineLoad]:
+        """By engine. Called between requests only: a page of metrics takes milliseconds of the engine's process."""
         pages = await self._bench.caches.read_metrics()
-        return {name: read_load(page) for name, page in zip(ENGINES, pages, strict=False)}
+        return {name: _read_load(page) for name, page in zip(ENGINES, pages, strict=False)}
 
     def _require_no_preemption(self) -> None:
         """Discard all records where a request was preempted: the counter does not identify the request."""
-        measurements = self._found
+        measurements = self._measured
         preemptions = {side: span.preemptions for side, span in measurements.load.items() if span.preemptions}
         if not preemptions:
             return
@@ -161,7 +162,7 @@ class LifecycleCell:
         if caches.is_seeded_with(prior):
             return
         prefix = self._bench.draw.draw_tokens(PREFIX_PROMPTS, prior, prior)
-        self._found.seedings.append(await caches.seed(prefix))
+        self._measured.seedings.append(await caches.seed(prefix))
 
     async def _measure_repetition(self, repetition: int, model: str) -> Repetition:
         """Send the handover request, and one with other tokens of the same lengths on each combined engine.
@@ -175,24 +176,21 @@ class LifecycleCell:
         names = {purpose: BEGINS[purpose] + rest for purpose in purposes}
         sent = {}
         for index, purpose in enumerate(purposes):
-            before = await self._ensure_held()
+            await self._ensure_held()
             others = [names[other] for other in purposes if other != purpose]
             row = {"repetition": repetition, "place": index, "first": not index, "others": others}
-            sent[purpose] = await self._send_request(purpose, names[purpose], before, model, row)
+            sent[purpose] = await self._send_request(purpose, names[purpose], model, row)
         return Repetition(repetition, sent)
 
-    async def _ensure_held(self) -> Held:
+    async def _ensure_held(self) -> None:
         try:
             seeding = await self._bench.caches.ensure_held()
         except CellFailed as error:
             raise CellFailed(f"{await self._bench.why_dead() or error}") from error
         if seeding is not None:
-            self._found.seedings.append(seeding)
-        return Held(self.shape.prior_context, self.shape.prior_context)
+            self._measured.seedings.append(seeding)
 
-    async def _send_request(
-        self, purpose: str, name: str, before: Held, model: str, more: dict[str, Any]
-    ) -> SentRequest:
+    async def _send_request(self, purpose: str, name: str, model: str, more: dict[str, Any]) -> SentRequest:
         """Send one request, and wait for its answer and for all evidence of it on disk."""
         shape, bench = self.shape, self._bench
         index = self._attempt * PROMPTS_PER_ATTEMPT + self._sent
@@ -213,7 +211,7 @@ class LifecycleCell:
             file.write(_encode(row) + b"\n")
         await self.evidence.wait_until_complete(name, EVIDENCE_WITHIN_S)
         gained = None if local is None or local_before is None else local - local_before
-        return SentRequest(name, record, before, gained)
+        return SentRequest(name, record, gained)
 
     async def _local_tokens(self) -> int | None:
         """Prompt tokens from the decode engine's cache so far; None where its probe reports them per request."""
@@ -228,7 +226,7 @@ class LifecycleCell:
 
         Raises CellFailed where too many are discarded.
         """
-        record, measurements = self._join_record(tried), self._found
+        record, measurements = self._join_record(tried), self._measured
         if record.discarded:
             measurements.discarded.append(record)
         else:
@@ -259,15 +257,20 @@ class LifecycleCell:
             decision=decision,
             prefill=prefill,
             decode=decode,
-            verification=verify_context(
-                self.shape, handover.before, transfer_of(decision), *on_both, at_decode=handover.at_decode
-            ),
+            verification=verify_context(self.shape, transfer_of(decision), *on_both, at_decode=handover.at_decode),
             colo=colo,
             plain=plain,
             router_boot_id=boot_id(),
             discarded=colo_wrong or plain_wrong,
             kv_bytes_per_token=self._bench.kv_bytes_per_token,
         )
+
+
+def _read_load(values: Mapping[str, float]) -> EngineLoad:
+    preemptions, queries, hits = (round(values[name]) if name in values else None for name in LOAD_COUNTERS)
+    missing = [name for name in LOAD_COUNTERS if name not in values]
+    reason = f"the engine's /metrics has no {', '.join(missing)}" if missing else ""
+    return EngineLoad(preemptions, queries, hits, reason)
 
 
 def _read_baseline(shape: RequestConfig, tried: Repetition, purpose: str) -> tuple[Colo, str]:

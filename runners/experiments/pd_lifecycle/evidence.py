@@ -21,7 +21,6 @@ from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import TRANSFER_LOGS, AttemptLayout
 from results.records.lifecycle import RequestConfig, Verification
 from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
-from runners.experiments.pd_lifecycle.caches import Held
 from runners.experiments.pd_lifecycle.static_pd_or_combined import PLAIN
 
 POLL_S = 0.05
@@ -157,33 +156,30 @@ class Evidence:
 
 def verify_context(
     shape: RequestConfig,
-    before: Held,
     moved: KvTransfer | None,
     prefill: Iterable[ProbeEvent],
     decode: Iterable[ProbeEvent],
     at_decode: int | None = None,
 ) -> Verification:
-    """Verify the prompt tokens that both engines held at scheduling; `before` stands in for an unreported count.
+    """Verify the prompt tokens that both engines held at scheduling; an engine that does not report them held C just
+    before the request.
 
     prefill, decode: the probe events of the request. at_decode: tokens from the decode engine's cache during the
     request, by its counters, where its probe is blind. `counted_tokens` is the decode engine's count; the reason has
     the prefill engine's where it differs.
     """
-    seen_decode, at_prefill = _decode_held(shape, decode), _prefill_held(moved, prefill)
+    seen_decode = _decode_held(shape, decode)
     at_decode = at_decode if seen_decode is None else seen_decode
-    held = Held(
-        before.prefill if at_prefill is None else at_prefill,
-        before.decode if at_decode is None else at_decode,
-    )
+    counts = {"decode": at_decode, "prefill": _prefill_held(moved, prefill)}
     wrong = [
         f"the {side} engine held {count} tokens of the prompt, not {shape.prior_context}"
-        for side, count in (("decode", held.decode), ("prefill", held.prefill))
-        if count != shape.prior_context
+        for side, count in counts.items()
+        if count not in (None, shape.prior_context)
     ]
-    silent = [side for side, count in (("decode", at_decode), ("prefill", at_prefill)) if count is None]
+    silent = [side for side, count in counts.items() if count is None]
     caution = f"counted just before the request: the {' and '.join(silent)} engine did not count at scheduling"
     reason = "; ".join(wrong) or (caution if silent else "")
-    return Verification(shape.prior_context, held.decode, not wrong, reason)
+    return Verification(shape.prior_context, shape.prior_context if at_decode is None else at_decode, not wrong, reason)
 
 
 def _decode_held(shape: RequestConfig, events: Iterable[ProbeEvent]) -> int | None:

@@ -26,13 +26,12 @@ from runners.experiments.pd_lifecycle.artifacts import adopt_cell, publish_cell,
 from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, shape_of
+from runners.experiments.pd_lifecycle.grid import PROBE_CELL, Grid, shape_of
 from runners.experiments.pd_lifecycle.link_bandwidth import find_link, read_transport
 from state.model import RunView
 
 
 class PdLifecycle(PatchedCells):
-    name = EXPERIMENT
     removal = "the probes are removed"
     analysed = "records"
 
@@ -69,7 +68,7 @@ class PdLifecycle(PatchedCells):
 
     async def _record_link(self, cell: CellPlan, attempt: int) -> CellOutcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
-        transport = read_transport(self._context.config_layout(self._grid.decode_config))
+        transport = read_transport(self._context.launcher.config_layout(self._grid.decode_config))
         link = msgspec.structs.replace(link, transport=transport)
         write_indented_json(LifecycleLayout(self._context.layout.root).link, link)
         return CellOutcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})

@@ -15,12 +15,13 @@ from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan, StagePlan
-from runners.campaign.experiment import ROUTING_OPTIONS, DraftPlan, RunOptions
+from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
+from runners.experiments.settings import refuse_routing_options
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
 STAGES = (
@@ -35,10 +36,7 @@ ANALYSIS_S = 8.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Draft a run from the user's options. Raises RunnerError or LaunchError, which names the wrong key or config."""
-    if options.policies or options.trace or options.simulated or options.engine or options.on or options.instances:
-        raise RunnerError(
-            f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy=f"{ROUTING_OPTIONS} belong to `routing`"
-        )
+    refuse_routing_options(options, f"{EXPERIMENT} has one policy, static_pd, and no trace")
     grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),
         profile.name,

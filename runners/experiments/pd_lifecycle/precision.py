@@ -1,4 +1,4 @@
-"""What the launches of a plan can tell: sigma of a launch, by the newest finished run of the same profile."""
+"""What a plan's launches can detect, by the sigma of a launch in the newest finished run of the profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runners.experiments.pd_lifecycle.grid import shape_of
 from state.workspace import RunEntry, Workspace
 
 PLANNED_LAUNCHES = (3, 5, 10)
-"""What precision is stated for, beside the plan's own number."""
+"""Numbers of launches for which the plan states the precision, beside its own."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     if noise is None:
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
-            f"{MIN_PAIRED} launches of each engine. The first one tells it.",
+            f"{MIN_PAIRED} launches of each engine. The first such run measures it.",
             f"Smallest difference (of log TTFT) {judged} {format_percent(POWER)}: "
             f"{', '.join(_describe_range(count, sizes) for count in counts)} launches (`--trials`); the more the "
             "(C, N) of a launch vary together, the larger it is.",
@@ -95,7 +95,7 @@ def _adapt_spread(spread: LaunchSpread, sizes: int) -> LaunchSpread:
 
 def _describe_sigma(noise: _Noise) -> str:
     spread, run = noise.spread, noise.run
-    sigma, low, high = (figure(100 * math.expm1(one), 2) for one in (spread.sigma, spread.low, spread.high))
+    sigma, low, high = (figure(100 * math.expm1(value), 2) for value in (spread.sigma, spread.low, spread.high))
     return (
         f"TTFT of the {HANDOVER_ARM} over the {noise.baseline} {sigma} % [{low}, {high}] ({run.run}, preset "
         f"{run.preset}, {spread.launches} launches, {figure(spread.degrees, 2)} degrees of freedom)"

@@ -55,12 +55,11 @@ HEADLINE = (
 """Values of the summary that the journal keeps of a cell."""
 NO_GPU = "simulated: no GPU is used"
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
-_HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay left behind, besides its own files."""
+    """The results of a replay besides its files."""
 
     replay: ReplayOutcome
     router: RouterOutcome
@@ -83,7 +82,7 @@ def publish_cell(
     folder: Path,
     context: RunContext,
 ) -> dict[str, Any]:
-    """From the attempt's folder to the cell's; returns the headline numbers."""
+    """Move the artifacts from the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
@@ -135,7 +134,7 @@ def headline_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_degraded(outcome: ReplayOutcome) -> str:
-    """Why the cell says less about the policy than it should; empty = nothing did."""
+    """Why the cell is no fair measurement of the policy; empty = it is one."""
     reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
     if outcome.stop_reason != "complete":
         reasons.append(f"the replay ended early ({outcome.stop_reason}): {outcome.never_sent} turns were never sent")
@@ -152,7 +151,7 @@ def _make_record(
     replayed: Replayed,
     gpu: GpuUse,
 ) -> RoutingCell:
-    outcome, commit = replayed.replay, commit_of(_HERE)
+    outcome, commit = replayed.replay, commit_of()
     return RoutingCell(
         cell=cell.cell,
         label=cell.label,
@@ -191,13 +190,13 @@ def _trace_facts(trace: TraceRecord, outcome: ReplayOutcome) -> dict[str, Any]:
 
 
 def _replay_facts(cell: CellPlan, grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
-    """The settings and the outcome; `cut` counts what was in flight or still to come when it was ended."""
-    asked: dict[str, Any] = msgspec.to_builtins(grid.replay)
-    asked["time_scale"] = cell.params.get("time_scale", grid.replay.time_scale)
+    """The settings and the outcome; `cut` counts what was in flight or still to come when the replay ended."""
+    settings: dict[str, Any] = msgspec.to_builtins(grid.replay)
+    settings["time_scale"] = cell.params.get("time_scale", grid.replay.time_scale)
     facts: dict[str, Any] = msgspec.to_builtins(outcome)
     why = why_degraded(outcome)
     return (
-        asked
+        settings
         | {name: value for name, value in facts.items() if not name.startswith("t_")}
         | {
             "cut": outcome.cut + (outcome.never_sent if outcome.stop_reason != "complete" else 0),
@@ -212,7 +211,6 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
 
 
 def describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
-    """What the instance said of itself."""
     return RoutedEngine(
         instance=member.name,
         role=member.role,
@@ -228,7 +226,7 @@ def describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> Rou
 
 
 def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext) -> dict[str, Any]:
-    """What was asked for."""
+    """The settings of the cell, for its `config.json`."""
     profile = context.profile
     return {
         "cell": cell.cell,
@@ -250,10 +248,7 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
 
 
 def _move_instances(source: Path, target: Path) -> None:
-    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room.
-
-    Simulated engines have none.
-    """
+    """Move the engines' logs and scrapes, and delete those of an attempt that was cut. Simulated engines have none."""
     shutil.rmtree(target, ignore_errors=True)
     if not source.is_dir():
         return

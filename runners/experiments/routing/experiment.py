@@ -1,4 +1,4 @@
-"""`routing`: which policy really wins? Every policy replays one trace on fresh engines, in paired, interleaved trials.
+"""`routing`: which policy wins? Every policy replays one trace on fresh engines, in paired, interleaved trials.
 
 specs/routing_log #8 and specs/ear sections 3 and 5. Stages: trace and pre-flight, trials, interference, analysis.
 """
@@ -25,7 +25,7 @@ from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
-from runners.experiments.routing.grid import EXPERIMENT, Grid
+from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
@@ -38,7 +38,6 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class Routing(PatchedCells):
     """Runs the cells of one `routing` run."""
 
-    name = EXPERIMENT
     removal = "the patches are removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
@@ -60,7 +59,7 @@ class Routing(PatchedCells):
         return super().why_skip(cell, view)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
-        """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
+        """The outcome of a replay whose artifacts are all whole, or of an interference cell that has its rows."""
         if cell.kind == "replay":
             return adopt_cell(cell, self._context)
         if cell.kind == "interference" and self._rows_of(cell).is_file():
@@ -79,7 +78,7 @@ class Routing(PatchedCells):
         return self._grid.simulation is None and needs_patches(self._context.configs[config], engine.kind)
 
     async def release(self, reason: str) -> None:
-        """Stop the engine at hand, and what is simulated ahead."""
+        """Stop the current engine, and the cells that are simulated ahead."""
         await self._simulated.stop()
         await super().release(reason)
 
@@ -120,11 +119,11 @@ class Routing(PatchedCells):
         return CellOutcome(_interference_headline(rows))
 
     def _rows_of(self, cell: CellPlan) -> Path:
-        """A cell's rows: written whole, so that they are its commit mark."""
+        """The file of a cell's rows: written whole, so that it is the cell's commit mark."""
         return self._context.layout.interference_of(cell.params["prefill_tokens"])
 
     def _gather_interference(self) -> None:
-        """Bring `results/interference.jsonl` in line with the cells' own files."""
+        """Write `results/interference.jsonl` from the cells' own files."""
         layout = self._context.layout
         write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
 

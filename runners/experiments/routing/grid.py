@@ -117,11 +117,11 @@ class RouterChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router beside the policy."""
 
     index: Literal["approximate", "events"] = "approximate"
-    """What it knows of the engines' prefix caches: an own index, or the engines' KV events."""
+    """What its prefix index is built from: its own decisions, or the engines' KV events."""
     transfer: dict[str, Any] = {}
-    """How KV is moved between engines whose config can: keys of `TransferRules`, the others as they are there."""
+    """Rules for moving KV between engines whose config can: keys of `TransferRules`, over its defaults."""
     kv_bytes_per_token: int | None = None
-    """Of the model, where its configuration is not at hand to compute it from; None = computed, or not known."""
+    """For a model without a configuration to compute it from; None = computed, or not known."""
 
 
 class InterferenceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,13 +178,13 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policies: tuple[PolicyChoice, ...]
     instances: int
     expected_replay_s: float
-    """What one replay takes, for the time estimate."""
+    """Of one replay, for the time estimate."""
     engine_start_s: float
-    """What the engines of a cell take until all are ready, for the time estimate."""
+    """Until all engines of a cell are ready, for the time estimate."""
     config: str = "plain"
     """Of every engine."""
     trials: int = 3
-    """How often every policy replays the trace, each time on fresh engines, the policies in a new random order."""
+    """Replays per policy, each on fresh engines; every trial has the policies in a new random order."""
     seed: int = 1
     gpus: int = 0
     """GPUs of the host that instances share; 0 = each has its own."""
@@ -199,8 +199,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     simulation: SimulationChoice | None = None
     """None = real engines."""
     traces: dict[str, TraceChoice] | UnsetType = UNSET
-    """Further traces by name, each `trace` with what it states itself; a policy with `trace` replays one of them."""
-
+    """Further traces by name, each stating what differs from `trace`; a policy with `trace` replays one of them."""
     sensitivity: SensitivityChoice | UnsetType = UNSET
     """Of a simulated run: whether its claims depend on a coefficient of the model."""
 
@@ -241,7 +240,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_drawn(choice: TraceChoice) -> bool:
-    """Another seed gives other sessions or arrivals."""
+    """Whether another seed gives other sessions or arrivals."""
     return choice.source == SYNTH or choice.sessions > 0 or choice.sessions_per_s > 0
 
 
@@ -276,9 +275,8 @@ def read_grid(
     for key, value in of_grid:
         set_key(raw, key, value)
     grid = convert_grid(_complete_traces(raw), Grid, where, REMEDY)
-    grid = msgspec.structs.replace(
-        grid, policies=tuple(_with_pools(grid, one) for one in _choose_policies(grid, policies))
-    )
+    chosen = _choose_policies(grid, policies)
+    grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, policy) for policy in chosen))
     for key, value in parsed:
         if (key, value) not in of_grid:
             grid = _with_parameter(grid, key, value)
@@ -287,9 +285,9 @@ def read_grid(
 
 
 def _list_policies(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """The policies one by one: one may be given by its name alone, and one with a `sweep` stands for many."""
+    """The preset with a table per policy: one may be given by its name alone, and one with a `sweep` gives several."""
     entries = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
-    raw["policies"] = [one for entry in entries for one in _expand_sweep(entry, where)]
+    raw["policies"] = [policy for entry in entries for policy in _expand_sweep(entry, where)]
     return raw
 
 
@@ -342,20 +340,20 @@ def _with_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
 
 
 def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
-    """The grid with one parameter of one policy changed; without a policy's name it is the only policy's."""
+    """The grid with one parameter of one policy changed; a key without a policy's name is for the only policy."""
     name, dot, parameter = key.rpartition(".")
-    rule = name.endswith(OWN_RULE)
+    is_rule = name.endswith(OWN_RULE)
     name = name.removesuffix(OWN_RULE)
     named = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
     matches = named if dot else list(grid.policies)
     if len(matches) != 1:
         known = ", ".join(grid.label(entry) for entry in grid.policies)
         raise RunnerError(
-            f"--set {key}: that is no setting of the grid, and {len(matches)} policies of this run are meant by it",
+            f"--set {key}: neither a setting of the grid nor a parameter of one policy ({len(matches)} match)",
             remedy=f"write POLICY.PARAMETER=VALUE; policies: {known}; settings: {', '.join(Grid.__struct_fields__)}",
         )
     change: dict[str, Any]
-    if rule:
+    if is_rule:
         change = {"transfer": matches[0].transfer | {parameter: value}}
     elif parameter in (*OWN_AXES, "prefill_instances", "moves_kv", "reserved_output"):
         change = {parameter: value}
@@ -376,7 +374,7 @@ def _check_grid(grid: Grid, where: str) -> None:
     room = grid.decode_kv_cache_memory_bytes
     problems = [
         (not labels, "policies must name at least one"),
-        (len(set(labels)) < len(labels), f"two policies have one label among {', '.join(labels)}"),
+        (len(set(labels)) < len(labels), f"two policies have the same label among {', '.join(labels)}"),
         (grid.instances < 1, "instances must be at least 1"),
         (any(not 0 <= count < grid.instances for count in pools), "prefill_instances must leave one to decode"),
         (any(policy.name == POOLED for policy in grid.policies) and grid.instances < 2, f"{POOLED} needs 2 instances"),
@@ -389,7 +387,10 @@ def _check_grid(grid: Grid, where: str) -> None:
             grid.simulation is not None and not is_place(grid.simulation.place),
             "simulation.on must be local, ray or ray://HEAD:PORT",
         ),
-        (not _has_sound_range(grid.sensitivity), "sensitivity.by must be between 0 and 1"),
+        (
+            grid.sensitivity is not UNSET and not 0 < grid.sensitivity.by < 1,
+            "sensitivity.by must be between 0 and 1",
+        ),
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
         (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
@@ -414,12 +415,8 @@ def _check_grid(grid: Grid, where: str) -> None:
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
 
 
-def _has_sound_range(sensitivity: SensitivityChoice | UnsetType) -> bool:
-    return sensitivity is UNSET or 0 < sensitivity.by < 1
-
-
 def _load_problems(grid: Grid) -> list[tuple[bool, str]]:
-    """Of the loads of single policies."""
+    """Of policies that replay another trace, or have another KV cache."""
     names = set(grid.further_traces)
     unknown = sorted({policy.trace for policy in grid.policies if policy.trace is not UNSET} - names)
     sizes = [policy.kv_cache_memory_bytes for policy in grid.policies]

@@ -1,8 +1,8 @@
-"""What a prefill does to the decodes beside it: ITL before, while and after it joins the same engine.
+"""Measures how a prefill slows the decodes beside it: their ITL before, during and after it on the same engine.
 
 Figure f4d of specs/ear, section 3.3. A few requests decode; when all of them have run for a while, one prompt of N
-tokens is sent that asks for a single token. Every gap between two tokens of a decode that overlaps the time from that
-send to that token counts as `during`; the gaps of the settling times around it count as `before` and `after`.
+tokens is sent with one output token. Every gap between two tokens of a decode that overlaps the time from that send to
+that token counts as `during`; the gaps of the settling times around it count as `before` and `after`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InterferenceSpec:
     decodes: int
     decode_prompt_tokens: int
     decode_tokens: int
-    """Asked for by each decode: more than it will get before it is cut."""
+    """Requested by each decode: more than it generates before it is cut."""
     settle_s: float
     repeats: int
     seed: int
@@ -63,8 +63,8 @@ class Gaps:
     gaps: int
 
 
-class _Ears:
-    """Follows the requests; their exchanges hold all that is needed."""
+class _NoListener:
+    """Ignores the requests; their exchanges hold all that is needed."""
 
     def first_token(self, exchange: Exchange) -> None: ...
 
@@ -146,7 +146,7 @@ async def _measure_repeat(
 
 
 def _send_request(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
-    exchange = Exchange(index, _Ears(), perf_counter_ns(), stamps=array("q") if stamps else None)
+    exchange = Exchange(index, _NoListener(), perf_counter_ns(), stamps=array("q") if stamps else None)
     kind = "decode" if stamps else "prefill"
     client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take_body(index))
     return exchange

@@ -1,4 +1,4 @@
-"""KV between the engines of a `routing` cell: how it can be moved, and what the router's log says came of it."""
+"""KV between the engines of a cell: how it can be moved, and the movements in the router's log."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def kv_bytes_per_token(model: Path) -> int | None:
 
 
 def count_movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
-    """The KV movements of a cell's decision log in few numbers; empty where no KV was to be moved.
+    """Sums over the KV movements of a cell's decision log; empty where no KV was to be moved.
 
-    `migrations` and `handovers` by what came of them, tokens and bytes that arrived (`external_tokens`, `bytes`: None
-    where no count is known, `uncounted` movements are not in them), `transfer_mean_s` from the router's beginning with
-    a transfer until the KV was there.
+    `migrations` and `handovers` by outcome, tokens and bytes that arrived (`external_tokens`, `bytes`: None where no
+    count is known, without `uncounted` movements), `transfer_mean_s` from the router's start of a transfer until the KV
+    had arrived.
     """
     outcomes = [record.outcome for record in decisions if record.outcome is not None]
     migrations = Counter(outcome.migration for outcome in outcomes if outcome.migration)

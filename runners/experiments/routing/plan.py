@@ -45,14 +45,14 @@ STAGES = (
     StagePlan(ANALYSIS, "Analysis"),
 )
 EVENT_PORTS = 2
-"""Of each instance where its KV events are read: one to publish, one to ask again."""
+"""Of each instance whose KV events are read: one to publish, one to replay missed events."""
 SEEDS_PER_RUN = 1_000
 COMPUTE_S = 5.0
 PATCH_S = 1.0
 PATCHES = "patches"
-"""What a config requires whose connector does not work in an engine as it was installed."""
+"""Required by a config whose connector does not work in an unpatched engine."""
 DECODE_RUNS_S = 2.0
-"""What one repeat of the interference measurement takes beyond its two settling times, for the time estimate."""
+"""Of one repeat of the interference measurement beyond its two settling times, for the time estimate."""
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
@@ -97,7 +97,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "trace_path": options.trace,
             "files": digest_files(grid),
         },
-        sums=estimate_stages(grid, profile.launch.release_wait_s),
+        sums=estimate_sums(grid, profile.launch.release_wait_s),
         gpus=grid.gpus or grid.instances,
         engines_per_gpu=-(-grid.instances // grid.gpus) if grid.gpus else 1,
         notes=(*_note_simulation(grid), *(note_transfer_rules(grid) if moves_kv else ())),
@@ -106,7 +106,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 
 
 def list_settings(options: RunOptions) -> Iterator[str]:
-    """The options of a simulation, as settings of the grid: a resumed run finds them among those."""
+    """The options of a simulation as settings of the grid: the plan stores them with the other settings."""
     if options.engine or options.simulated:
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
     if options.on:
@@ -123,14 +123,14 @@ def _note_simulation(grid: Grid) -> Iterator[str]:
 
 
 def describe_simulation(grid: Grid) -> dict[str, Any]:
-    """What stands in for engines; empty where they are real."""
+    """The engine model, for the plan's inputs; empty where engines are real."""
     if grid.simulation is None:
         return {}
     return {"simulated": describe_model(grid), "engine_model": msgspec.to_builtins(read_model(grid))}
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:
-    """Without what makes no difference to real engines: plans made before it was there stay as they are."""
+    """Without `simulation` where engines are real, so that older plans keep their fingerprint."""
     described: dict[str, Any] = msgspec.to_builtins(grid)
     if grid.simulation is None:
         del described["simulation"]
@@ -138,7 +138,7 @@ def _describe_grid(grid: Grid) -> dict[str, Any]:
 
 
 def ports_per_instance(grid: Grid, needed: int) -> int:
-    """Ports in a row that one instance takes; `needed` is what its config takes."""
+    """Consecutive ports of one instance; `needed`: those of its config."""
     return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
 
 
@@ -153,20 +153,20 @@ def can_move(config: ConnectorConfig, kind: Kind) -> bool:
 
 
 def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
-    """Whether its connector does not work without them, or they are to log what it moves."""
+    """Whether its connector needs them to work, or to log its transfers."""
     return PATCHES in config.requires_on(kind) or can_move(config, kind)
 
 
 def note_transfer_rules(grid: Grid) -> Iterator[str]:
-    """Where policies move KV by other rules than the run's, a line each."""
+    """A line for each rule by which a policy moves KV unlike the others."""
     for policy in grid.policies:
         if policy.reserved_output == "max_tokens":
             yield f"{grid.label(policy)}: room counts each answer's recorded length, which no router knows"
         if not policy.moves_kv:
             yield f"{grid.label(policy)}: no KV is moved, the target of a migration or handover recomputes"
+        own, common = grid.transfer_rules(policy), grid.transfer_rules(PolicyChoice(policy.name))
         for name in sorted(policy.transfer):
-            own, others = (getattr(grid.transfer_rules(one), name) for one in (policy, PolicyChoice(policy.name)))
-            yield f"{grid.label(policy)}: transfer.{name} = {own}, elsewhere {others}"
+            yield f"{grid.label(policy)}: transfer.{name} = {getattr(own, name)}, elsewhere {getattr(common, name)}"
 
 
 def list_cells(
@@ -174,8 +174,8 @@ def list_cells(
 ) -> list[CellPlan]:
     """Every cell in the order it runs; a trial is a block in which each policy has its turn once.
 
-    `patched`: the config needs the patches in the engine environment; they are taken out again at the end.
-    `moves_kv`: its engines exchange KV.
+    `patched`: the config needs the patches in the engine environment; they are removed at the end. `moves_kv`: its
+    engines exchange KV.
     """
     around_s = grid.engine_start_s + release_wait_s
     trace = CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S)
@@ -195,8 +195,8 @@ def list_cells(
     ]
 
 
-def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
-    """How the estimate of the engine stages comes about."""
+def estimate_sums(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
+    """The sums of the time estimate of the engine stages."""
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
     around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
     count, repeat_s = len(grid.policies), _repeat_s(grid)
@@ -236,9 +236,9 @@ def _count_traces(grid: Grid, name: str) -> int:
 
 
 def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
-    """Longer in proportion where the sessions arrive later than `replay.time_scale` has it.
+    """Seconds of one replay: in proportion to the policy's time scale, where that is above `replay.time_scale`.
 
-    A simulated one costs the time of a core, and as many run at once as there are cores.
+    A simulated one takes a core, and as many run at once as there are cores.
     """
     if grid.simulation is not None:
         return grid.simulation.expected_cell_s / count_cores()
@@ -246,7 +246,7 @@ def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
 
 
 def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
-    """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
+    """Policies interleaved in random blocks: a drift over the run affects all of them alike."""
     draw = random.Random(seed)
     place = 0
     for trial in range(grid.trials):
@@ -267,8 +267,8 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
 def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
-    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell; `kv_cache_memory_bytes` and
-    `trace` are there where they are the policy's own.
+    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are the cell's; `kv_cache_memory_bytes` and `trace` are
+    included only where the policy has its own.
     """
     return {
         "policy": policy.name,
@@ -286,13 +286,9 @@ def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: 
 
 
 def own_load(policy: PolicyChoice) -> dict[str, Any]:
-    """What the policy does not share with the others, beside the time scale."""
-    own = {
-        "kv_cache_memory_bytes": policy.kv_cache_memory_bytes,
-        "trace": policy.trace,
-        "variation": policy.variation,
-    }
-    return {name: value for name, value in own.items() if value is not UNSET}
+    """The policy's own KV cache, trace and variation, where it has them."""
+    names = ("kv_cache_memory_bytes", "trace", "variation")
+    return {name: value for name in names if (value := getattr(policy, name)) is not UNSET}
 
 
 def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the trials of a plan can tell: sigma between launches, by the newest finished run of the same profile."""
+"""What a plan's trials can detect, by the sigma between launches in the newest finished run of the profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runners.experiments.earlier_runs import find_newest, read_document
 from state.workspace import RunEntry, Workspace
 
 PLANNED_TRIALS = (3, 5, 10)
-"""What precision is stated for, beside the plan's own number."""
+"""Numbers of trials for which the plan states the precision, beside its own."""
 
 
 class _Verdicts(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
         detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
-            f"{MIN_PAIRED} trials. The first one tells it.",
+            f"{MIN_PAIRED} trials. The first such run measures it.",
             f"Smallest difference (of log TTFT p90) to the first policy that is detected with a probability of "
             f"{format_percent(POWER)}: {detected} trials.",
         )

@@ -1,8 +1,8 @@
-"""The trace as a `routing` run replays it: read or generated once, cut to what the engines can serve, kept in the run.
+"""The trace as a `routing` run replays it: read or generated once, cut to what the engines can serve, and stored.
 
 RUN/trace/trace.jsonl       what cells replay
 RUN/trace/trace.json        TraceRecord, written last
-RUN/trace/NAME/trace.*     the same of a further trace, which some policies replay (`traces` of the preset)
+RUN/trace/NAME/trace.*      the same of a further trace, which some policies replay (`traces` of the preset)
 RUN/trace/[NAME/]N/trace.*  the same of trace N, where a simulated run has one for each trial; 0 is the one above
 """
 
@@ -87,7 +87,7 @@ def read_record(path: Path) -> TraceRecord | None:
 
 
 def require_trace(path: Path) -> TraceRecord:
-    """Raises CellFailed where a trace of the run is not what it was."""
+    """The record of a trace of the run. Raises CellFailed where the trace is missing or changed."""
     record = read_record(path)
     if record is None:
         raise CellFailed(f"a trace of the run is missing or changed: `tracon retry --cell {TRACE_CELL}`")

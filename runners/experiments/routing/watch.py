@@ -1,4 +1,4 @@
-"""What is seen of a running `routing` cell, live or simulated: events; if live, a row per engine and second too."""
+"""Reports a running `routing` cell, live or simulated, as events; a live one also as a row per engine and second."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from runners.simulator.spec import SimulationTick
 
 
 class EngineFacts(NamedTuple):
-    """What the events of a cell name of an engine, beside the router's name of it."""
+    """What a cell's events state of an engine, beside the router's name of it."""
 
     role: Role
     engine: str
-    """What the run calls it, e.g. `e0-17`; empty = it is no instance of the run."""
+    """Its name in the run, e.g. `e0-17`; empty = it is not an instance of the run."""
 
 
 class Watch:
@@ -63,7 +63,7 @@ class Watch:
         self._routed: Mapping[str, TickInstance] = {}
         self._latency = LiveLatency()
         self._unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
-        """Taken once: a pick that several ticks tell has one time."""
+        """Taken once: a pick that several ticks report has one time."""
 
     def __enter__(self) -> Self:
         self._file = self._path.open("wb", buffering=0)
@@ -91,7 +91,7 @@ class Watch:
         events = instances_sampled(self._cell.cell, samples, tick, self._facts)
         self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _progress_note(tick)))
         if not all(member.engine.alive() for member in self._members):
-            self._cut.set()  # what is measured from here on is not the policy
+            self._cut.set()  # what follows would not measure the policy
 
     async def require_engines(self) -> None:
         """Raises CellFailed that explains the death of an engine."""

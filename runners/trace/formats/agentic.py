@@ -1,7 +1,7 @@
 """Recorded agentic sessions (kv-cache-tester, Weka): one JSON object per session, with sub-agents.
 
 A file holds one object (in any layout) or one per line; usually an archive or a folder holds many files. `t` in seconds
-since the begin of the session. `hash_ids`: one id per whole block, chained, local to the session and its sub-agents
+since the session's start. `hash_ids`: one id per whole block, chained, local to the session and its sub-agents
 unless `hash_id_scope` is `global`. A prompt includes its history. agentic_turns derives which turn waits for which.
 """
 
@@ -47,7 +47,7 @@ _ReadSession = tuple[str, int, _Recorded]
 
 
 def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
-    """The facts, and sessions in the order of their files. All arrive at 0: their begin is not recorded.
+    """The facts, and sessions in the order of their files. All arrive at 0: their start is not recorded.
 
     Holds one session at a time. The facts are those of the first session; a session that differs raises TraceError.
     """

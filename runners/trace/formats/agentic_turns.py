@@ -3,7 +3,7 @@
 The session's own requests are sequential. The times of a sub-agent are inferred from 48 recorded ones, which all agree:
 with a `duration_ms`, `t` is the time of its result, so it began `duration_ms` earlier, within about a second of the end
 of the request that launched it. Without one (`async_launched`), `t` is its launch. The times of its requests count from
-its begin; where the first is already after that begin, they count from the begin of the session.
+its start; where the first is already after that start, they count from the start of the session.
 
 - A session's own request waits for the one before it, and for the last request of every sub-agent that returned since.
 - A sub-agent's first request waits for the session's own request before it in the file, its others for the one before.
@@ -185,7 +185,7 @@ def _find_zero_s(name: str, agent: SubAgent, begin_s: float) -> float:
     _require_rule(
         first_s >= begin_s - SLACK_S,
         name,
-        f"its first request is at t = {first_s}, which is neither relative to its own begin nor, since it began at "
+        f"its first request is at t = {first_s}, which is neither relative to its own start nor, since it began at "
         f"{begin_s:.3f}, to the session's",
     )
     return 0.0

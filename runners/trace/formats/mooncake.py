@@ -1,6 +1,6 @@
 """Mooncake's FAST'25 traces: one request a line, no sessions.
 
-`timestamp` in ms since the begin of the trace, `input_length`, `output_length`, `hash_ids`: one id per block of 512
+`timestamp` in ms since the start of the trace, `input_length`, `output_length`, `hash_ids`: one id per block of 512
 tokens, a partial last block included. Equal ids in the whole file mean equal prefixes; new ids are numbered in order of
 appearance. Fields of other tools (`session_id`, `delay`, `text_input`) change the meaning of a line and are rejected.
 """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 from hypothesis import given, settings
@@ -131,29 +128,8 @@ def test_tokens_are_uniform_behind_the_names() -> None:
     assert abs(np.corrcoef(ids[:-1].ravel(), ids[1:].ravel())[0, 1]) < 0.01
 
 
-SCRIPT = """
-import json, sys
-from tests.runners.load.test_block_prompts import ids_of, shape
-print(json.dumps(ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3).tolist()))
-"""
-
-
-def test_the_same_hash_is_the_same_tokens_in_another_process() -> None:
-    """Whatever the process salts its own hashes with."""
-    mine = ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3).tolist()
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"PYTHONHASHSEED": "4242"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(done.stdout) == mine
-
-
 def test_the_same_hash_is_the_same_tokens_on_every_machine() -> None:
-    """Pinned: a change here makes replays of different versions incomparable."""
+    """Pinned, whatever the process salts its own hashes with: a change makes replays of two versions incomparable."""
     ids = ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3)
     assert ids.tolist() == PINNED
     assert ids_of(shape(2, scope="global"), [7, 11], 4).tolist() == PINNED_SHORT

@@ -84,4 +84,4 @@ def test_a_disk_that_cannot_be_written_costs_the_samples_only(tmp_path: Path, ca
     with HostSampler(tmp_path / "none" / "host.csv", period_s=0.01) as host:
         host.cell = "a"
         time.sleep(0.05)
-    assert "not looked at any more" in caplog.text
+    assert "no longer sampled" in caplog.text

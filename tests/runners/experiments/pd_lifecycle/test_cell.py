@@ -17,7 +17,7 @@ from results.records.plan import CellPlan
 from results.records.transfer_log import ProbeEvent
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import Bench
-from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, Held, NotEmptied
+from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
 from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
@@ -98,10 +98,9 @@ async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> Non
 def test_a_connector_that_moves_what_is_there_already_is_measured_not_discarded() -> None:
     """What D holds is its own count of it, not what is left of the prompt: else criterion 4 could never fail."""
     room = ProbeEvent(event="blocks_allocated", t_ns=1, local_tokens=SHAPE.prior_context, external_tokens=SHAPE.tokens)
-    before = Held(SHAPE.prior_context, SHAPE.prior_context)
-    verification = verify_context(SHAPE, before, None, (), (room,))
+    verification = verify_context(SHAPE, None, (), (room,))
     assert (verification.ok, verification.counted_tokens) == (True, SHAPE.prior_context)
-    lost = verify_context(SHAPE, before, None, (), (msgspec.structs.replace(room, local_tokens=0),))
+    lost = verify_context(SHAPE, None, (), (msgspec.structs.replace(room, local_tokens=0),))
     assert (lost.ok, lost.counted_tokens) == (False, 0)
 
 

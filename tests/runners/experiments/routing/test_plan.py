@@ -353,7 +353,7 @@ def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
         (("unified",), ["decode_kv_cache_memory_bytes=0"], "decode_kv_cache_memory_bytes"),
         (("unified",), ["replay.time_scale=0"], "time_scale"),
         (("unified",), ["replay.think=slowly"], "think"),
-        (("unified", "unified"), [], "one label"),
+        (("unified", "unified"), [], "same label"),
         (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
     ],
 )
