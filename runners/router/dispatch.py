@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Reservation:
-    """The resources of one pick until its outcome: counters, binding, transfer, claim. Ends once and logs one record."""
+    """The resources of one pick until its outcome: counters, binding, transfer, claim. Ends once, with one record."""
 
     _dispatcher: Dispatcher
     pick: Pick
@@ -134,7 +134,7 @@ class Dispatcher:
         min_move_tokens: int = 0,
         reserved_output: int | Literal["max_tokens"] = 0,
     ) -> None:
-        """`cut_off`: the instances that an owner's KV cannot be moved to, with reasons; None = the policy never migrates.
+        """`cut_off`: instances that an owner's KV cannot be moved to, with reasons; None = the policy never migrates.
 
         `min_move_tokens`: as in RoutedRequest. `reserved_output`: as in RouterSpec.
         """
@@ -292,7 +292,7 @@ class Dispatcher:
 
 
 def _find_drafts(policy: Policy) -> Callable[[RoutedRequest, ClusterView], Draft]:
-    """The policy's deciding function. Built-in policies list candidates later; a user's policy must fail at the pick."""
+    """How to ask the policy. Most built-in ones list candidates later; a user's decides at once, where it may fail."""
     if isinstance(policy, WholePolicy) and type(policy) in POLICIES.values():
         return policy.draft_decision
     return lambda request, view: Draft(policy.decide(request, view))

@@ -1,4 +1,4 @@
-"""The lifecycle of one request: pick, send, retry elsewhere before the first byte, complete. It has no clock and no I/O.
+"""The lifecycle of one request: pick, send, retry elsewhere before the first byte, complete. No clock, no I/O.
 
 A driver (the live proxy, the simulator) derives from `RequestLifecycle`, implements its abstract methods and reports
 what instances and clients do. If the pick needs KV from another instance, the KV is moved first; if that transfer
