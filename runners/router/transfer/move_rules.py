@@ -91,7 +91,7 @@ class MoveRules:
         return f"{coming} sessions are on their way there" if coming > self._rules.queue else ""
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
-        """The targets that no KV of `source` can be moved to now, with reasons. Empty if no instance has a transport."""
+        """The targets that `source`'s KV cannot be moved to now, with reasons. Empty if no instance has a transport."""
         if not source or not self.is_configured:
             return {}
         why = {target: self.why_refused(source, target, "migration") for target in targets if target != source}
