@@ -30,7 +30,6 @@ from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
 from runners.router.server.pages import Pages
 from runners.router.server.paths import ROUTED
-from runners.router.server.prewarm import prewarm_fleet
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
@@ -128,7 +127,7 @@ class Server:
         await fleet.add_instances()
         if spec.prewarm is not None:
             try:
-                await prewarm_fleet(spec.prewarm, fleet, spec.limits.first_byte_s)
+                await fleet.prewarm_instances(spec.prewarm)
             except RouterError:
                 await fleet.close()
                 raise
