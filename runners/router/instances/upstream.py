@@ -302,7 +302,7 @@ class Link(asyncio.Protocol):
 
 
 _SPENT = httptools.HttpResponseParser(object())
-"""Replaces the parser of a closed connection: the reference cycle between the two would otherwise delay freeing them."""
+"""Replaces the parser of a closed connection, which refers back to it: such reference cycles would pile up."""
 
 
 def _list_size_lines() -> tuple[bytes, ...]:
