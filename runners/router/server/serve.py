@@ -1,4 +1,4 @@
-"""A router as a program: from a spec to its end, in this process. Used by `python -m runners.router` and the CLI."""
+"""Run a router in this process until it is stopped. Used by `python -m runners.router` and the CLI."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runners.router.server.several import Processes
 from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
 
 COLLECT_AFTER = (10_000, 50, 50)
-"""Collections in a busy loop are pauses: connections leave no cycles behind, so they need not be frequent."""
+"""Thresholds of the garbage collector, which pauses the loop; connections leave no cycles, so it need not run often."""
 
 
 def serve(
     spec: RouterSpec, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None] = lambda now: None
 ) -> RouterOutcome:
-    """Run a router until SIGTERM or SIGINT; a second one, or the event given to `on_loop`, cuts the drain short.
+    """Run a router until SIGTERM or SIGINT; a second one, or the event passed to `on_loop`, ends the drain.
 
-    `say` gets the ready line, a tick a second, and the end. Raises RouterError where it cannot start.
+    `say` receives the ready line, a tick per second, and the end. Raises RouterError if it cannot start.
     """
     policy = make_policy(spec.policy, spec.parameters)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
