@@ -356,7 +356,7 @@ class Server:
 
 
 def _streams_possible() -> int:
-    """Client connections that the descriptor limit allows, two descriptors each; raises the soft limit to the hard one."""
+    """Client connections that the hard limit of descriptors allows, at two each; sets the soft limit to it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

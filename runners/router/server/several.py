@@ -39,7 +39,7 @@ RESTART_S = 0.5
 
 
 class Processes:
-    """Several router processes with the interface of a `Server`. A process that dies is restarted, its requests lost."""
+    """Several router processes with the interface of a `Server`. One that dies is restarted; its requests are cut."""
 
     def __init__(self, spec: RouterSpec, on_tick: Callable[[RouterTick], None]) -> None:
         self._spec = spec
