@@ -16,12 +16,12 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.campaign.experiment import RunOptions
-from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
     RUN,
     DetachOption,
     ExperimentArg,
+    ExperimentCommand,
     JsonOption,
     PaceOption,
     ReasonOption,
