@@ -47,9 +47,9 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
 
 
 def skip_stages(folder: Path, stages: Sequence[str]) -> None:
-    """Skip every pending cell of stages, each by its id or number (0 is the first), before the run begins.
+    """Skip every pending cell of the stages, given by id or number (from 0), before the run begins.
 
-    Raises RunnerError naming the stages there are.
+    Raises RunnerError naming the existing stages.
     """
     with RunStore.open(folder) as store:
         known = [stage.stage for stage in store.plan.stages]

@@ -77,7 +77,7 @@ def doctor(
         before_install=before_install,
     )
     report = narrow_report(report, only) if only else report
-    if before_install:  # whether a config can run is for the environment to say
+    if before_install:  # only an environment can tell whether a config can run
         report = replace(report, configs=())
     if json:
         terminal.print_json(to_json(report))

@@ -1,4 +1,4 @@
-"""From what a command names to the folder it means."""
+"""Resolve the arguments of commands to folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def workspace_of(root: Path | None) -> Workspace:
-    """The workspace given, else the user's."""
+    """The workspace at `root`; None = the user's default."""
     from state.workspace import Workspace, default_root
 
     return Workspace(root or default_root())
@@ -26,7 +26,7 @@ def artifacts_of(run: str | None, workspace: Path | None) -> Path:
 
 
 def compared_folder(run: str, workspace: Path | None) -> Path:
-    """As artifacts_of, and a folder that `tracon export` wrote."""
+    """As `artifacts_of`, but also accepts a folder that `tracon export` wrote."""
     from results.records.layout import RunLayout
 
     return Path(run).resolve() if RunLayout(Path(run)).comparable.is_file() else artifacts_of(run, workspace)

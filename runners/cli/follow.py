@@ -26,7 +26,7 @@ from state.view import fold, new_feed_lines
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
 LEASE_GRACE_S = 20.0
-"""How long a run process may take from its start until it holds the lease."""
+"""Time that a run process has from its start until it holds the lease."""
 Show = Callable[[list[Recorded], list[FeedLine], RunView], None]
 """Shows the events since the last call, their lines of the feed, and the view after them."""
 
@@ -34,7 +34,7 @@ Show = Callable[[list[Recorded], list[FeedLine], RunView], None]
 def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
     """Follow until the run process has ended; returns the run's exit code.
 
-    `worker_pid` is a child of ours that may not have taken the lease yet. `events` prints the whole journal.
+    `worker_pid`: a child process that may not hold the lease yet. `events`: print the whole journal.
     """
     with RunStore.open(folder, read_only=True) as store:
         if events:
@@ -59,7 +59,7 @@ def _print_events(new: list[Recorded], lines: list[FeedLine], view: RunView) -> 
 
 
 class _FeedLines:
-    """In a pipe: a line for everything that happened, and once a minute how far the run is."""
+    """In a pipe: print a line per event, and the progress every PROGRESS_LINE_S."""
 
     def __init__(self) -> None:
         self._next_progress = time.monotonic() + PROGRESS_LINE_S
@@ -75,7 +75,7 @@ class _FeedLines:
 
 
 def await_lease(folder: Path, worker_pid: int) -> None:
-    """Wait until the run process, a child of ours, holds the run's lease; until it has ended, where it never does."""
+    """Wait until the run process, a child process, holds the run's lease or has ended; for at most LEASE_GRACE_S."""
     deadline = time.monotonic() + LEASE_GRACE_S
     with RunStore.open(folder, read_only=True) as store:
         while not lease_state(store).live and not _has_ended(worker_pid) and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def _follow_store(store: RunStore, worker_pid: int | None, show: Show) -> int:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether our child has ended (and reap it)."""
+    """Whether the child process has ended; reaps it."""
     try:
         ended, _status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from runners.cli.spec_options import SpecOption, SpecOptions
+from runners.cli.spec_options import SpecCommand, SpecOption, SpecOptions
 from runners.errors import RunnerError
 
 _PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
@@ -38,7 +38,7 @@ RUN = SpecOptions(
         SpecOption("port", "--port", "First port of the engines", None, 1, "the profile's", 65535),
     ),
 )  # fmt: skip
-"""Options of a run; help of the shared ones ends with what they mean to each experiment."""
+"""Options of `plan` and `run`; `ExperimentCommand` adds their meaning per experiment to the help."""
 ExperimentArg = Annotated[str, typer.Argument(help="Experiment to run.")]
 WorkspaceOption = Annotated[
     Path | None,
@@ -73,6 +73,38 @@ PaceOption = Annotated[
     ),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Reason, recorded in the journal and the manifest.")]
+
+
+class ExperimentCommand(SpecCommand):
+    """Completes the help of `plan` and `run` when it is printed: experiments can be registered until then."""
+
+    specs_first = True
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # Typer's copy of click is private
+        meanings = _describe_options()
+        for parameter in self.params:
+            text = getattr(parameter, "help", None)
+            if text and parameter.name in meanings:
+                parameter.help = f"{text.rstrip('.')}{meanings[parameter.name]}."
+        super().format_help(ctx, formatter)
+
+
+def _describe_options() -> dict[str, str]:
+    """The meaning of each option to the experiments, by parameter; it follows the option's general help."""
+    from runners.experiments.registry import experiments
+
+    known = experiments()
+    helps = {"experiment": ": " + ", ".join(f"`{experiment.name}`" for experiment in known)}
+    for name in dict.fromkeys(name for experiment in known for name in experiment.option_help):
+        meanings = {experiment.name: experiment.option_help.get(name) for experiment in known}
+        helps[name] = ". " + "; ".join(f"`{experiment}`: {text}" for experiment, text in meanings.items() if text)
+    return helps
+
+
+def match_prefix(names: Iterable[str], wanted: str) -> set[str]:
+    """The names that begin with `wanted`; only `wanted` itself if it is one of them."""
+    matches = {name for name in names if name.startswith(wanted)}
+    return {wanted} if wanted in matches else matches
 
 
 def read_pairs(texts: Iterable[str] | None, option: str, shape: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.folders import workspace_of
-from runners.cli.options import JsonOption, WorkspaceOption, read_pairs
+from runners.cli.options import JsonOption, WorkspaceOption, match_prefix, read_pairs
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def why(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain in words where a request was sent, why there, and for every other instance why not.
+    """Explain why a request was sent to its instance, and why not to each of the others.
 
     Example: `tracon why 20260131-1200 r000017 --cell unified/trial_1`
 
-    A routing run sends the same requests in every cell: without `--cell` the answer of each is printed.
+    A routing run sends the same requests in every cell; without `--cell` it explains the request in each.
     """
     from runners.router.why import explain_picks
 
@@ -106,11 +106,11 @@ def whatif(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make every recorded pick again under another policy and print where it differs.
+    """Repeat every recorded pick with another policy and print the picks that differ.
 
     Example: `tracon whatif 20260131-1200 --cell lmetric --policy unified --set overload_factor=1.3`
 
-    Each pick is made on the recorded view: this compares decisions, it does not predict latencies. `--json` holds every
+    Each pick is made on its recorded view: this compares decisions, it does not predict latencies. `--json` has every
     pick that differs.
     """
     from runners.cli.policy_tables import whatif_json, whatif_tables
@@ -128,7 +128,7 @@ def whatif(
 
 
 def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
-    """The logs that RUN names; their gaps, and that a run was simulated, are printed on stderr."""
+    """The logs of RUN; prints their gaps, and whether the run was simulated, on stderr."""
     from results.records.layout import RunLayout
     from results.records.run_folder import run_facts
     from runners.router.decision_log import read_logs
@@ -148,7 +148,7 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
 
 
 def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPicks, list[DecisionRecord]]]:
-    """Per log the picks of the one request that `wanted` names."""
+    """Per log, the picks of the request that `wanted` identifies."""
     matches = []
     for log in logs:
         ids = _match_requests(log, wanted)
@@ -170,5 +170,4 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
 def _match_requests(log: LoggedPicks, wanted: str) -> set[str]:
     if wanted.startswith("#") and wanted[1:].isdigit():
         return {record.request.request for record in log.records if record.seq == int(wanted[1:])}
-    ids = {record.request.request for record in log.records if record.request.request.startswith(wanted)}
-    return {wanted} if wanted in ids else ids
+    return match_prefix((record.request.request for record in log.records), wanted)

@@ -1,4 +1,4 @@
-"""What the commands about policies print."""
+"""The output of the commands about policies."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
     """Every policy with its rule in a sentence, its parameters by name, and its source."""
     rows = begin_table("policy", "what it does", "parameters", "source")
     for info in infos:
-        named = ", ".join(f"{one.name}={_format_default(one)}" for one in info.parameters)
+        named = ", ".join(f"{parameter.name}={_format_default(parameter)}" for parameter in info.parameters)
         rows.add_row(info.name, info.summary, named or "none", info.source)
     return rows
 
 
 def policy_tables(info: PolicyInfo) -> RenderableType:
-    """One policy with all that is known of its parameters."""
+    """One policy with its parameters in detail."""
     rows = begin_table("parameter", "type", ">default", "what")
-    for one in info.parameters:
-        rows.add_row(one.name, one.kind, _format_default(one), one.text)
+    for parameter in info.parameters:
+        rows.add_row(parameter.name, parameter.kind, _format_default(parameter), parameter.text)
     head = Text.assemble((info.name, "bold"), f": {info.summary}\nsource: {info.source}\n")
     return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
 
@@ -161,8 +161,8 @@ def _differences_table(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int)
     return rows
 
 
-def _format_default(one: ParameterInfo) -> str:
-    return "(required)" if one.required else _format_value(one.default)
+def _format_default(parameter: ParameterInfo) -> str:
+    return "(required)" if parameter.required else _format_value(parameter.default)
 
 
 def _format_value(value: object) -> str:

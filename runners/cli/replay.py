@@ -1,4 +1,4 @@
-"""`tracon replay`: a trace against a server that already runs."""
+"""`tracon replay`: replay a trace against a running server."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ def replay(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay a trace against a router or an engine that runs: sessions in closed loop, prompts that share what the
-    trace's hashes share.
+    """Replay a trace against a running router or engine: sessions in closed loop, with the trace's shared prefixes.
 
     Ctrl-C ends it and reports what was measured. Every turn becomes a record in `metrics.jsonl`.
 
@@ -109,12 +108,12 @@ def _new_folder(workspace: Path | None) -> Path:
 
 
 class _Progress:
-    """On a terminal one line that is redrawn; in a pipe a line every PROGRESS_LINE_S."""
+    """On a terminal, one line that is redrawn; in a pipe, a line every PROGRESS_LINE_S."""
 
     def __init__(self) -> None:
         self._console = terminal.err()
         self._status = self._console.status("") if self._console.is_terminal else None
-        self._of = ""
+        self._phase = ""
         self._next_s = 0.0
         if self._status is not None:
             self._status.start()
@@ -125,12 +124,12 @@ class _Progress:
     def tick(self, tick: ReplayTick) -> None:
         self._show_text(progress_line(tick), "tick")
 
-    def _show_text(self, text: str, of: str) -> None:
-        """`of`: what it is a state of; in a pipe each is printed when it begins, then every PROGRESS_LINE_S."""
+    def _show_text(self, text: str, phase: str) -> None:
+        """In a pipe, print the first text of each `phase`, then one every PROGRESS_LINE_S."""
         if self._status is not None:
             self._status.update(escape(text))
-        elif of != self._of or time.monotonic() >= self._next_s:
-            self._of, self._next_s = of, time.monotonic() + PROGRESS_LINE_S
+        elif phase != self._phase or time.monotonic() >= self._next_s:
+            self._phase, self._next_s = phase, time.monotonic() + PROGRESS_LINE_S
             self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:

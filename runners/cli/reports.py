@@ -42,11 +42,11 @@ def report(
 
 def export(
     run: RunsArg,
-    folder: Annotated[Path, typer.Argument(help="Folder to write into; made where it is missing.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; created if it does not exist.")],
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write what a run found into a folder to hand on: report, figures, tables, and what tracon compare reads.
+    """Write a run's results to a folder to hand on: report, figures, tables, and the data for tracon compare.
 
     Raw artifacts stay in the run. Paths of this host are masked in every text. The run is analysed again.
 
@@ -87,7 +87,7 @@ def compare(
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
-    """The run's numbers as data, analysed first where asked or missing."""
+    """The run's numbers as data; analyses the run first if `again` or if a document is missing."""
     import msgspec
 
     from results.records.layout import RunLayout
@@ -102,7 +102,7 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
 
 def render_ending(folder: Path) -> RenderableType:
-    """What a run shows when it has ended: its one page where the experiment has one, else the report's tables."""
+    """The output at the end of a run: the experiment's page if it has one, else the report's tables."""
     from results.registry import results_of
     from results.report.document import rich_tables
 
@@ -116,7 +116,7 @@ def render_ending(folder: Path) -> RenderableType:
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
-    """The run's page and the report's tables, from the artifacts as they are; `again` also rewrites the report's files.
+    """The run's page and the report's tables, analysed from the artifacts; `again` also rewrites the report's files.
 
     `curves_width`: columns of the main curves below the tables; None = no curves.
     """

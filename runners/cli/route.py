@@ -29,10 +29,12 @@ ROUTER = SpecOptions(
         SpecOption("host", "--host", "Listen on this address"),
         SpecOption(
             "processes", "--processes",
-            "Listen with N processes on the one port, on a host with cores to spare; needs --bindings. Each counts "
-            "only the load that it sends", None, 1,
+            "Run N processes on the one port, on a host with cores to spare; needs --bindings. Each counts only the "
+            "load that it sends itself", None, 1,
         ),
-        SpecOption("index", "--index", "Track what instances hold by an `approximate` LRU index, or by their `events`"),
+        SpecOption(
+            "index", "--index", "Track the instances' prefix caches by an `approximate` LRU index or by KV `events`"
+        ),
         SpecOption(
             "block_tokens", "--block-tokens", "Set the block size of the index in tokens (0 = ask the engines)", None, 0
         ),
@@ -43,9 +45,9 @@ TRANSFERS = SpecOptions(
     (
         SpecOption(
             "timeout_s", "--transfer-timeout",
-            "Time limit of one transfer with all its attempts, and of a handover from its decode request to the first "
-            "byte. After it the target computes the prompt. Choose many times what a copy takes: a transfer also waits "
-            "for a busy engine", "SECONDS",
+            "Limit one transfer with all its attempts, and a handover from its decode request to the first byte, to "
+            "this time; then the target computes the prompt. Choose many times the time of a copy: a transfer also "
+            "waits for a busy engine", "SECONDS",
         ),
         SpecOption(
             "attempts", "--transfer-attempts",
@@ -54,13 +56,13 @@ TRANSFERS = SpecOptions(
         ),
         SpecOption(
             "min_tokens", "--transfer-min-tokens",
-            "Move nothing where the target lacks fewer prompt tokens of what the source holds: it computes them. "
-            "Choose the tokens that a target computes in the time of a prefill and a decode request", None, 1,
+            "Move no KV if the target lacks fewer of the source's prompt tokens than this: it computes them. Choose "
+            "the tokens that a target computes in the time of a prefill and a decode request", None, 1,
         ),
         SpecOption(
             "queue", "--transfer-queue",
-            "Let N migrations wait for their turn at one target, behind the one on its way; a policy sends no more "
-            "there meanwhile. With more of them, more sessions leave a hot instance at once, and each waits longer",
+            "Let N migrations wait at one target behind the running one; further ones move no KV, and the target "
+            "computes. A longer queue moves the KV of more sessions off a hot instance, and each waits longer",
             None, 0,
         ),
         SpecOption(
@@ -68,22 +70,22 @@ TRANSFERS = SpecOptions(
             "Quarantine a pair of instances after N transfers in a row that failed within the window",
             None, 1,
         ),
-        SpecOption("window_s", "--quarantine-window", "Length of that window", "SECONDS"),
+        SpecOption("window_s", "--quarantine-window", "Count those failures within this time", "SECONDS"),
         SpecOption(
             "quarantine_s", "--quarantine",
-            "Use no quarantined pair for this long; then one transfer is tried as a probe. Each probe that fails "
-            "doubles the time", "SECONDS",
+            "Use no quarantined pair for this long; then one transfer is tried as a probe. Each failed probe doubles "
+            "the time", "SECONDS",
         ),
-        SpecOption("quarantine_max_s", "--quarantine-max", "Longest quarantine", "SECONDS"),
+        SpecOption("quarantine_max_s", "--quarantine-max", "Limit a quarantine to this time", "SECONDS"),
         SpecOption(
             "priority", "--transfer-priority",
-            "Send the requests that move a session's KV with this `priority`, e.g. -1, so that they pass the prompts "
-            "that wait at a hot engine. Only for engines started with `--scheduling-policy priority`",
+            "Send the requests that move a session's KV with this `priority`, e.g. -1, so that they overtake the "
+            "prompts waiting at a hot engine. Only for engines started with `--scheduling-policy priority`",
         ),
         SpecOption(
             "count", "--transfer-counts/--no-transfer-counts",
-            "Read the target's metrics before and after each transfer, to count what it moved. Turn it off where "
-            "reading metrics would disturb a measurement; the decisions then record that nothing was counted",
+            "Read the target's metrics before and after each transfer, to count the tokens it moved. Turn it off if "
+            "that would disturb a measurement; the decision log then has no counts",
         ),
     ),
     MOVES,
@@ -94,12 +96,12 @@ BINDINGS = SpecOptions(
         SpecOption(
             "redis_url", "--bindings",
             "Share the sessions' bindings with other routers through Redis, e.g. redis://127.0.0.1:6379/0 (rediss:// "
-            "with TLS, unix:///PATH). Give its password, if there is one, in the environment as TRACON_REDIS_PASSWORD",
+            "with TLS, unix:///PATH). Give its password, if any, in the environment variable TRACON_REDIS_PASSWORD",
             "REDIS_URL", default="in this router's memory",
         ),
         SpecOption(
             "prefix", "--bindings-prefix",
-            "Begin all keys in Redis with this: routers with one prefix share their sessions",
+            "Begin all keys in Redis with this: routers with the same prefix share their sessions",
         ),
     ),
 )  # fmt: skip
@@ -125,11 +127,12 @@ EventsOption = Annotated[
     typer.Option(
         "--kv-events",
         metavar="NAME=ENDPOINT[,REPLAY]",
-        help="Read the KV events that an instance publishes there, and replays where it missed some (repeatable).",
+        help="Read the KV events that an instance publishes at ENDPOINT, missed ones again from REPLAY (repeatable).",
     ),
 ]
 CapacityOption = Annotated[
-    int | None, typer.Option("--kv-capacity", min=1, help="Tokens each KV cache holds (default: ask the engines).")
+    int | None,
+    typer.Option("--kv-capacity", min=1, help="Size of each instance's KV pool in tokens (default: ask the engines)."),
 ]
 TransportOption = Annotated[
     str | None,
@@ -155,14 +158,15 @@ ReservedOption = Annotated[
     typer.Option(
         "--reserved-output",
         metavar="TOKENS|max_tokens",
-        help="Count this much KV for an answer, beside its prompt, where room is asked for.",
+        help="Reserve this many KV tokens for an answer, besides its prompt, when a policy checks for room "
+        "(`max_tokens` = the request's limit).",
     ),
 ]
 SpecPathOption = Annotated[
-    Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
+    Path | None, typer.Option("--spec", help="Read all settings from this router spec (JSON) instead.")
 ]
 LinesOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON lines on stdout: ready, a tick a second, the end.")
+    bool, typer.Option("--json", help="Print JSON lines on stdout: ready, a tick per second, the end.")
 ]
 
 
@@ -232,7 +236,7 @@ def route(
 
 
 def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm | None:
-    """The prompt in the file, cut to the policy's `prewarm_tokens` where that is set."""
+    """The prompt in the file, cut to the policy's `prewarm_tokens` if that is set."""
     import msgspec
 
     from runners.router.spec import Prewarm
@@ -266,7 +270,7 @@ def _read_reserved(text: str) -> int | Literal["max_tokens"]:
 
 
 class _Narrator:
-    """Reports a router's life on stderr: its start, instances that come and go, its end."""
+    """Reports a router on stderr: its start, instances that become unavailable or available, its end."""
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
@@ -309,7 +313,7 @@ class _Narrator:
 def _read_instances(
     by_role: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
-    """The instances by role and in their order; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
+    """The instances by role, in order; one without a name is called i0, i1, ... (p0 or d0 with a role)."""
     from runners.router.spec import InstanceSpec
 
     instances = []
@@ -332,7 +336,7 @@ def _read_instances(
 
 
 def _read_endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
-    """How the instance's KV is moved, by `--transfer` and the settings behind its URL."""
+    """The instance's KV endpoint, from `--transfer` and the settings after its URL."""
     import msgspec
 
     from runners.router.spec import KvEndpoint

@@ -16,12 +16,12 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.campaign.experiment import RunOptions
-from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
     RUN,
     DetachOption,
     ExperimentArg,
+    ExperimentCommand,
     JsonOption,
     PaceOption,
     ReasonOption,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MOST_SHORTFALLS = 8
-"""Cells named when a run ends; `tracon status` has all."""
+"""Failed and skipped cells listed at the end of a run; `tracon status` lists all."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
 def plan(
     context: typer.Context, experiment: ExperimentArg, workspace: WorkspaceOption = None, json: JsonOption = False
 ) -> None:
-    """Print stages, cells and the estimated time without running anything, and what the launches can tell.
+    """Print stages, cells, the estimated time and the detectable differences, without running anything.
 
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
@@ -78,7 +78,7 @@ def run(
         bool,
         typer.Option(
             "--accept-small-gpus",
-            help="Start although engines find no GPU with room: by the doctor's estimate, or beside other processes.",
+            help="Start even if an engine fits on no GPU, by the doctor's estimate or beside other processes.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -88,7 +88,7 @@ def run(
 ) -> None:
     """Start a run and follow it to its end.
 
-    A process of its own does the work: closing this terminal changes nothing. Ctrl-C stops the run so that
+    A separate process does the work: closing this terminal does not affect the run. Ctrl-C stops the run so that
     `tracon resume` can continue it; a second Ctrl-C leaves it running.
 
     Examples: `tracon run connector-tax --preset demo`,
@@ -238,7 +238,7 @@ def retry(
 
 
 def _name_targets(cell: str, config: str, stage: str) -> list[str]:
-    return [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    return [f"{kind}:{name}" for kind, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -286,7 +286,7 @@ def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-ch
 
 
 def open_console(run: str | None, workspace: Path | None, flags: Sequence[str] = ()) -> NoReturn:
-    """Become the console's process."""
+    """Replace this process with the console."""
     os.execv(sys.executable, [*_console_argv(run, workspace), *flags])
 
 
@@ -393,9 +393,9 @@ def _refuse_pace_of_live_run(pace: float | None) -> None:
 def accompany_run(
     folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool, document: Path | None = None
 ) -> NoReturn:
-    """What the command that started a run process does while it works.
+    """Follow a run process that this command has started, print its end, and exit with its exit code.
 
-    `document`: what `json` prints of a finished run in place of its status.
+    `document`: the file that `json` prints for a finished run instead of its status.
     """
     from runners.campaign.exit_code import list_shortfalls
     from runners.cli.follow import await_lease
@@ -403,7 +403,7 @@ def accompany_run(
     from runners.cli.tables import status_json
 
     if detach:
-        await_lease(folder, worker_pid)  # so that the next command meets a live run
+        await_lease(folder, worker_pid)  # so that the next command finds a live run
         if json:
             terminal.print_json({"run": folder.name, "folder": str(folder), "pid": worker_pid})
         else:
@@ -433,7 +433,7 @@ def accompany_run(
 
 
 def _watch_in_console(folder: Path) -> int:
-    """Show the console until it is closed; returns the run's exit code, of a run that goes on INTERRUPTED."""
+    """Show the console until it is closed; returns the run's exit code, INTERRUPTED if it still runs."""
     from runners.campaign.exit_code import exit_code
 
     subprocess.run(_console_argv(str(folder), None), check=False)

@@ -1,15 +1,15 @@
-"""The command `session`: the turns of one session with instance, reason, cached tokens and moved KV."""
+"""`tracon session`: the turns of one session with instance, reason, cached tokens and moved KV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.options import JsonOption, WorkspaceOption, match_prefix
 from runners.cli.policies import CellOption, RunOrLogArg, logs_of
 from runners.errors import RunnerError
 
@@ -34,12 +34,12 @@ def session(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print where a session lived: every turn with its instance, the reason, the cached tokens and the moved KV.
+    """Print the instances that served a session: every turn with the reason, the cached tokens and the moved KV.
 
     Example: `tracon session 20260131-1200 s-017 --cell ear/trial_0`
 
-    A routing run replays the same sessions in every cell: without `--cell` the answer of each is printed. Where it is
-    simulated, each trial may have sessions of its own: one name then stands for another session in another trial.
+    A routing run replays the same sessions in every cell; without `--cell` it prints the session of each. In a
+    simulated run each trial may have its own sessions: the same id is then a different session in each trial.
     """
     lives = _find_lives(logs_of(run, cell, workspace), session)
     if json:
@@ -51,16 +51,16 @@ def session(
 
 @dataclass(frozen=True, slots=True)
 class ServedTurns:
-    """Turns in a row that one instance served."""
+    """Consecutive turns that one instance served."""
 
     instance: str
     first_turn: int
     last_turn: int
     from_s: float
     reason: str
-    """Why it came: of its first turn there."""
+    """Reason code of the first of these turns."""
     migration: str
-    """What came of the migration that brought it; empty = it was just sent there."""
+    """Result of the migration that moved the session there; empty = no migration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ class Life:
     cell: str
     session: str
     begin_ns: int
-    """The first pick of the log, whichever session it is of."""
+    """Time of the log's first pick, of any session."""
     stays: tuple[ServedTurns, ...]
     picks: tuple[DecisionRecord, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Under `turns`: its picks by the names of their records. `at_s` counts from the first pick of the log."""
+        """`turns` has one entry per pick; `at_s` counts from the log's first pick."""
         turns = [_describe_pick(pick, self.begin_ns) for pick in self.picks]
         return {"cell": self.cell, "session": self.session, "stays": self.stays, "turns": turns}
 
 
 def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
-    """The session's picks in their order, and its stays: only a turn that was served there makes one."""
+    """The session's picks in order, and its stays; only served turns count as a stay."""
     begin_ns = min((record.t_ns for record in records), default=0)
     picks = tuple(record for record in records if record.request.session == session)
     stays: list[ServedTurns] = []
@@ -98,7 +98,7 @@ def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Li
 
 
 def _describe_pick(pick: DecisionRecord, begin_ns: int) -> dict[str, object]:
-    """`indexed_tokens`: what of the prompt the router believed the instance to hold. None = not measured or known."""
+    """`indexed_tokens`: cached tokens of the prompt by the router's index. None = not measured or unknown."""
     request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
     return {
         "seq": pick.seq,
@@ -121,7 +121,7 @@ def _describe_pick(pick: DecisionRecord, begin_ns: int) -> dict[str, object]:
 
 
 def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
-    """Its status is empty where the router ended first."""
+    """The pick's outcome; an empty status if the router ended first."""
     from results.records.decisions import RoutedOutcome
 
     return pick.outcome or RoutedOutcome(status="")
@@ -130,7 +130,7 @@ def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
 def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
     lives = []
     for log in logs:
-        names = _match_sessions({record.request.session for record in log.records}, wanted)
+        names = match_prefix((record.request.session for record in log.records if record.request.session), wanted)
         if len(names) > 1:
             shown = ", ".join(sorted(names)[:4])
             raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
@@ -140,11 +140,6 @@ def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
         remedy = f"give a session id, e.g. {', '.join(known[:4])}" if known else "the logs hold no sessions"
         raise RunnerError(f"no pick of session {wanted!r} in {len(logs)} decision logs", remedy=remedy)
     return lives
-
-
-def _match_sessions(sessions: Iterable[str], wanted: str) -> set[str]:
-    names = {name for name in sessions if name and name.startswith(wanted)}
-    return {wanted} if wanted in names else names
 
 
 def life_table(life: Life) -> RenderableType:

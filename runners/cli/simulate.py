@@ -1,4 +1,4 @@
-"""`tracon simulate`: how few engines hold an objective, and models of engines, fitted to real runs and checked."""
+"""`tracon simulate`: size a fleet for a latency objective; fit engine models to real runs and check them."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def calibrate(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fit an engine model to the step times of a connector-tax run, and hold it against the cells it was not fitted to.
+    """Fit an engine model to the step times of a connector-tax run, and compare it with the cells it was not fitted to.
 
-    Every second cell gives the fit; the others are simulated and compared. Read the error of those before you believe
-    a simulation: docs/simulator.md says which limits a model has to hold.
+    It is fitted to every second cell; the others are simulated and compared. Check their error before you trust a
+    simulation: docs/simulator.md has the limits that a model must meet.
 
     Example: `tracon simulate calibrate 20260131-1200 --out mine.json`; then
     `tracon run routing --simulated --engine mine.json`.
@@ -150,11 +150,11 @@ def check(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Hold the simulator against real runs: parity, calibration, APC and rank. Exits with 4 where a gate fails.
+    """Compare the simulator with real runs: parity, calibration, APC and rank. Exits with 4 if a gate fails.
 
-    Live runs of routing judge whether the simulator's router picks as the live one did, decision by decision. Runs of
-    connector-tax judge the calibration. Live and simulated runs of routing together judge APC and the order of the
-    policies. A gate for which the runs hold too little is open, and says what is missing.
+    Live routing runs decide whether the simulator's router makes the same picks, decision by decision. Connector-tax
+    runs decide the calibration. Live and simulated routing runs together decide APC and the order of the policies. A
+    gate that the runs cannot decide stays open and names what is missing.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
@@ -172,7 +172,7 @@ def check(
 
 
 def check_tables(checked: Check) -> RenderableType:
-    """The gates, each live cell's decisions, and what differs first."""
+    """The gates, and each live cell's decisions with its first difference."""
     from rich.console import Group
     from rich.text import Text
 
@@ -202,9 +202,9 @@ def check_tables(checked: Check) -> RenderableType:
             for flip in rank.flips
         ]
     lines += [
-        f"{one.load}: TPOT p50 of real engines is {one.factor:.2f} times that of simulated ones "
-        f"({one.lowest:.2f} to {one.highest:.2f} over {format_count(one.policies, 'policy', 'policies')}); not judged"
-        for one in checked.contention
+        f"{row.load}: TPOT p50 of real engines is {row.factor:.2f} times that of simulated ones "
+        f"({row.lowest:.2f} to {row.highest:.2f} over {format_count(row.policies, 'policy', 'policies')}); not judged"
+        for row in checked.contention
     ]
     shown = (gates, Text(), cells) if checked.parity else (gates,)
     return Group(*shown, *map(Text, lines))

@@ -1,6 +1,6 @@
-"""Options of commands that set fields of a spec: their types and defaults are the spec's own.
+"""Command options that set fields of a spec, with the spec's own types and defaults.
 
-The spec's module is imported when such a command is parsed or explained, not when the program starts.
+The spec's module is imported when such a command is parsed or its help printed, not when the program starts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class SpecOptions(NamedTuple):
     """Options of one spec."""
 
     spec: str
-    """Where the dataclass is, as `module:name`."""
+    """The dataclass, as `module:name`."""
     options: tuple[SpecOption, ...]
     panel: str | None = None
-    """Their heading in the help."""
+    """Heading of these options in the help."""
 
 
 class SpecCommand(TyperCommand):
@@ -85,7 +85,7 @@ def _make_options(group: SpecOptions) -> Sequence[Any]:
     defaults = {field.name: field.default for field in fields(spec)}
 
     def callback() -> None:
-        """Its signature is all that is read."""
+        """Never called: Typer reads only its signature."""
 
     parameters = [
         _make_parameter(group, option, types[option.field], defaults[option.field]) for option in group.options

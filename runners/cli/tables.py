@@ -1,4 +1,4 @@
-"""What commands print: rich tables for people, plain data for `--json`."""
+"""The output of commands: rich tables for people, plain data for `--json`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ STYLES: Mapping[str, str] = {
 
 
 class PlainTable(Table):
-    """A table whose cells are shown as they are: what a journal or a log holds is not read as Rich's markup."""
+    """A table whose text cells are printed literally: text of a journal or a log must not be parsed as Rich markup."""
 
     def add_row(
         self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
@@ -137,12 +137,12 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
-    """The run's view as data, with who works on it and where it lives."""
+    """The run's view as data, with its lease and its folder."""
     return to_json(view, now_unix_s) | {"lease": asdict(lease) | {"live": lease.live}, "folder": str(folder)}
 
 
 def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:
-    """Head, stages, what runs, instances, the last lines of the feed."""
+    """The head, stages, live instances, failed cells, and the last lines of the feed."""
     parts: list[RenderableType] = [_head_text(view, lease, now_unix_s), _stages_table(view)]
     if view.live_instances:
         parts.append(_instances_table(view.live_instances))
@@ -157,7 +157,7 @@ def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> Render
 
 
 def progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
-    """What `run` and `watch` show on a terminal while they follow."""
+    """The live display of `run` and `watch` on a terminal."""
     if not view.run:
         return Text("starting ...")
     done = progress(view)
@@ -297,7 +297,7 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
 
 
 def doctor_tables(report: DoctorReport) -> RenderableType:
-    """What is here, and what each config needs."""
+    """What this machine has, and what each config needs."""
     rows = begin_table("what", "state", "detail", "remedy")
     for row in report.rows:
         rows.add_row(row.what, color_state(row.state), row.detail, row.remedy)

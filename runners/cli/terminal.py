@@ -19,7 +19,7 @@ _color: bool | None = None
 
 
 class VisibleConsole(Console):
-    """A console whose text, wherever it comes from, contains no control character that the terminal would obey."""
+    """A console that escapes control characters in all text, so that the terminal does not execute them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -35,7 +35,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def make_logs_visible() -> None:
-    """What a library logs, such as asyncio about a failed callback, reaches stderr without control characters."""
+    """Escape control characters in what libraries log on stderr, such as asyncio about a failed callback."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
 
@@ -45,11 +45,11 @@ def use_color(wanted: bool | None) -> None:
     global _color
     _color = wanted
     if wanted is False:
-        os.environ["NO_COLOR"] = "1"  # engines' and the console's processes follow
+        os.environ["NO_COLOR"] = "1"  # inherited by the processes of engines and console
 
 
 def out() -> Console:
-    """stdout, for data a person reads. In a pipe it is as wide as its content needs."""
+    """stdout, for data that a person reads."""
     return _make_console(stderr=False)
 
 
@@ -59,7 +59,7 @@ def err() -> Console:
 
 
 def narrate(*parts: str | tuple[str, str]) -> None:
-    """Print one line on stderr, of texts and (text, style); none is read as markup."""
+    """Print one line on stderr; parts are texts or (text, style), without markup."""
     err().print(Text.assemble(*parts))
 
 
@@ -92,7 +92,7 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(json: bytes) -> None:
-    """A JSON document that is encoded already, on stdout."""
+    """An encoded JSON document on stdout."""
     sys.stdout.buffer.write(escape_controls(json) + b"\n")
     sys.stdout.flush()
 
@@ -103,6 +103,6 @@ def fail(error: BaseException) -> int:
     text.append(str(error).rstrip(".") + ".", style="default")
     remedy = getattr(error, "remedy", "")
     if remedy:
-        text.append(f" {remedy[0].upper()}{remedy[1:].rstrip('.')}." if remedy else "", style="default")
+        text.append(f" {remedy[0].upper()}{remedy[1:].rstrip('.')}.", style="default")
     err().print(text, soft_wrap=True)
     return int(getattr(error, "exit_code", 2))

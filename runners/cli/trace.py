@@ -129,7 +129,6 @@ def describe(
 
     Example: `tracon trace describe conversation_trace.jsonl.xz --json`
     """
-    from results.traces.description import GIB
     from runners.trace.describe import describe_trace
     from runners.trace.formats import open_trace
 
@@ -164,9 +163,11 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
 
     Example: `tracon trace convert agentic_sessions.tar.xz sessions.jsonl.gz`
     """
+    from runners.trace.formats import open_trace
+
     _check_target(file, out)
     with _show_progress(f"converting {file.name}") as watch:
-        facts, sessions = _open_source(file, format, watch)
+        facts, sessions = open_trace(file, format, watch)
         change = _write_changed(out, facts, facts, sessions, lambda taken: taken)
     _report_change(out, change, json)
 
@@ -185,25 +186,26 @@ def sample(
 
     Example: `tracon trace sample sessions.jsonl few.jsonl --sessions 20 --seed 7`
     """
+    from runners.trace.formats import open_trace
     from runners.trace.transform import Limits, Sampling, draw_names, is_sampled, limit_sessions
 
     sampling, limits = Sampling(**chosen(context, SAMPLING)), Limits(**chosen(context, TURN_LIMIT))
     _check_target(file, out)
-    belongs: Callable[[str], bool]
+    is_kept: Callable[[str], bool]
     if sampling.sessions is not None:
         with _show_progress(f"drawing from {file.name}") as watch:
-            _, everyone = _open_source(file, format, watch)
-            names = (session.session for session in everyone)
-            belongs = draw_names(names, sampling.sessions, sampling.seed).__contains__
+            _, recorded = open_trace(file, format, watch)
+            names = (session.session for session in recorded)
+            is_kept = draw_names(names, sampling.sessions, sampling.seed).__contains__
     else:
-        belongs = partial(is_sampled, share=sampling.share or 0.0, seed=sampling.seed)
+        is_kept = partial(is_sampled, share=sampling.share or 0.0, seed=sampling.seed)
 
     def select(sessions: Iterator[Session]) -> Iterable[Session]:
-        return limit_sessions((one for one in sessions if belongs(one.session)), limits)
+        return limit_sessions((session for session in sessions if is_kept(session.session)), limits)
 
     with _show_progress(f"sampling {file.name}") as watch:
-        facts, everyone = _open_source(file, format, watch)
-        change = _write_changed(out, facts, facts, everyone, select)
+        facts, recorded = open_trace(file, format, watch)
+        change = _write_changed(out, facts, facts, recorded, select)
     _report_change(out, change, json)
 
 
@@ -220,13 +222,14 @@ def scale(
 
     Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --time 0.01`
     """
+    from runners.trace.formats import open_trace
     from runners.trace.transform import Arrivals, Limits, Scaling, limit_sessions, redraw_arrivals, scale_sessions
 
     _check_target(file, out)
     scaling, limits = Scaling(**chosen(context, SCALING)), Limits(**chosen(context, LIMITS))
     arrivals = Arrivals(**chosen(context, ARRIVALS))
     with _show_progress(f"scaling {file.name}") as watch:
-        facts, sessions = _open_source(file, format, watch)
+        facts, sessions = open_trace(file, format, watch)
 
         def change_sessions(recorded: Iterator[Session]) -> Iterable[Session]:
             limited = limit_sessions(scale_sessions(facts, recorded, scaling), limits)
@@ -269,7 +272,7 @@ def synth(
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What went out, and what did not."""
+    """The sessions and requests written and left out."""
 
     written: Written
     block_tokens: int
@@ -284,7 +287,7 @@ def _write_changed(
     sessions: Iterator[Session],
     change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
 ) -> _Change:
-    """Stream the sessions through `change_sessions` into the file. Raises RunnerError where none is left."""
+    """Stream the sessions through `change_sessions` into the file. Raises RunnerError if none is left."""
     from runners.trace.formats.tracon import write_trace
 
     read: Counter[str] = Counter()
@@ -325,14 +328,6 @@ def _report_change(out: Path, change: _Change, json: bool) -> None:
     )
 
 
-def _open_source(
-    file: Path, format: str | None, watch: Callable[[float], None]
-) -> tuple[TraceFacts, Iterator[Session]]:
-    from runners.trace.formats import open_trace
-
-    return open_trace(file, format, watch)
-
-
 def _check_target(source: Path | None, out: Path) -> None:
     if not out.name.endswith(ENDINGS):
         raise RunnerError(f"{out} is no name for a trace file", remedy=f"end it in {', '.join(ENDINGS)}")
@@ -341,7 +336,7 @@ def _check_target(source: Path | None, out: Path) -> None:
 
 
 def _read_statistics(texts: Iterable[str]) -> dict[str, object]:
-    """`KEY=VALUE` texts as a mapping; values are JSON, or text where they are none."""
+    """`KEY=VALUE` texts as a mapping; a value that is not JSON stays text."""
     import msgspec
 
     from runners.cli.options import read_pairs
@@ -357,7 +352,7 @@ def _read_statistics(texts: Iterable[str]) -> dict[str, object]:
 
 @contextmanager
 def _show_progress(text: str) -> Iterator[Callable[[float], None]]:
-    """A callback for the share that is done: a bar with its ETA on a terminal, a line every 10 s in a pipe."""
+    """A callback for the share done (0 to 1): a bar with ETA on a terminal, a line every PROGRESS_LINE_S in a pipe."""
     if not sys.stderr.isatty():
         yield _Lines(text)
         return

@@ -1,1 +1,1 @@
-"""The cache-aware router: policies, what it knows of the cluster, and the streaming proxy."""
+"""The cache-aware router: policies, the cluster's state, and the streaming proxy."""

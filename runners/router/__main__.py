@@ -1,12 +1,11 @@
-"""`python -m runners.router SPEC.json`: run a router; ready, ticks and, last, the end as JSON lines on stdout.
+"""`python -m runners.router SPEC.json`: run a router; the ready line, ticks and the outcome are JSON lines on stdout.
 
-SIGTERM lets what is in flight finish and ends. The end of standard input, a pipe from the parent, ends it at once: the
-parent died, or is in a hurry.
+SIGTERM lets requests in flight finish, then ends it. The end of standard input, a pipe from the parent, ends it at
+once: the parent died, or does not wait for the drain.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -23,15 +22,11 @@ def main(arguments: list[str]) -> int:
         return ExitCode.BAD_INPUT
     parent = ParentPipe()
     try:
-        serve(router_spec(Path(arguments[0])), parent.write_line, _end_with_parent)
+        serve(router_spec(Path(arguments[0])), parent.write_line, lambda now: watch_parent(now.set))
     except RunnerError as error:
         parent.write_line(RouterLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)
     return ExitCode.DONE
-
-
-def _end_with_parent(now: asyncio.Event) -> None:
-    watch_parent(now.set)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Whether an instance may be picked, as far as its requests and probes say: a pure state machine.
+"""The circuit breaker of an instance, driven by its requests and probes: a pure state machine.
 
 closed --(failures in a row, or a dead connection)--> open --(its time is over and /health answers)--> half open
 half open --(a trial's first byte)--> closed; --(a trial fails)--> open, for twice as long.
-Half open it takes one trial at a time, and with every further /health that answers twice as many: an instance that has
-been well for a while takes its share of requests that come all at once.
-A 4xx is the request's own fault and says nothing here.
+A half-open breaker allows one trial at a time, and doubles that with every further /health that answers, so that an
+instance that has recovered takes its share of a burst.
+A 4xx is the request's own fault and is no evidence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The breaker of one instance; every method returns the next one."""
+    """The state of one instance's breaker; every method returns the next state."""
 
     rules: HealthRules
     state: BreakerState = BreakerState.CLOSED
@@ -34,20 +34,20 @@ class Breaker:
     silent_probes: int = 0
     """Probes in a row that failed."""
     opened: int = 0
-    """Times in a row it opened without a success between."""
+    """Times in a row that it opened without a success in between."""
     until_s: float = 0.0
-    """Open at least until then."""
+    """It stays open at least until then."""
     broken: int = 0
-    """Responses in a row that failed after their first byte: another's first byte does not make up for them."""
+    """Responses in a row that failed after their first byte. Another response's first byte does not reset it."""
     trials: int = 0
-    """Half open: requests on their way."""
+    """Half open: trial requests in flight."""
     trials_at_once: int = 1
-    """Half open: as many may be."""
+    """Half open: the limit of `trials`."""
     why: str = ""
 
     @property
     def lets_pass(self) -> bool:
-        """Another request may be sent."""
+        """Whether another request may be sent."""
         return self.state is BreakerState.CLOSED or (
             self.state is BreakerState.HALF_OPEN and self.trials < self.trials_at_once
         )
@@ -56,7 +56,7 @@ class Breaker:
         return replace(self, trials=self.trials + 1) if self.state is BreakerState.HALF_OPEN else self
 
     def note_success(self) -> Breaker:
-        """A request got its first byte. While open it says nothing: it was sent before."""
+        """A request got its first byte. Ignored while open: the request was sent before it opened."""
         if self.state is BreakerState.OPEN:
             return self
         if self.state is BreakerState.CLOSED and not (self.failures or self.silent_probes or self.opened or self.why):
@@ -64,7 +64,7 @@ class Breaker:
         return Breaker(self.rules, broken=self.broken)
 
     def note_whole(self) -> Breaker:
-        """A response came to its proper end."""
+        """A response completed."""
         return replace(self, broken=0) if self.broken else self
 
     def release_trial(self) -> Breaker:
@@ -72,7 +72,7 @@ class Breaker:
         return replace(self, trials=self.trials - 1) if self.trials else self
 
     def note_failure(self, now_s: float, why: str, *, dead: bool = False, begun: bool = False) -> Breaker:
-        """A request failed there; `dead`: its connection was refused or cut, which is enough to open.
+        """A request failed; `dead`: no connection could be made, which alone opens the breaker.
 
         `begun`: its response had begun.
         """
@@ -85,7 +85,7 @@ class Breaker:
         return self._open_breaker(now_s, why)
 
     def note_probe(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
-        """A probe came back; `why` is empty where /health said 200. `refused`: nothing listens there."""
+        """A probe ended; `why` it failed, empty = /health returned 200. `refused`: no process listens there."""
         if not why:
             well = replace(self, silent_probes=0)
             if self.state is BreakerState.OPEN and now_s >= self.until_s:

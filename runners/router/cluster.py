@@ -1,6 +1,6 @@
-"""The router's own counters of every instance, and the one way they change: reserve at the pick, release once.
+"""The router's counters for each instance. They change in one way: reserve at the pick, release once.
 
-Nothing here waits: `view`, a policy's `decide` and `reserve` in a row are one atomic step of an event loop.
+Nothing here awaits: `take_view`, a policy's `decide` and `reserve_counters` are one atomic step of the event loop.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Member:
     url: str = ""
     role: Role = "both"
     kv_capacity_tokens: int | None = None
-    """Tokens its KV pool has room for; None = not known."""
+    """Size of its KV pool in tokens; None = unknown."""
     block_tokens: int = 1
-    """Its KV block size: KV is moved from there in whole blocks."""
+    """Its KV block size in tokens: KV moves from it in whole blocks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,9 +42,9 @@ class _Counters:
     ongoing_decode_tokens: int = 0
     retained_tokens: int = 0
     reserved_tokens: int = 0
-    """KV tokens for the answers of its open requests, by the router's setting."""
+    """KV tokens reserved for the output of its open requests, by the router's setting."""
     load: InstanceLoad | None = None
-    """As the last view had it; None = something has changed since. Whatever changes a field above sets it to None."""
+    """Cached row of the last view; None = stale. Code that changes a field above sets it to None."""
 
     def make_load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
@@ -68,12 +68,12 @@ class _Counters:
             active_sessions=bindings.count_active(name),
             paused_for_s=paused_for_s,
         )
-        self.load = None if paused_for_s else load  # a pause is another with every view
+        self.load = None if paused_for_s else load  # the remaining pause differs in every view
         return load
 
 
 class _Share:
-    """What one request holds of one instance. Released in steps, each once, in any order."""
+    """One request's share of one instance's counters. It is released in steps, each once, in any order."""
 
     __slots__ = ("_counters", "_new", "_open", "_prefilling", "_reserved", "_retains", "_tokens")
 
@@ -91,7 +91,7 @@ class _Share:
         counters.load = None
 
     def recount_new(self, new: int) -> None:
-        """Correct the prompt tokens to be computed there; without effect after the first byte."""
+        """Correct the number of prompt tokens to compute; no effect after the first byte."""
         if self._prefilling:
             self._counters.pending_prefill_tokens += new - self._new
             self._counters.load = None
@@ -105,7 +105,7 @@ class _Share:
             self._counters.load = None
 
     def retain_blocks(self) -> None:
-        """The instance has answered, and retains the prompt's blocks for another one, until `end`."""
+        """The instance has answered and retains the prompt's blocks for another instance until `end`."""
         if self._open and not self._retains:
             self.end()
             self._retains = True
@@ -132,7 +132,7 @@ class _Share:
 
 
 class CounterReservation:
-    """What a decision holds of its instances' counters. Its steps may be called at any time, any number of times."""
+    """A decision's share of its instances' counters. Each step is idempotent and may be called at any time."""
 
     __slots__ = (
         "_bindings", "_decode", "_lacks", "_new_after_transfer", "_pinned_at", "_pinned_tokens", "_prefill", "decision",
@@ -152,10 +152,10 @@ class CounterReservation:
         self.request = request
         self._lacks = _lacking_tokens(request, decision.instance)
         self._new_after_transfer = self._lacks
-        """What is to be computed where the request is served once the KV that is on its way has arrived."""
+        """Prompt tokens that the serving instance computes once the KV has arrived."""
         self._prefill: _Share | None = None
         self._pinned_at: _Counters | None = None
-        """The source of a migration, which keeps what it is to send until the transfer is over."""
+        """The source of a migration: it retains the blocks until the transfer has ended."""
         self._pinned_tokens = 0
         new = self._lacks
         if decision.prefill and source is not None:
@@ -172,10 +172,10 @@ class CounterReservation:
             self._bindings.expect_binding(request.session, decision.instance, migrates=bool(decision.migrate_from))
 
     def end_transfer(self, *, arrived: bool) -> None:
-        """The transfer that the pick asked for is over. Where no KV arrived, the instance computes all that it lacks.
+        """The transfer has ended. If no KV arrived, the serving instance computes all the tokens it lacks.
 
-        With a prefill instance: it has answered and retains the prompt's blocks until they have been pulled; or (not
-        `arrived`) nothing will be pulled from it, and it is released.
+        A prefill instance has answered and retains the prompt's blocks until they are pulled; if not `arrived`, nothing
+        will be pulled from it and its share is released.
         """
         if self._prefill is not None:
             if arrived:
@@ -186,13 +186,13 @@ class CounterReservation:
         self._decode.recount_new(self._new_after_transfer if arrived else self._lacks)
 
     def end_prefill(self) -> None:
-        """The first byte of the response's body has come: no prompt is pending or retained any more."""
+        """The first body byte has arrived: the prompt is no longer pending or retained."""
         self._decode.end_prefill()
         if self._prefill is not None:
             self._prefill.end()
 
     def end(self) -> None:
-        """The request is over: ended, failed, or left by its client. Commit its binding before, not after."""
+        """The request has completed, failed or been aborted. Commit its binding before this call, not after."""
         self._unpin_blocks()
         self._decode.end()
         if self._prefill is not None:
@@ -217,8 +217,8 @@ class CounterReservation:
 class Cluster:
     """Membership, availability and counters of all instances. `clock`: monotonic seconds, e.g. `time.monotonic`.
 
-    `bindings` are asked for the sessions of each instance; without any, the cluster keeps a table of its own. `report`
-    gets every change except an added instance: `Fleet` reports that one with its transport.
+    `bindings` count the sessions of each instance (default: an empty table). `report` receives every change except an
+    added instance, which `Fleet` reports with its transport.
     """
 
     def __init__(
@@ -234,17 +234,17 @@ class Cluster:
         self._clock = clock
         self._report = report
         self._counters: dict[str, _Counters] = {}
-        """In the order of their names."""
+        """Sorted by name."""
         for member in instances:
             self.add_member(member)
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """In the order of their names."""
+        """Sorted by name."""
         return tuple(counters.member for counters in self._counters.values())
 
     def take_view(self) -> ClusterView:
-        """Everything a policy may know of the cluster now."""
+        """A snapshot of everything that a policy may read."""
         for name in self.bindings.take_recounted():
             if name in self._counters:
                 self._counters[name].load = None
@@ -253,17 +253,16 @@ class Cluster:
         return ClusterView(tuple(loads), self.picks, self.fallbacks)
 
     def may_be_picked(self, instance: str) -> bool:
-        """It is a member, up, and not draining."""
+        """Whether it is a member, available and not draining."""
         counters = self._counters.get(instance)
         return counters is not None and counters.available and not counters.draining
 
     def reserve_counters(self, decision: Decision, request: RoutedRequest) -> CounterReservation:
-        """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
+        """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the tokens reserved for the output.
 
-        Tokens whose KV is on its way from another instance are not pending where the request is served. With a prefill
-        instance they are pending there instead. Call `CounterReservation.end_transfer` when the transfer has
-        ended, also where nothing moves. Raises KeyError where the decision names an instance to serve or prefill that
-        is not a member (or none).
+        Tokens whose KV is in transfer are not pending on the serving instance; with a prefill instance they are pending
+        there instead. Call `CounterReservation.end_transfer` when the transfer has ended, even if nothing moved. Raises
+        KeyError if the serving or prefill instance is not a member.
         """
         serves = self._counters[decision.instance]
         source = self._counters[decision.prefill] if decision.prefill else self._counters.get(decision.migrate_from)
@@ -272,7 +271,7 @@ class Cluster:
         return CounterReservation(decision, request, serves, source, self.bindings)
 
     def add_member(self, member: Member) -> None:
-        """Add an instance, or end the drain of a known one of that URL. Raises ValueError for any other known one."""
+        """Add an instance, or end the drain of the one with this name and URL. Raises ValueError for a taken name."""
         known = self._counters.get(member.instance)
         if known is None:
             self._counters[member.instance] = _Counters(member)
@@ -285,15 +284,15 @@ class Cluster:
             raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
 
     def drain_instance(self, instance: str) -> None:
-        """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
+        """Send it no new requests; its open requests continue. Raises KeyError for an unknown one."""
         counters = self._counters[instance]
         counters.draining, counters.load = True, None
         self._report(InstanceEvent(instance, "draining"))
 
     def remove_instance(self, instance: str) -> tuple[str, ...]:
-        """Forget it, its counters and its bindings; returns the sessions that lost their owner.
+        """Remove it with its counters and bindings; returns the sessions that lost their owner.
 
-        Open reservations on it may still be ended. Raises KeyError for an unknown one.
+        Its open reservations may still be ended. Raises KeyError for an unknown one.
         """
         del self._counters[instance]
         self._report(InstanceEvent(instance, "removed"))
@@ -302,8 +301,8 @@ class Cluster:
     def set_available(self, instance: str, available: bool, why: str = "") -> tuple[str, ...]:
         """Set whether it may be picked (health, breaker), and why not.
 
-        An instance that comes back is given its even share of the bound sessions; returns those that moved. Bindings to
-        an instance that is merely away stay: its KV may still be there when it returns.
+        An instance that comes back receives its even share of the bound sessions; returns those that moved. An
+        unavailable instance keeps its bindings: its KV may still be there when it returns.
         """
         counters = self._counters[instance]
         came_back = available and not counters.available
@@ -316,13 +315,13 @@ class Cluster:
         return self.bindings.rebalance_sessions(instance, others)
 
     def pause_instance(self, instance: str, seconds: float) -> None:
-        """Back-pressure: the instance asked for nothing new for `seconds`; 0 ends the pause."""
+        """Back-pressure: the instance asks for no new requests for `seconds`; 0 ends the pause."""
         counters = self._counters[instance]
         counters.paused_until_s, counters.load = self._clock() + seconds, None
         self._report(InstanceEvent(instance, "paused", pause_s=seconds))
 
     def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
-        """What its KV pool has room for, once the engine has reported it."""
+        """Set the size of its KV pool in tokens, as the engine reports it."""
         counters = self._counters[instance]
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
         counters.load = None

@@ -1,4 +1,4 @@
-"""What the router counts, and its `/metrics` page. Counting is adding to integers; the page is made when asked for."""
+"""The router's counts, and its `/metrics` page. Counting only adds to integers; the page is built on request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ DECIDE_BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 TRIP_BUCKETS_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.5)
 DECIDE_TIMES = 1 << 17
-"""Latest decision times that percentiles are of."""
+"""Percentiles are of this many latest decision times."""
 PREFIX = "tracon_router_"
 TRANSFERRED_TEXT = "Tokens that targets took from transfers, by their own count."
 DISAGREED_TEXT = "Times that the shared table was not asked, or did not agree."
 
 
 class Histogram:
-    """Counts by bucket."""
-
     __slots__ = ("_edges", "counts", "total")
 
     def __init__(self, edges: tuple[float, ...]) -> None:
@@ -38,7 +36,7 @@ class Histogram:
         self.total += value
 
     def list_buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Cumulative, as Prometheus expects."""
         buckets, below = [], 0
         for edge, count in zip((*self._edges, float("inf")), self.counts, strict=True):
             below += count
@@ -57,20 +55,20 @@ class Counts:
         self.policy_errors = 0
         """Picks where the policy raised or named an instance that may not be picked."""
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        """By (instance, status); the instance is empty where none was picked."""
+        """By (instance, status); the instance is empty if none was picked."""
         self.decisions: Counter[str] = Counter()
         self.migrations: Counter[str] = Counter()
-        """Picks with `migrate_from`, by what came of it: `transferred`, `recomputed`, `unneeded`, `failed`, as in
+        """Picks with `migrate_from`, by result: `transferred`, `recomputed`, `unneeded`, `failed`, as in
         RoutedOutcome."""
         self.transfers: Counter[tuple[str, str]] = Counter()
         """By (purpose, status), as in KvTransfer."""
         self.transferred_tokens = 0
-        """What targets took from transfers, as far as it could be counted."""
+        """Prompt tokens that targets took from transfers, as far as they could be counted."""
         self.transferred_bytes = 0
         self.transfer = Histogram(LATENCY_BUCKETS_S)
-        """Of those that moved KV: from the router's beginning with it until the KV was there."""
+        """Transfers that moved KV: from the start until the target had the KV."""
         self.picks_of: Counter[str] = Counter()
-        """Picks by instance, an instance that only prefills included."""
+        """Picks by instance, as a serving or a prefill instance."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `event`, `protocol`, `refused`,
         `down`."""
@@ -78,8 +76,8 @@ class Counts:
         self.binding_trips: Counter[str] = Counter()
         """Answers of the shared table, by operation."""
         self.binding_failures: Counter[str] = Counter()
-        """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router came first),
-        `unreadable` (an answer that is no row)."""
+        """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router was first),
+        `unreadable` (the answer is not a row)."""
         self.binding_trip = Histogram(TRIP_BUCKETS_S)
         self.first_byte = Histogram(LATENCY_BUCKETS_S)
         self.last_byte = Histogram(LATENCY_BUCKETS_S)
@@ -98,7 +96,7 @@ class Counts:
         return values[min(len(values) - 1, int(level * len(values)))] if values else None
 
     def add_transfer(self, transfer: KvTransfer) -> None:
-        """A transfer is over and its counters are read, or given up on."""
+        """Count a transfer that has ended and whose counters are read or given up on."""
         self.transfers[transfer.purpose, transfer.status] += 1
         self.transferred_tokens += transfer.external_tokens or 0
         self.transferred_bytes += transfer.bytes or 0
@@ -119,12 +117,12 @@ class Counts:
         }
 
     def count_status(self, status: str) -> int:
-        """Requests (attempts, for `retried`) that ended so, over all instances."""
+        """Requests (attempts, for `retried`) with this status, over all instances."""
         return sum(count for (_, ended), count in self.outcomes.items() if ended == status)
 
 
 class _Page:
-    """A collector over one moment, for the library's text encoder."""
+    """A collector of fixed values for prometheus_client's text encoder."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -136,7 +134,7 @@ class _Page:
 def metrics_page(
     counts: Counts, view: ClusterView, sessions: Mapping[str, int], streams: int, records_lost: int
 ) -> bytes:
-    """The Prometheus text of one moment; `sessions`: those bound, by instance."""
+    """The metrics as Prometheus text; `sessions`: bound sessions by instance."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()

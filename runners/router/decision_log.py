@@ -1,4 +1,4 @@
-"""Decision logs of a run, or of one file, read back: what cannot be read becomes a named gap, never a failure."""
+"""Read the decision logs of a run or of one file. Unreadable lines and missing picks become named gaps, not errors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LoggedPicks:
 
 
 def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
-    """The logs below a run's folder whose names contain `cell`, or the one log where `run` is a file.
+    """The logs in a run's folder whose names contain `cell`, or the one log if `run` is a file.
 
-    Raises RunnerError where there is none.
+    Raises RunnerError if there is none.
     """
     if run.is_file():
         return (read_log(run, run.name),)
@@ -47,7 +47,7 @@ def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
 
 
 def read_log(path: Path, name: str) -> LoggedPicks:
-    """One file; lines that cannot be read and picks that are not there are named in `gaps`."""
+    """Read one file; `gaps` names unreadable lines and missing picks."""
     decoder = msgspec.json.Decoder(DecisionRecord)
     records: list[DecisionRecord] = []
     damaged: list[tuple[int, str]] = []
@@ -109,7 +109,7 @@ def _describe_damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[
 
 
 def _find_missing(name: str, seqs: Sequence[int]) -> Iterator[Gap]:
-    """Picks are numbered from 0 without holes; the end of a log that was cut cannot be seen from it."""
+    """Gaps in the pick numbers, which count from 0. A missing end of the log cannot be detected."""
     if not seqs:
         return
     missing = sorted(set(range(seqs[-1] + 1)) - set(seqs))

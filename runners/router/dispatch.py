@@ -1,4 +1,4 @@
-"""Where a request goes: one synchronous step from the state of the cluster to a decision that is counted and logged."""
+"""Dispatch: take the cluster's state, ask the policy, count the decision and log it, in one synchronous step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runners.router.transfer.movement import Movement
 
 PAUSE_LIMIT_S = 60.0
 HOLD = "wait_"
-"""A request whose decision names no instance and has such a reason may be decided again once another has ended."""
+"""Prefix of a reason without an instance: decide again once another request has ended."""
 NO_TOKENS: Mapping[str, int] = {}
 NO_REASONS: Mapping[str, str] = {}
 
@@ -39,35 +39,35 @@ class Request(msgspec.Struct, frozen=True):
     input_tokens: int
     max_tokens: int
     wanted: str = ""
-    """The instance that stores the response it continues; empty = any will do."""
+    """The instance that stores the response it continues; empty = any instance."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Reservation:
-    """What one pick holds of the counters until its outcome. It ends once, with one record."""
+    """The resources of one pick until its outcome: counters, binding, transfer, claim. Ends once, with one record."""
 
     _dispatcher: Dispatcher
     pick: Pick
     counters: CounterReservation | None = None
     """None = the decision names no instance, or it is not counted yet."""
     binding: BindingVersion | None = None
-    """Of its session at the pick; None = no other router shares it."""
+    """The session's binding at the pick; None = no other router shares it."""
     movement: Movement | None = None
-    """The transfer of its KV; None = none is needed, or none is possible."""
+    """The KV transfer; None = not needed, or not possible."""
     claim: MigrationClaim | None = None
     _t_transfer_ns: int = 0
-    """When it waited no longer for KV; 0 = it never did, or still does."""
+    """When the wait for KV ended; 0 = it never waited, or still waits."""
     _t_first_ns: int = 0
     _ended: bool = False
 
     @property
     def instance(self) -> str:
-        """Where the request goes; empty = nowhere."""
+        """The instance that serves the request; empty = none."""
         return self.pick.decision.instance
 
     @property
     def source(self) -> str:
-        """Where its KV is to come from; empty = it needs none."""
+        """The instance to move KV from; empty = none."""
         return self.pick.decision.prefill or self.pick.decision.migrate_from
 
     @property
@@ -75,7 +75,7 @@ class Reservation:
         return self.pick.decision.reason
 
     def end_transfer(self, *, arrived: bool) -> None:
-        """The transfer has ended, or is not waited for; `arrived`: the KV is where the request goes."""
+        """The transfer has ended, or the request does not wait for it; `arrived`: the serving instance has the KV."""
         self._t_transfer_ns = self._t_transfer_ns or self._dispatcher.driver.now_ns()
         if self.counters is not None:
             self.counters.end_transfer(arrived=arrived)
@@ -134,7 +134,7 @@ class Dispatcher:
         min_move_tokens: int = 0,
         reserved_output: int | Literal["max_tokens"] = 0,
     ) -> None:
-        """`cut_off`: which instances no KV of an owner can be moved to, with reasons; None = the policy needs no such.
+        """`cut_off`: instances that an owner's KV cannot be moved to, with reasons; None = the policy never migrates.
 
         `min_move_tokens`: as in RoutedRequest. `reserved_output`: as in RouterSpec.
         """
@@ -155,7 +155,7 @@ class Dispatcher:
 
     @property
     def asks_first(self) -> bool:
-        """Other routers may know a session better: `ask_arrival` takes the place of `count_arrival`."""
+        """Routers share bindings: call `ask_arrival` instead of `count_arrival`."""
         return self._bindings.is_shared
 
     def count_arrival(self, session: str) -> int:
@@ -164,16 +164,16 @@ class Dispatcher:
         return self._bindings.count_arrival(session, self.driver.now_s())
 
     def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
-        """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
+        """As `count_arrival`, where routers share bindings; `then` receives the turn, possibly before this returns."""
         self._counts.requests += 1
         self._bindings.ask_arrival(session, self.driver.now_s(), then)
 
     def pick_instance(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
-        """Decide. `count_pick` must follow before anything else happens: no other pick comes between."""
+        """Decide. The caller must call `count_pick` before any other pick."""
         return Reservation(self, self._make_pick(request, tried))
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
-        """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
+        """Claim the session's migration; `then` receives whether it is granted. False = no claim is needed."""
         decision, binding = reservation.pick.decision, reservation.binding
         session = reservation.pick.request.session
         if not (binding is not None and session and decision.migrate_from and decision.binds):
@@ -182,9 +182,9 @@ class Dispatcher:
         return reservation.claim is not None
 
     def count_pick(self, request: Request, reservation: Reservation) -> None:
-        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not.
+        """Complete a pick once the request is sent: update what the next pick reads.
 
-        A pick without it is not recorded and takes no number: its request is held still.
+        A pick that is not counted gets no number and no record: its request is still held.
         """
         self._seq += 1
         decision = reservation.pick.decision
@@ -199,7 +199,7 @@ class Dispatcher:
         self.ledger.add_pick(reservation.pick)
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
-        """The policy would pick an instance that has not been tried, or have the request wait for one."""
+        """Whether the policy would pick an untried instance, or hold the request."""
         decision = self._make_pick(request, tried).decision
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
@@ -219,7 +219,7 @@ class Dispatcher:
         )
 
     def note_refusal(self, session: str, instance: str, pause_s: float) -> None:
-        """An instance did not admit a request (429 or 503); `pause_s`: how long it asked to be left alone."""
+        """An instance refused a request (429 or 503); `pause_s`: for how long it asks for no new requests."""
         self._bindings.count_refusal(session, instance)
         self.pause_instance(instance, pause_s)
 
@@ -235,7 +235,7 @@ class Dispatcher:
         return Pick(routed, view, draft, self._seq, t_ns, self.driver.now_ns())
 
     def _describe_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
-        """The request as the policy sees it. Bindings know nothing of a request without a session."""
+        """The request as the policy sees it. A request without a session has no binding."""
         owner = self._bindings.owner_of(request.session)
         return RoutedRequest(
             request=request.request,
@@ -268,10 +268,10 @@ class Dispatcher:
         return Draft(Decision(self._policy.name, instance, "stored_response", candidates, binds=False))
 
     def _ask_policy(self, routed: RoutedRequest, view: ClusterView) -> Draft:
-        """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
+        """The policy's decision; if a user's policy fails, the instance with the fewest requests."""
         try:
             draft = self._drafts(routed, view)
-        except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
+        except Exception as error:  # noqa: BLE001  (a user's code may raise anything; the router keeps serving)
             return self._decide_instead(routed, view, f"{type(error).__name__}: {error}")
         for instance in (draft.decision.instance, draft.decision.prefill):
             if instance and not self._may_be_picked(instance, routed):
@@ -292,7 +292,7 @@ class Dispatcher:
 
 
 def _find_drafts(policy: Policy) -> Callable[[RoutedRequest, ClusterView], Draft]:
-    """How the policy is asked. Most of ours list their candidates later; a user's own fails at once, where it may."""
+    """How to ask the policy. Most built-in ones list candidates later; a user's decides at once, where it may fail."""
     if isinstance(policy, WholePolicy) and type(policy) in POLICIES.values():
         return policy.draft_decision
     return lambda request, view: Draft(policy.decide(request, view))

@@ -1,4 +1,4 @@
-"""Clock and timers of the router's core. It owns none: an event loop drives it, or a simulator's heap of events."""
+"""Clock and timers of the router's core, supplied by an event loop or by the simulator's event heap."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A callback that is due later."""
+    """A scheduled callback."""
 
     def cancel(self) -> None: ...
 
 
 class Driver(Protocol):
-    """Whatever runs the core. Callbacks never run inside the call that schedules them."""
+    """Runs the core. A callback never runs inside the call that schedules it."""
 
     def now_ns(self) -> int:
         """The clock of every record; `time.perf_counter_ns()` in a live router."""
 
     def now_s(self) -> float:
-        """Monotonic seconds, of any zero."""
+        """Monotonic seconds from an arbitrary zero."""
 
     def call_soon(self, callback: Callable[[], None]) -> Timer:
-        """Run it after what runs now, and after all that was scheduled before."""
+        """Run it after the current callback and all those scheduled before it."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...

@@ -1,10 +1,9 @@
-"""What the router reads of a request: session, length, prefix.
+"""The facts that the router reads from a request body: session, length, prefix.
 
-Bodies are read, never changed. A prompt of token ids is taken as it is. Text cannot be tokenised here: four bytes of it
-count as one token, of `prompt`, or of what a conversation begins with (`tools`, `system`, `instructions`) and its
-`messages` or `input` as they stand in the body, so that a longer conversation of the same client begins with the
-shorter one. A body that is no JSON object, or whose prompt is none of these, counts by its bytes; the instance is the
-one to refuse it.
+Bodies are never changed. A prompt of token ids is used as it is. Text is not tokenised: four bytes count as one token.
+For a conversation the text is its `tools`, `system` and `instructions`, then its `messages` or `input`, byte for byte
+as in the body: a longer conversation of the same client then begins with the shorter one. A body that is not a JSON
+object, or has none of these, counts by its bytes; the instance refuses it.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ COMPLETIONS_MAX_TOKENS = 16
 """The API's default for a completion without `max_tokens`."""
 SESSION_LIMIT = 256
 HASHED_TOKENS = 1 << 18
-"""Of a longer prompt only the beginning is known to the prefix index: hashing holds up every other request."""
+"""Tokens of a prompt that enter the prefix index; the rest is not hashed, because hashing delays all other requests."""
 LONG_BYTES = 1 << 20
-"""A longer body takes milliseconds: a thread reads it."""
+"""A thread reads longer bodies: they take milliseconds."""
 PROMPTS_LIMIT = 4096
-"""More inputs of one request are hashed as text: reading each costs a microsecond that every stream waits for."""
+"""A request with more prompts is hashed as text: reading each prompt delays every stream by a microsecond."""
 MAX_TOKENS_LIMIT = 1 << 31
-"""A `max_tokens` beyond it counts as not given: no counter is made for such numbers."""
+"""A larger `max_tokens` counts as absent, so that it does not distort the counters."""
 SHORT_BYTES = 16 << 10
-"""A parser keeps the memory of its longest document: only those of prompts up to this size are used again."""
+"""A parser keeps the memory of its longest document: only parsers of prompts up to this size are reused."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
-"""Token ids, of one input or several (embeddings)."""
+"""The beginning of token ids, of one input or of several (embeddings)."""
 
 
 class _Body(msgspec.Struct):
@@ -52,35 +51,35 @@ class _Body(msgspec.Struct):
 _read_body = msgspec.json.Decoder(_Body).decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _spare_parsers: list[simdjson.Parser] = []
-"""In no thread's use: a parser reads no second document while the first exists."""
+"""Parsers not in use: a parser reads no second document while the first is alive."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What one request body contains."""
+    """The facts of one request body."""
 
     session: str
-    """From the body; empty = it names none."""
+    """Empty = the body names none."""
     keys: tuple[int, ...]
-    """Of the prompt's full blocks, for the prefix index."""
+    """Keys of the prompt's full blocks in the prefix index."""
     input_tokens: int
     max_tokens: int
-    """0 = not given, and the API has no default."""
+    """0 = absent, and the API has no default."""
     previous: str = ""
     """Id of the stored response that it continues; empty = none."""
 
 
 class ClientMessage(msgspec.Struct, frozen=True):
-    """A client's request as bytes; a simulator's is empty."""
+    """A client's request as bytes; empty in a simulation."""
 
     path: bytes
     """With its query."""
     headers: bytes
-    """The header lines that go on to an instance."""
+    """The header lines to forward to an instance."""
     body: bytes
 
 
 def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
-    """The facts of a request body; never raises. `chat`: everything but a completion, also `input` for `messages`."""
+    """The facts of a request body; never raises. `chat`: any API except completions; it reads `messages` or `input`."""
     try:
         read = _read_body(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -92,7 +91,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
             keys, count = _read_prompt(conversation, block_tokens)
         elif text:
             keys, count = _read_text(text, block_tokens)
-        else:  # neither a conversation nor an input: it only has a length
+        else:  # neither a conversation nor an input: only its length counts
             keys, count = (), -(-len(body) // BYTES_PER_TOKEN)
     else:
         keys, count = _read_prompt(bytes(read.prompt), block_tokens)
@@ -113,7 +112,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
 
 
 def session_name(value: object) -> str:
-    """A session id as it is stored: text or a number, at most SESSION_LIMIT characters; empty for anything else."""
+    """The session id in a text or a number, cut to SESSION_LIMIT characters; empty for any other value."""
     if isinstance(value, bytes):
         value = _decode_header(value)
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -122,7 +121,7 @@ def session_name(value: object) -> str:
 
 
 def _decode_header(value: bytes) -> str:
-    """UTF-8, as the body's session ids are, or else what HTTP says: latin-1."""
+    """UTF-8, as in the body's session ids, else latin-1, as HTTP specifies."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -139,7 +138,7 @@ def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int
 
 
 def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
-    """Several prompts in one request: the first one's prefix, the length of all."""
+    """Several prompts in one request: the keys of the first, the length of all."""
     try:
         many = _read_many(prompt)
     except (msgspec.DecodeError, RecursionError):
@@ -152,7 +151,7 @@ def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], in
 
 
 def _pack_ids(prompt: bytes) -> bytes | None:
-    """A JSON array of token ids, TOKEN_BYTES each; None = it is something else."""
+    """A JSON array of token ids, packed to TOKEN_BYTES each; None = not such an array."""
     if not prompt.startswith(b"[") or prompt.find(b"[", 1) > 0:  # the parser would join inner arrays
         return None
     short = len(prompt) <= SHORT_BYTES
@@ -162,7 +161,7 @@ def _pack_ids(prompt: bytes) -> bytes | None:
         parser = simdjson.Parser()
     try:
         packed = _pack_array(parser.parse(prompt))
-    except (ValueError, TypeError, RuntimeError):  # the last of a number beyond 64 bits
+    except (ValueError, TypeError, RuntimeError):  # RuntimeError: a number beyond 64 bits
         return None
     if short:
         _spare_parsers.append(parser)

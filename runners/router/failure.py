@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REFUSALS = (429, 503)
-"""Statuses by which an instance does not admit a request."""
+"""Statuses with which an instance refuses to admit a request."""
 
 
 def blames_request(status: int) -> bool:
-    """Whether a status says something of the request alone: a 4xx, or 501 from an engine whose model lacks that API."""
+    """Whether the request itself is at fault: a 4xx, or a 501 from an engine whose model lacks that API."""
     return 400 <= status < 500 or status == 501
 
 
@@ -22,7 +22,7 @@ class Failure:
     `down`, or `own` (this machine)."""
     text: str
     dead: bool = False
-    """No connection could be made: enough to stop sending there."""
+    """No connection could be made: this alone opens the breaker."""
     gone: bool = False
-    """The connection was refused: nothing listens there, and what its process held is lost."""
+    """The connection was refused: no process listens there, and its KV cache is lost."""
     status: int | None = None

@@ -12,11 +12,11 @@ from runners.router.spec import HealthRules
 
 
 class Health:
-    """Sets the cluster's availability of each instance.
+    """Sets the availability of each instance in the cluster.
 
-    `on_lost(instance, why, gone)` is called when probes stay unanswered, or (`gone`) when nothing listens there any
-    more: what waits there will not be answered, and what a process held that is gone is lost. `on_recovered(instance)`:
-    it answers again. `probe_now(instance)` has it probed at once.
+    `on_lost(instance, why, gone)` is called when probes stay unanswered, or when no process listens any more (`gone`):
+    its waiting requests will not be answered, and a process that is gone has lost its cache. `on_recovered(instance)`
+    is called when it answers again. `probe_now(instance)` probes it at once.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Health:
         self._on_recovered = on_recovered
         self._breakers: dict[str, Breaker] = {}
         self._down: dict[str, bool] = {}
-        """Instances in an outage, and whether nothing listens there."""
+        """Instances in an outage; True = no process listens there."""
 
     def state_of(self, instance: str) -> BreakerState:
-        """Open for an instance that joins: its first probe has not ended."""
+        """Open for an instance whose first probe has not ended."""
         breaker = self._breakers.get(instance)
         return BreakerState.OPEN if breaker is None else breaker.state
 
     def add_instance(self, instance: str, why: str | None) -> None:
-        """Begin with an instance after its first probe; `why` as in `note_probe`, None = it could not be asked."""
+        """Add an instance after its first probe; `why` as in `note_probe`, None = the router could not ask it."""
         self._breakers[instance] = Breaker(self._rules)
         if why:
             self._set_breaker(instance, Breaker(self._rules, BreakerState.OPEN, why=why))
@@ -63,18 +63,18 @@ class Health:
         self._step_breaker(instance, Breaker.note_success)
 
     def note_whole(self, instance: str) -> None:
-        """A response came from there to its proper end."""
+        """A response completed."""
         self._step_breaker(instance, Breaker.note_whole)
 
     def release_trial(self, instance: str) -> None:
-        """A request ended there and says nothing about it: a 4xx, or its client left."""
+        """A request ended without evidence: a 4xx, or the client left."""
         self._step_breaker(instance, Breaker.release_trial)
 
     def note_failure(self, instance: str, failure: Failure, *, begun: bool = False) -> None:
-        """A request failed there; `begun`: after the first byte of its response.
+        """A request failed; `begun`: after the first byte of its response.
 
-        A probe follows at once, so that one request is enough to detect a dead process. That the instance is full is
-        no failure of it.
+        A probe follows at once, so that one request is enough to detect a dead process. A 429 is no failure: the
+        instance is full.
         """
         if failure.kind == "refused" and failure.status == 429:
             self.release_trial(instance)
@@ -89,7 +89,7 @@ class Health:
         self.probe_now(instance)
 
     def note_probe(self, instance: str, why: str, *, gone: bool) -> None:
-        """A probe has ended; `why` it failed, empty = it did not. `gone`: nothing listens there."""
+        """A probe has ended; `why` it failed, empty = it succeeded. `gone`: no process listens there."""
         breaker = self._breakers[instance].note_probe(self._driver.now_s(), why, refused=gone)
         self._set_breaker(instance, breaker)
         if not why and instance in self._down:
@@ -102,9 +102,9 @@ class Health:
         breaker = self._breakers.get(instance)
         if breaker is None:
             return
-        next_one = step(breaker)
-        if next_one is not breaker:  # as good as always it is the same
-            self._set_breaker(instance, next_one)
+        stepped = step(breaker)
+        if stepped is not breaker:  # it rarely changes
+            self._set_breaker(instance, stepped)
 
     def _set_breaker(self, instance: str, breaker: Breaker) -> None:
         before = self._breakers[instance]

@@ -1,7 +1,7 @@
-"""Counting and logging decisions, a moment after the fact and several at a time.
+"""Count and log decisions in batches, shortly after they are made.
 
-What a decision and its outcome have to leave behind at once is a reference. The rest costs a third of a request's
-processor time where it is done request by request, cold, and in the way of others; in a row it costs little.
+The request path only appends a reference. Counting and encoding request by request, with cold caches, would take a
+third of a request's CPU time and delay other requests; in a batch it costs little.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from runners.router.transfer.movement import Movement
 
 SETTLE_S = 0.2
 AT_ONCE = 6
-"""Outcomes in a row: the event loop is blocked for some 0.2 ms where its caches are cold."""
+"""Outcomes per batch: one batch blocks the event loop for about 0.2 ms with cold caches."""
 NEXT_S = 0.001
-"""Between two such rows."""
+"""Pause between two batches."""
 COUNTED_WITHIN_S = 5.0
-"""A record waits this long at most for what its transfer moved to be counted."""
+"""Longest wait of a record for the token counts of its transfer."""
 
 
 class RecordLog(Protocol):
-    """Where decision records go."""
+    """The destination of decision records."""
 
     @property
     def is_open(self) -> bool:
@@ -42,19 +42,19 @@ class RecordLog(Protocol):
 
 
 class Pick(msgspec.Struct, frozen=True):
-    """A decision and its grounds, before its outcome: what its DecisionRecord is made of. Other fields are as there."""
+    """A decision and its inputs before the outcome is known; fields as in DecisionRecord."""
 
     request: RoutedRequest
     cluster: ClusterView
     draft: Draft
-    """Has the decision, and lists its candidates for the record."""
+    """The decision; it lists the candidates when the record is written."""
     seq: int
     t_ns: int
     t_dispatch_ns: int
 
     @property
     def decision(self) -> Decision:
-        """Without the candidates that the draft lists."""
+        """The decision without its candidates."""
         return self.draft.decision
 
     @property
@@ -63,26 +63,26 @@ class Pick(msgspec.Struct, frozen=True):
 
 
 class PendingOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a pick before it is counted; times are of the driver's `now_ns`."""
+    """The outcome of a pick before it is counted; times are the driver's `now_ns`."""
 
     pick: Pick
     status: str
     """As in RoutedOutcome."""
     http_status: int | None
     t_first_ns: int
-    """0 = no byte came."""
+    """0 = no byte arrived."""
     t_end_ns: int
     usage: Usage | tuple[bytes, ...]
-    """Its token counts, or the last pieces of the body to read them from; empty = no counts are wanted."""
+    """Token counts, or the last pieces of the body that hold them; empty = not needed."""
     error: str
     movement: Movement | None = None
-    """The transfer that the pick asked for; None = none, or the router has no transport."""
+    """The transfer that the pick started; None = none, or the router has no transport."""
     t_transfer_ns: int = 0
-    """When the request waited no longer for KV; 0 = it never did."""
+    """When the wait for KV ended; 0 = it never waited."""
 
 
 class Ledger:
-    """Collects picks and outcomes; `settle_records` brings counts and log up to date, within SETTLE_S by itself."""
+    """Collects picks and outcomes; counts and logs them within SETTLE_S, or at once with `settle_records`."""
 
     def __init__(self, log: RecordLog, counts: Counts, driver: Driver) -> None:
         self._log = log
@@ -92,7 +92,7 @@ class Ledger:
         self._outcomes: deque[PendingOutcome] = deque()
         self._latest: deque[Pick] = deque(maxlen=LATEST)
         self._uncounted: dict[int, tuple[PendingOutcome, Usage]] = {}
-        """Outcomes whose transfer is not counted yet; by pick, in the order of their ends."""
+        """Outcomes whose transfer is not counted yet, by pick number, in the order in which they ended."""
         self._feed = MigrationFeed(driver.now_ns)
         self._timer: Timer | None = None
 
@@ -116,7 +116,7 @@ class Ledger:
         self._feed.add_served(t_first_ns, pick.request, pick.decision, movement)
 
     def take_migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
-        """What happened to migrations since the last call; `last`: nothing is waited for."""
+        """Migration events since the last call; `last`: do not wait for token counts."""
         return self._feed.take_steps(last=last)
 
     def latest_picks(self) -> tuple[TickPick, ...]:
@@ -129,7 +129,7 @@ class Ledger:
         )
 
     def settle_records(self, *, last: bool = False) -> None:
-        """Count and log everything but records that wait for a transfer's counters; `last`: these too."""
+        """Count and log everything except records that wait for a transfer's counters; `last`: these too."""
         while self._picks:
             self._count_pick(self._picks.popleft())
         while self._outcomes:
@@ -185,7 +185,7 @@ class Ledger:
         movement.when_settled(lambda transfer: self._count_transfer(seq, transfer))
 
     def _count_transfer(self, seq: int, transfer: KvTransfer) -> None:
-        """Write the record of a pick whose transfer has settled, or is not waited for any longer."""
+        """Write the record of a pick whose transfer has settled, or whose wait for it has ended."""
         uncounted = self._uncounted.pop(seq, None)
         if uncounted is None:
             return
@@ -243,7 +243,7 @@ def _read_usage(outcome: PendingOutcome) -> Usage:
 
 
 def _migration_result(outcome: PendingOutcome) -> str:
-    """What became of a migration, as in RoutedOutcome; empty = the pick asked for none."""
+    """The result of a migration, as in RoutedOutcome; empty = the pick does not migrate."""
     if not outcome.pick.decision.migrate_from:
         return ""
     if not outcome.t_first_ns or outcome.http_status is None or outcome.http_status >= 300:

@@ -1,4 +1,4 @@
-"""What happens to migrations, reported once a second: picked, served, failed, or refused because a gate failed."""
+"""Migration events of the router's ticks, once a second: started, done, failed, or refused because a gate failed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from results.records.migrations import Phase, TickMigration
 from runners.router.transfer.movement import Movement
 
 LINES_STORED = 4096
-"""Lines stored until `take`."""
+"""Lines stored between two calls of `take_steps`; the oldest are dropped."""
 AT_ONCE = 400
-"""Lines of one tick, which the router's parent reads as one line of at most 1 MiB."""
+"""Lines per tick: the router's parent reads a tick as one line of at most 1 MiB."""
 REFUSALS_STORED = 10_000
 """Refusals remembered, so that each is reported once."""
 COUNTED_WITHIN_NS = 3_000_000_000
-"""A migration that was served is reported when its tokens have been counted, or after this time."""
+"""A served migration is reported when its tokens have been counted, at the latest after this time."""
 NOT_ASKED = "no KV was asked for: an instance has no transfer endpoint, or another router migrates the session"
 
 
 class MigrationFeed:
-    """Lines for the router's ticks, with times of `now_ns`."""
+    """Lines for the router's ticks; times are `now_ns`."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -30,7 +30,7 @@ class MigrationFeed:
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def add_decision(self, t_ns: int, request: RoutedRequest, decision: Decision) -> None:
-        """A pick that migrates its session, or leaves it at its hot instance."""
+        """Report a pick that migrates its session, or that leaves it on a hot instance."""
         hot = next((gate for gate in decision.gates if gate.name == "hot" and gate.passed), None)
         if decision.migrate_from and decision.instance:
             self._add_line(t_ns, request, decision, "started", decision.reason, hot.text if hot else "")
@@ -49,14 +49,14 @@ class MigrationFeed:
         )  # fmt: skip
 
     def add_served(self, t_ns: int, request: RoutedRequest, decision: Decision, movement: Movement | None) -> None:
-        """The target has begun to answer a request that migrates."""
+        """The target has begun to answer a migrating request."""
         self._served.append((t_ns, request, decision, movement))
 
     def add_failed(self, t_ns: int, request: RoutedRequest, decision: Decision, status: str, why: str) -> None:
         self._add_line(t_ns, request, decision, "failed", status, why)
 
     def take_steps(self, *, last: bool = False) -> tuple[TickMigration, ...]:
-        """The lines since the last call, oldest first, at most AT_ONCE. `last`: nothing is waited for."""
+        """The lines since the last call, oldest first, at most AT_ONCE. `last`: do not wait for token counts."""
         waiting = []
         now_ns = self._now_ns()
         for row in self._served:

@@ -1,4 +1,4 @@
-"""Where the router's core reports what changes at its instances."""
+"""How the router's core reports changes of its instances."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from results.records.instance_events import InstanceEvent
 
 Report = Callable[[InstanceEvent], None]
-"""Takes an event at the moment of the change, and stamps it."""
+"""Called at the moment of the change; it stamps the event's time."""
 
 
 def ignore_event(event: InstanceEvent) -> None:
-    """Nothing is recorded."""
+    """Record nothing."""

@@ -1,8 +1,8 @@
-"""One request on its way: picked, sent, retried elsewhere until its first byte, and answered. No clock, no connection.
+"""The lifecycle of one request: pick, send, retry elsewhere before the first byte, complete. No clock, no I/O.
 
-Whatever carries requests to instances (the live proxy, a simulator) derives from `RequestLifecycle`: it implements what
-the lifecycle asks for, and reports what instances and clients do. Where the pick asks for KV from another instance,
-that is moved first; a transfer that fails costs only that the instance computes what it lacks.
+A driver (the live proxy, the simulator) derives from `RequestLifecycle`, implements its abstract methods and reports
+what instances and clients do. If the pick needs KV from another instance, the KV is moved first; if that transfer
+fails, the serving instance computes the missing tokens.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement, MoveRequest
 
 BLAMELESS = ("refused", "own")
-"""Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
+"""Failure kinds that are no evidence against a transfer: the instance is full, or this machine is at a limit."""
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class RequestLifecycle(ABC):
-    """One request of a client, over as many instances as it takes. It ends once."""
+    """One client request over all its attempts. It ends once."""
 
     _traffic: Traffic
     _request: Request
     _message: ClientMessage
     t_dispatch_s: float = 0.0
     t_held_s: float = 0.0
-    """Since when no instance had room; 0 = one had at once."""
+    """When it was first held because no instance had room; 0 = never."""
     t_read_s: float = 0.0
-    """When the last bytes came from the instance."""
+    """When the last bytes arrived from the instance."""
     t_paused_s: float = 0.0
-    """Since when the client's buffers are full; 0 = they are not."""
+    """When the client's buffers filled up; 0 = they are not full."""
     is_handed_over: bool = False
-    """The request on its way is the decode request of a handover, and its answer has not begun."""
+    """The decode request of a handover is in flight, and its response has not begun."""
     _tried: tuple[str, ...] = ()
     _reservation: Reservation = field(init=False)
     _has_lost_claim: bool = False
-    """Another router came first with a migration of its session: this one does not try again."""
+    """Another router claimed the migration of the session first: do not claim it again."""
     _is_open: bool = False
-    """The client has an answer, which is this instance's."""
+    """The client has received the beginning of this instance's response."""
     _status: int = 0
 
     @property
@@ -55,17 +55,17 @@ class RequestLifecycle(ABC):
 
     @property
     def source(self) -> str:
-        """Where KV comes from for this pick; empty = nowhere."""
+        """The instance that this pick takes KV from; empty = none."""
         return self._reservation.source
 
-    # what a driver carries out
+    # what a driver implements
     @abstractmethod
     def _send_request(self, body: bytes) -> None:
         """Send the request with this body to `instance`."""
 
     @abstractmethod
     def _cancel_request(self) -> None:
-        """Take the request back from its instance, so that it stops computing."""
+        """Cancel the request at its instance, so that the instance stops computing."""
 
     @abstractmethod
     def _refuse_client(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
@@ -85,10 +85,10 @@ class RequestLifecycle(ABC):
 
     # the pick
     def start_request(self) -> None:
-        """Pick an instance and send the request there; one that is held starts again. A defect is answered by a 500."""
+        """Pick an instance and send the request to it; called again for a held request. A router bug answers 500."""
         try:
             self._start_attempt()
-        except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
+        except Exception as error:  # noqa: BLE001  (the client must get an answer, and the log the error)
             sys.stderr.write(visible(f"a request could not be routed:\n{traceback.format_exc()}"))
             with contextlib.suppress(Exception):
                 self.abandon_request("a defect of the router")
@@ -108,7 +108,7 @@ class RequestLifecycle(ABC):
             self._refuse_client(503, why, "no_instance", b"retry-after: 1\r\n")
             return
         if not reservation.source:
-            self._send_body(self._message.body)  # first of all: counting can wait
+            self._send_body(self._message.body)  # first: counting can wait
             traffic.dispatcher.count_pick(self._request, reservation)
         else:
             traffic.dispatcher.count_pick(self._request, reservation)
@@ -119,12 +119,12 @@ class RequestLifecycle(ABC):
         traffic.health.note_dispatch(reservation.instance)
 
     def _may_wait(self) -> bool:
-        """Something is in flight whose end may make room, and the request has not waited for too long."""
+        """A request in flight may free room when it ends, and this one has not been held for too long."""
         held_s = self._traffic.driver.now_s() - self.t_held_s if self.t_held_s else 0.0
         return self._traffic.in_flight and held_s <= self._traffic.limits.first_byte_s
 
     def _hold_request(self, reservation: Reservation) -> None:
-        """Wait behind those that are held already. Only the first such pick is recorded: later ones say the same."""
+        """Queue behind the requests already held. Record only the first such pick: later ones repeat it."""
         self._traffic.held.setdefault(self)
         if not self.t_held_s:
             self.t_held_s = self._traffic.driver.now_s()
@@ -141,7 +141,7 @@ class RequestLifecycle(ABC):
         self.t_dispatch_s, self._traffic.moving[self] = self._traffic.driver.now_s(), None
 
     def _end_claim(self, granted: bool) -> None:
-        """Other routers have been asked. Where one of them migrates the session, or has, the pick is made again."""
+        """Handle the answer to the claim. Not `granted`: another router migrates the session or has, so pick again."""
         del self._traffic.moving[self]
         if granted:
             self._start_transfer()
@@ -152,7 +152,7 @@ class RequestLifecycle(ABC):
         self.start_request()
 
     def _start_transfer(self) -> None:
-        """Have the KV moved first, where that is possible. `_end_transfer` is not called from here."""
+        """Move the KV first if that is possible. Never calls `_end_transfer` before it returns."""
         transfers, reservation = self._traffic.transfers, self._reservation
         decision, request = reservation.pick.decision, reservation.pick.request
         if not transfers.is_configured or (self._has_lost_claim and decision.migrate_from):
@@ -170,7 +170,7 @@ class RequestLifecycle(ABC):
         reservation.movement = transfers.start_movement(move, self._end_transfer)
 
     def _end_transfer(self, movement: Movement) -> None:
-        """The transfer has ended, well or not: the request goes on."""
+        """The transfer has succeeded or failed: send the request."""
         traffic, status = self._traffic, movement.transfer.status
         self.is_handed_over = movement.open
         arrived = self.is_handed_over or status == "transferred"
@@ -196,14 +196,14 @@ class RequestLifecycle(ABC):
         self._send_body(self._message.body)
 
     def _fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
-        """A decode request that is on its way was not served; flags as in `Movement.fail_handover`."""
+        """Fail the handover whose decode request is in flight, if any; flags as in `Movement.fail_handover`."""
         movement = self._reservation.movement
         if self.is_handed_over and movement is not None:
             self.is_handed_over = False
             movement.fail_handover(why, strike=strike, freed=freed)
 
     def _withdraw_request(self, why: str) -> None:
-        """Stop the transfer, the claim or the request at the instance, whichever is on its way."""
+        """Stop the transfer, the claim or the request at the instance, whichever is in progress."""
         if self not in self._traffic.moving:
             self._cancel_request()
         elif self._reservation.movement is not None:
@@ -219,9 +219,9 @@ class RequestLifecycle(ABC):
             movement.note_sent()
 
     def accept_head(self, status: int, pause_s: float) -> bool:
-        """The instance's head came: whether its body is for the client. 5xx and refusals go elsewhere while they can.
+        """Handle the response head; True = forward the body. A 5xx or a refusal is retried elsewhere if possible.
 
-        `pause_s`: how long the instance wants nothing new; 0 = it did not say.
+        `pause_s`: for how long the instance asks for no new requests; 0 = it does not ask.
         """
         instance, dispatcher = self.instance, self._traffic.dispatcher
         self._status = status
@@ -240,7 +240,7 @@ class RequestLifecycle(ABC):
         return False
 
     def start_response(self) -> None:
-        """The first byte: from here on the client has an answer, and the answer this instance."""
+        """Handle the first body byte: from now on the request cannot move to another instance."""
         self._is_open = True
         traffic, status, instance = self._traffic, self._status, self.instance
         movement = self._reservation.movement
@@ -271,7 +271,7 @@ class RequestLifecycle(ABC):
             self._end_attempt("client_error" if blames_request(status) else "error", f"HTTP {status}")
 
     def complete_with_error(self, message: str, code: int) -> None:
-        """The client has a whole response, at whose end the instance reports an error; `code` as HTTP's."""
+        """The response is complete, and its last event reports an error; `code`: the HTTP equivalent."""
         traffic, instance = self._traffic, self.instance
         text = f"error event at the end of the response: {message} (code {code})"
         if blames_request(code):
@@ -318,7 +318,7 @@ class RequestLifecycle(ABC):
         self.request_failed(failure)
 
     def cut_request(self, why: str, *, elsewhere: bool) -> None:
-        """End it from outside, or (`elsewhere`, before its first byte) send it to another instance."""
+        """End the request from outside; with `elsewhere`, retry it on another instance before its first byte."""
         if self in self._traffic.held:
             self._refuse_cut(why)
             return
@@ -345,7 +345,7 @@ class RequestLifecycle(ABC):
         return len(tried) < traffic.limits.attempts and traffic.dispatcher.has_alternative(self._request, tried)
 
     def _retry_elsewhere(self, failure: Failure) -> None:
-        """Count what failed, and pick another instance."""
+        """Count the failure and pick another instance."""
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
         self._fail_handover(failure.text, strike=failure.kind not in BLAMELESS, freed=False)

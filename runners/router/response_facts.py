@@ -1,7 +1,7 @@
-"""What the router reads of a response: a request for a pause, its end, an error event, its token counts.
+"""The facts that the router reads from a response: a requested pause, the end, an error event, token counts.
 
-Bodies are read, never changed. Streams of completions and chats end with `data: [DONE]`, those of messages and
-responses with an event of that name; text that a model makes has its line feeds escaped, so a line is an event's own.
+Bodies are never changed. Streams of completions and chats end with `data: [DONE]`, streams of messages and responses
+with a named event. Generated text has its line feeds escaped, so it cannot imitate an event's line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 NAMED_EVENTS = (b"/v1/messages", b"/v1/responses")
-"""Beginnings of the paths whose streams name each event in a line of its own."""
+"""Prefixes of the paths whose streams name each event in an `event:` line."""
 ERROR_LIMIT = 500
 COUNT_LIMIT = 1 << 53
-"""Larger counts are none: not every JSON reader knows them."""
+"""Larger counts are ignored: not every JSON reader can represent them."""
 PAUSE_DIGITS = 12
 _DONE = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed|cancelled))\s*$)",
@@ -42,12 +42,12 @@ _CODES = {
     "rate_limit_exceeded": 429,
     "NotImplementedError": 501,
 }
-"""Names of errors that the request itself caused, as HTTP's codes."""
+"""Errors that the request itself caused, by name, with their HTTP codes."""
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 class Usage(NamedTuple):
-    """Token counts of a response; None = it has none."""
+    """Token counts of a response; None = not reported."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -55,7 +55,7 @@ class Usage(NamedTuple):
 
 
 def pause_s(headers: Mapping[bytes, bytes], *, refusal: bool) -> float:
-    """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
+    """The pause an instance asks for: `x-recommended-pause-ms`, or the `retry-after` of a refusal; 0 = neither."""
     pause = headers.get(b"x-recommended-pause-ms", b"")
     if pause.isdigit() and len(pause) <= PAUSE_DIGITS:
         return int(pause) / 1e3
@@ -64,18 +64,18 @@ def pause_s(headers: Mapping[bytes, bytes], *, refusal: bool) -> float:
 
 
 def is_preamble(stream: bytes) -> bool:
-    """Whether a stream of `/v1/responses` has only its first events, which vLLM sends before it computes anything."""
+    """Whether a stream of `/v1/responses` has only the events that vLLM sends before it computes anything."""
     names = _EVENT.findall(stream)
     return bool(names) and _BEFORE_OUTPUT.issuperset(names)
 
 
 def is_done(tail: bytes) -> bool:
-    """Whether an event stream that ends in `tail` has had its last event."""
+    """Whether `tail` contains the final event of its stream."""
     return _DONE.search(tail) is not None
 
 
 def read_error_event(tail: bytes) -> tuple[str, int] | None:
-    """Message and code (as HTTP's) of an error event at the end of a stream; None = it has none. Unknown is 500."""
+    """Message and HTTP code of an error event at the end of a stream (500 if unknown); None = no error event."""
     if b"error" not in tail and b"response.failed" not in tail:
         return None
     line = _NAMED_ERROR.search(tail) or _ERROR.search(tail)
@@ -90,7 +90,7 @@ def read_error_event(tail: bytes) -> tuple[str, int] | None:
 
 
 def _find_error(event: object) -> dict[str, Any] | None:
-    """The error of an event: in it, in its response, or the event itself (`error` of `/v1/responses`)."""
+    """The error in an event, or in its response, or the event itself (`error` of `/v1/responses`)."""
     if not isinstance(event, dict):
         return None
     response = event.get("response")
@@ -111,7 +111,7 @@ def _read_code(error: dict[str, Any]) -> int:
                 return _CODES[name]
             if name.startswith("invalid_") or "image" in name:
                 return 400
-    # vLLM's /v1/messages wraps an error of the chat beneath it in a message that quotes it.
+    # vLLM's /v1/messages quotes an error of the underlying chat request in the message of its own error.
     quoted = _QUOTED_CODE.search(str(error.get("message")))
     return int(quoted[1]) if quoted else 500
 
@@ -125,6 +125,11 @@ def read_usage(text: bytes) -> Usage:
         usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
     except (ValueError, RecursionError):
         return Usage()
+    return count_usage(usage)
+
+
+def count_usage(usage: object) -> Usage:
+    """The token counts in a response's `usage`, of any API; none if it is not an object."""
     if not isinstance(usage, dict):
         return Usage()
     if "prompt_tokens" in usage:
@@ -137,7 +142,7 @@ def read_usage(text: bytes) -> Usage:
 
 
 def _read_message_usage(usage: dict[str, Any]) -> Usage:
-    """The counts of `/v1/messages`, whose `input_tokens` leaves out what came from the cache or was written to it."""
+    """The counts of `/v1/messages`, whose `input_tokens` excludes tokens read from the cache or written to it."""
     cached = _as_count(usage.get("cache_read_input_tokens"))
     fresh = _as_count(usage.get("input_tokens"))
     written = _as_count(usage.get("cache_creation_input_tokens"))

@@ -22,16 +22,16 @@ TRANSPORTS = ("mooncake", "nixl")
 KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 INSTANCE_NAME_LIMIT = 64
 PASSWORD = "TRACON_REDIS_PASSWORD"
-"""Environment variable: the password is never part of a URL, and so of no spec, log or list of processes."""
+"""Environment variable: a password in a URL would appear in specs, logs and process lists."""
 ADMIN_TOKEN = "TRACON_ADMIN_TOKEN"
-"""Environment variable: the operator's pages then ask for `Authorization: Bearer` with its value."""
+"""Environment variable: if set, the operator's pages require `Authorization: Bearer` with its value."""
 TABLE_SCHEMES = ("redis", "rediss", "unix")
 LATEST = 20
-"""Picks that a tick names."""
+"""Number of picks in a tick."""
 
 
 class RouterError(RunnerError):
-    """The router cannot start, or cannot do what it was asked for."""
+    """The router cannot start, or cannot carry out a request of its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +39,40 @@ class KvEndpoint:
     """How an instance's KV can be moved."""
 
     transport: str
-    """`mooncake` or `nixl`: two instances exchange KV where both have the same."""
+    """`mooncake` or `nixl`: two instances can exchange KV if both have the same."""
     kv_role: str = "kv_both"
     """Its connector's role: `kv_both`, `kv_producer` or `kv_consumer`."""
     bootstrap: str = ""
     """Mooncake: base URL of its bootstrap server. NIXL needs none: the answer to the prefill request names the peer."""
     kv_bytes_per_token: int | None = None
-    """None = bytes are only known where the connector counts them."""
+    """None = bytes are known only if the connector counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferRules:
-    """How KV is moved, and when a pair of instances is left alone."""
+    """How KV is moved, and when a pair of instances is quarantined."""
 
     timeout_s: float = 120.0
-    """All tries of one transfer together, with the wait for its turn, until its KV is at the target; of a handover as
-    well from its decode request to the first byte of the answer (specs/load_floor.md Q1.C: 120 s, not 30)."""
+    """Time limit of one transfer with all its attempts and its wait in the queue, until the target has the KV; also of
+    a handover from its decode request to the first byte of the answer (specs/load_floor.md Q1.C: 120 s, not 30)."""
     attempts: int = 2
-    """Tries of one transfer before the target recomputes."""
+    """Attempts of one transfer before the target computes the prompt."""
     failures_to_quarantine: int = 3
     """After this many failed transfers of a pair within `window_s` none is tried for `quarantine_s` (Q1.D)."""
     window_s: float = 60.0
     quarantine_s: float = 10.0
-    """Then one transfer is let through as a probe; doubles each time that fails, up to `quarantine_max_s`."""
+    """After it one transfer is tried as a probe; each failed probe doubles the time, up to `quarantine_max_s`."""
     quarantine_max_s: float = 120.0
     min_tokens: int = 1
-    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
+    """If the target lacks fewer prompt tokens, it computes them instead of a transfer."""
     queue: int = 1
-    """Migrations that may wait for their turn at one target, behind the one on its way; meanwhile further ones move no
-    KV there: the target computes."""
+    """Migrations that may wait at one target behind the running one; further ones move no KV: the target computes."""
     count: bool = True
-    """Read the target's counters after each transfer. Without, moved tokens are null: for measurements in which a
-    page of metrics would cost the engine time, and which count otherwise."""
+    """Read the target's counters after each transfer. False = moved tokens are null: for measurements that the engine's
+    time for `/metrics` would disturb, and that count otherwise."""
     priority: int | None = None
-    """`priority` of a migration's requests, where the engines schedule by priority (lower = sooner): KV is asked of an
-    instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
+    """`priority` of a migration's requests, for engines that schedule by priority (lower = sooner): the source is busy,
+    and without it the prefill request would wait behind its whole queue. None = not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,68 +85,68 @@ class InstanceSpec:
     """Base URL; a request for `/v1/completions` goes to `<url>/v1/completions`."""
     role: Role = "both"
     kv_capacity_tokens: int | None = None
-    """Tokens its KV cache has room for; None = ask its `/metrics`."""
+    """Size of its KV pool in tokens; None = ask its `/metrics`."""
     block_tokens: int | None = None
     """Its KV block size; None = ask its `/metrics`."""
     kv_events: str = ""
     """ZMQ endpoint that the router binds and the instance publishes KV events to; needed with index `events`."""
     kv_replay: str = ""
-    """ZMQ endpoint where the instance replays events that were missed; empty = gaps stay."""
+    """ZMQ endpoint where the instance replays missed events; empty = missed events are lost."""
     transfer: KvEndpoint | None = None
     """None = its KV cannot be moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When an instance is not to be picked, and how it comes back."""
+    """When an instance may not be picked, and how it recovers."""
 
     probe_interval_s: float = 2.0
-    """Between two GET /health of an instance that is well; one that is not is asked every `open_s`."""
+    """Interval of GET /health to a healthy instance; an unhealthy one is probed every `open_s`."""
     probe_timeout_s: float = 5.0
     unhealthy_after: int = 3
-    """Probes in a row that fail (time out, or answer anything but 200) before the instance counts as down. One refused
-    connection is enough: nothing listens there."""
+    """Failed probes in a row (a timeout, or any status but 200) before the instance counts as down. One refused
+    connection is enough: no process listens there."""
     failures_to_open: int = 3
-    """Requests in a row that it failed (5xx, cut, no answer in time) before the breaker opens. A connection that cannot
-    be made is enough."""
+    """Failed requests in a row (5xx, cut, no answer in time) before the breaker opens. One failed connection is
+    enough."""
     open_s: float = 1.0
-    """The breaker lets a trial through this long after it opened, once /health answers; doubles each time it fails."""
+    """Time from the opening of the breaker to the first trial, once /health answers; each failed trial doubles it."""
     open_max_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times and sizes that nothing may exceed."""
+    """Time and size limits."""
 
     connect_s: float = 3.0
     first_byte_s: float = 300.0
-    """Dispatch to the first body byte; then another instance is tried."""
+    """From dispatch to the first body byte; then the request is retried on another instance."""
     stall_s: float = 120.0
-    """Between two pieces of a response that has begun; then the client gets an error event."""
+    """Between two pieces of a response; then the client gets an error event."""
     client_stall_s: float = 300.0
-    """A client that takes nothing for this long is dropped."""
+    """A client that reads nothing for this long is dropped."""
     client_idle_s: float = 300.0
-    """A client connection without a request, or with half a one, is closed after it."""
+    """A client connection without a complete request for this long is closed."""
     head_s: float = 30.0
     """From the first byte of a request to the end of its head; then the client gets a 408."""
     body_s: float = 300.0
     """From the first byte of a request to its last; then the client gets a 408."""
     drain_s: float = 30.0
-    """At shutdown, requests in flight may take this long to finish."""
+    """Time that requests in flight have to finish at shutdown."""
     attempts: int = 3
     """Instances that one request may be sent to."""
     body_bytes: int = 64 << 20
     held_bytes: int = 1 << 30
-    """Of all request bodies held at a time: those that arrive, that wait and that are in flight."""
+    """All request bodies held at a time: arriving, waiting and in flight."""
     streams: int = 0
-    """Client connections at a time; 0 = as many as the process may open descriptors for, two each."""
+    """Client connections at a time; 0 = as many as the descriptor limit allows, at two each."""
     peer_streams: int = 0
-    """Of these, from one address that is not this machine's own; 0 = half of them."""
+    """Client connections at a time from one remote address; 0 = half of `streams`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prewarm:
-    """A prompt that every instance computes before the first request comes."""
+    """A prompt that every instance computes before the first request."""
 
     model: str
     token_ids: tuple[int, ...]
@@ -155,21 +154,21 @@ class Prewarm:
 
 @dataclass(frozen=True, slots=True)
 class BindingRules:
-    """The table of sessions, and how long it is waited for (specs/ear.md 4.4)."""
+    """The table of session bindings (specs/ear.md 4.4)."""
 
     redis_url: str = ""
     """`redis://[USER@]HOST:PORT/DB`, `rediss://` with TLS, or `unix:///PATH`; empty = this router's memory alone."""
     prefix: str = "tracon:"
-    """Of all keys: routers with one prefix share their sessions."""
+    """Prefix of all keys: routers with the same prefix share their sessions."""
     wait_s: float = 0.05
-    """A request waits for Redis this long at most; then this router's own copy decides."""
+    """Longest wait of a request for Redis; then this router's own copy decides."""
     claim_s: float = 30.0
-    """A session stays claimed for a migration this long after its router's last renewal."""
+    """A migration's claim of a session expires this long after its last renewal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """One router: where it listens, its instances, how it decides."""
+    """One router: its address, its instances, its policy."""
 
     instances: tuple[InstanceSpec, ...]
     policy: str = "unified_spread"
@@ -179,26 +178,26 @@ class RouterSpec:
     port: int = 0
     """0 = any free one; the ready line names it."""
     processes: int = 1
-    """That share the port, for hosts with cores to spare. Each has its own loads and index, and writes records of its
-    own beside `decisions_path` and `events_path` (`decisions.1.jsonl` ..)."""
+    """Processes that share the port, for hosts with cores to spare. Each has its own loads and index, and its own
+    record files beside `decisions_path` and `events_path` (`decisions.1.jsonl` ..)."""
     own_port: int | None = None
-    """One of several processes: it shares `port`, and listens here alone; 0 = any free one."""
+    """For one of several processes, which share `port`: the port that it alone listens on; 0 = any free one."""
     decisions_path: str = ""
-    """Where decision records go (JSONL); an existing file is replaced. Empty = they are not stored."""
+    """File of decision records (JSONL); an existing file is replaced. Empty = not stored."""
     events_path: str = ""
-    """Where instance events go (JSONL), which drive the decision log in `tracon simulate check`; an existing file is
-    replaced. Empty = they are not stored."""
+    """File of instance events (JSONL), with which `tracon simulate check` replays the decision log; an existing file is
+    replaced. Empty = not stored."""
     index: str = "approximate"
-    """What instances hold: `approximate` (an own LRU index of what was sent there) or `events` (their KV events)."""
+    """Source of the prefix index: `approximate` (an LRU index of the prompts sent) or `events` (the KV events)."""
     block_tokens: int = 0
-    """Block size of the index; 0 = the instances' own, or 16 where they do not report it."""
+    """Block size of the index in tokens; 0 = the instances', or 16 if they do not report it."""
     max_sessions: int = 100_000
-    """Sessions whose binding is remembered."""
+    """Number of bindings stored."""
     session_ttl_s: float = 7200.0
-    """A binding unused for this long is forgotten."""
+    """A binding unused for this long is dropped."""
     reserved_output: int | Literal["max_tokens"] = 0
-    """KV tokens counted for an answer, beside its prompt, where room is asked for; `max_tokens` = what the request
-    allows, which is an oracle where a replay asks for exactly the recorded output."""
+    """KV tokens reserved for an answer, besides its prompt, when a policy checks for room; `max_tokens` = the request's
+    limit, which is an oracle if a replay asks for exactly the recorded output."""
     bindings: BindingRules = field(default_factory=BindingRules)
     prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
@@ -211,7 +210,7 @@ class RouterSpec:
 
 
 def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
-    """What is wrong with one instance, and what it has to be; None = nothing."""
+    """The first problem of one instance and what to give instead; None = it is valid."""
     name = spec.instance
     usable = name.isascii() and name.isprintable() and not set(name) & set(' /"\\')
     if not (name and usable and len(name) <= INSTANCE_NAME_LIMIT):
@@ -229,11 +228,11 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
 
 
 def _is_http(url: str) -> bool:
-    """Whether a server can listen there."""
+    """Whether it is an http(s) URL with a host and a valid port."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket without its other, a port that is no number or none that there is
+    except ValueError:  # an unmatched bracket, or an invalid port
         return False
 
 
@@ -257,7 +256,7 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
 
 
 def _binding_problem(rules: BindingRules) -> tuple[str, str] | None:
-    """What is wrong with the rules, and what they have to be; None = nothing. Contains no secret."""
+    """The first problem of the rules and what to give instead, without secrets; None = they are valid."""
     if min(rules.wait_s, rules.claim_s) <= 0 or not rules.prefix:
         return "bindings.wait_s or claim_s is not above 0, or the prefix is empty", "seconds above 0 and a prefix"
     return _url_problem(rules.redis_url) if rules.redis_url else None
@@ -388,28 +387,28 @@ class RouterTick:
     latest: tuple[TickPick, ...]
     """The last LATEST picks, oldest first."""
     retries: int
-    """Picks made again because an instance failed before the first byte."""
+    """Picks repeated because an instance failed before the first byte."""
     errors: int
     """Requests that ended in an error that was not the client's."""
     migrations: tuple[TickMigration, ...] = ()
-    """Since the last tick, oldest first. A refusal is reported once per session and reason."""
+    """Events since the last tick, oldest first. A refusal is reported once per session and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterReady:
-    """It listens."""
+    """The router listens."""
 
     url: str
     pid: int
     instances: tuple[str, ...]
     block_tokens: int
     pages: tuple[str, ...] = ()
-    """Where each of several processes has its metrics and the operator's pages; empty = at `url`."""
+    """Base URLs of the metrics and the operator's pages of each of several processes; empty = at `url`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOutcome:
-    """How a router ended."""
+    """The totals of a router at its end."""
 
     t_start_ns: int
     t_end_ns: int
@@ -422,16 +421,16 @@ class RouterOutcome:
     aborted: int
     """Requests whose client left first."""
     cut: int
-    """Requests still in flight when the drain was over."""
+    """Requests still in flight at the end of the drain."""
     decisions: Mapping[str, int]
     decide_us_p50: float | None
-    """Of the latest picks, of several processes the largest; None = there were none."""
+    """Over the latest picks; for several processes the largest; None = there were no picks."""
     decide_us_p99: float | None
     records_lost: int
     """Decision records that could not be written."""
     log_error: str = ""
     died: int = 0
-    """Times that one of several processes died and was started again; what it had counted is not in here."""
+    """Times that one of several processes died and was restarted; its counts are not included."""
     events_lost: int = 0
     """Instance events that could not be written."""
 
@@ -444,7 +443,7 @@ class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):
 
 
 def router_spec(path: Path) -> RouterSpec:
-    """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
+    """Read a spec from a JSON file. Raises RouterError naming the file and the wrong field."""
     spec = read_spec(path, RouterSpec, "router spec", RouterError)
     for old in RENAMED_RULES.keys() & read_spec(path, dict[str, Any], "router spec", RouterError).get("transfer", {}):
         raise RouterError(

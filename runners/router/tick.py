@@ -1,4 +1,4 @@
-"""What a router reports of itself once per second."""
+"""The status that a router reports once per second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runners.router.spec import RouterTick, TickInstance
 def make_tick(
     t_ns: int, policy: str, cluster: Cluster, bindings: Bindings, counts: Counts, ledger: Ledger
 ) -> RouterTick:
-    """Counts everything that has ended so far; `migrations` are left to the caller."""
+    """Settle the ledger and summarise it; the caller adds `migrations`."""
     ledger.settle_records()
     rows = tuple(
         TickInstance(

@@ -1,4 +1,4 @@
-"""Requests in flight, and what ends them from outside: time limits, an outage, the operator."""
+"""Requests in flight, and the events that end them from outside: time limits, outages, the operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runners.router.transfer.movement import KvTransport
 
 
 class Arriving(Protocol):
-    """A request that is not picked yet: another process is asked about its session."""
+    """A request before its pick: its body is being read, or its session looked up in the shared table."""
 
     def cut_request(self, why: str) -> None: ...
 
@@ -39,7 +39,7 @@ class InFlight(Protocol):
 
 
 class Traffic:
-    """Requests in flight, and what they share."""
+    """All requests in flight, and the services that they share."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Traffic:
         self.driver = dispatcher.driver
         self.arriving: dict[Arriving, None] = {}
         self.moving: dict[InFlight, None] = {}
-        """Picked, and their KV is on its way; in the order of their picks."""
+        """Picked, waiting for a KV transfer or its claim; in the order of their picks."""
         self.waiting: dict[InFlight, None] = {}
-        """Without a body byte yet, in the order of their dispatch."""
+        """Sent, no body byte yet; in the order of their dispatch."""
         self.streaming: dict[InFlight, None] = {}
         self.held: dict[InFlight, None] = {}
-        """Not sent yet: the policy saw no room. In the order in which they came; one that is held again keeps it."""
+        """Not sent: no instance has room. In order of arrival; a request that is held again keeps its position."""
         self._offering = False
         self._on_idle: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> bool:
-        """Some request is at an instance, or its KV on the way there."""
+        """Whether any request is at an instance or waits for a transfer."""
         return bool(self.waiting or self.streaming or self.moving)
 
     @property
@@ -89,13 +89,13 @@ class Traffic:
         self._check_idle_soon()
 
     def offer_room(self) -> None:
-        """Some instance may have room: start what is held soon, when the claim of what has just ended is released."""
+        """An instance may have room: start held requests soon, once the ended request has released its counters."""
         if self.held and not self._offering:
             self._offering = True
             self.driver.call_soon(self.serve_held)
 
     def serve_held(self) -> None:
-        """Start those that are held, before all others and the first one first, until one has to be held again."""
+        """Start held requests in order of arrival, until one has to be held again."""
         self._offering = False
         for request in tuple(self.held):
             request.start_request()
@@ -107,7 +107,7 @@ class Traffic:
         self._on_idle = callback
 
     def _check_idle_soon(self) -> None:
-        """What has just ended may be in flight again by then, somewhere else."""
+        """Check later: the attempt that has just ended may be retried on another instance."""
         if self._on_idle is not None:
             self.driver.call_soon(self._check_idle)
 
@@ -116,7 +116,7 @@ class Traffic:
             self._on_idle()
 
     def sweep_waiting(self, now_s: float) -> None:
-        """Give up on instances that let a request wait for too long."""
+        """Fail requests that have waited too long for their first byte or their transfer; retry held ones."""
         limit_s = self.limits.first_byte_s
         while self.waiting:
             oldest = next(iter(self.waiting))
@@ -136,7 +136,7 @@ class Traffic:
             self.serve_held()
 
     def sweep_streaming(self, now_s: float) -> None:
-        """End streams that stall, at the client or at the instance."""
+        """End streams that stall at the client or at the instance."""
         limits = self.limits
         for request in tuple(self.streaming):
             if request.t_paused_s:
@@ -146,9 +146,9 @@ class Traffic:
                 request.fail_attempt(Failure("stall", f"nothing came for {limits.stall_s:g} s"))
 
     def lose_instance(self, instance: str, why: str) -> None:
-        """The instance is gone: send what waits there elsewhere; streams fail with their connections.
+        """The instance is down: retry its waiting requests elsewhere. Its streams fail with their connections.
 
-        What waits for KV from there does without it, also where an instance has begun to pull it.
+        Requests that wait for KV from it give up the transfer, even if the pull has begun.
         """
         self.transfers.forget_process(instance)
         for request in (*self.waiting, *self.moving):
@@ -157,7 +157,7 @@ class Traffic:
         self._give_up_transfers_from(instance, why, self.waiting)
 
     def cut_requests(self, why: str, instance: str = "") -> int:
-        """End everything in flight (at one instance); returns how many requests."""
+        """End every request in flight, or those of one instance; returns their number."""
         ended = 0
         if instance:
             self.transfers.forget_process(instance)

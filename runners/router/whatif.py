@@ -1,4 +1,4 @@
-"""What another policy would have picked: every recorded pick made again, on the view that was recorded for it.
+"""What another policy would have picked: repeat every recorded pick on its recorded view.
 
 This compares decisions. It does not predict latencies: see `LIMITS`.
 """
@@ -53,7 +53,7 @@ class ReasonPair:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What requests met where they were sent, as means over all picks that went somewhere; None = none did."""
+    """Load of the picked instances, as means over all picks with an instance; None = there were none."""
 
     new_tokens: float | None
     """Prompt tokens to compute, by the index."""
@@ -85,16 +85,16 @@ class WhatIf:
 
     @property
     def agreement(self) -> float | None:
-        """Share of picks that would have gone to the same place; None = there are no picks."""
+        """Share of picks with the same instances; None = there are no picks."""
         return self.agree / self.picks if self.picks else None
 
 
 def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
-    """Every pick of `records` (in their order) made again by `policy`.
+    """Repeat every pick of `records`, in order, with `policy`.
 
-    `owners`: the session's owner as `recorded`, or the instance that `served` its turn before (for logs of policies
-    that bind nothing). The tie-break counter is the recorded one plus what `policy` would have advanced it by, less
-    what the recorded policy did. PolicyError where a user's policy fails or names what cannot be picked.
+    `owners`: the session's owner as `recorded`, or the instance that `served` its previous turn (for logs of policies
+    that bind nothing). The tie-break counter is the recorded one, plus the advances of `policy`, minus those of the
+    recorded policy. Raises PolicyError if a user's policy fails or names an instance that cannot be picked.
     """
     reasons: Counter[tuple[str, str, bool]] = Counter()
     before: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord
 
 
 def _measure_met(record: DecisionRecord, decision: Decision) -> list[tuple[int, int, int]]:
-    """New tokens, tokens pending and requests where the request was sent; empty = nowhere."""
+    """New tokens, pending tokens and requests of the picked instance; empty = none was picked."""
     name, request = decision.prefill or decision.instance, record.request
     return [
         (new_tokens(request, load), load.pending_prefill_tokens, load.num_requests)
@@ -174,7 +174,7 @@ def _mean_met(rows: Sequence[tuple[int, int, int]]) -> Met:
 
 
 def _find_fault(decision: Decision, cluster: ClusterView) -> str:
-    """What is wrong with a decision, for policies that are not ours; empty = it can be carried out."""
+    """Why a user's policy's decision cannot be carried out; empty = it can."""
     loads = {load.instance: load for load in cluster.instances}
     for name in (decision.instance, decision.prefill, decision.migrate_from):
         if name and name not in loads:
@@ -187,7 +187,7 @@ def _find_fault(decision: Decision, cluster: ClusterView) -> str:
 
 def _describe_difference(record: DecisionRecord, decision: Decision) -> Difference:
     recorded, request = record.decision, record.request
-    rival = next((one for one in decision.candidates if one.instance == recorded.instance), None)
+    rival = next((other for other in decision.candidates if other.instance == recorded.instance), None)
     return Difference(
         seq=record.seq,
         request=request.request,

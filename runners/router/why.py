@@ -1,4 +1,4 @@
-"""A recorded pick in words: where the request went, why there, and for every other instance why not."""
+"""Explain a recorded pick in words: the chosen instance, the reason, and why not each of the others."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ def why_not(candidate: Candidate, decision: Decision) -> str:
         return f"ruled out: {candidate.ruled_out}"
     if not decision.instance:
         return "nothing was picked"
-    chosen = next((one for one in decision.candidates if one.instance == _find_rival(candidate, decision)), None)
+    rival = _name_rival(candidate, decision)
+    chosen = next((other for other in decision.candidates if other.instance == rival), None)
     if chosen is None or not candidate.score or not chosen.score:
         return "it was not weighed"
-    place = next((n for n, (a, b) in enumerate(zip(candidate.score, chosen.score, strict=False)) if a != b), None)
-    if place is None:
+    pairs = zip(candidate.score, chosen.score, strict=False)
+    index = next((number for number, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
+    if index is None:
         return "equal in everything, and later by name"
-    key = decision.keys[place] if place < len(decision.keys) else f"score place {place + 1}"
+    key = decision.keys[index] if index < len(decision.keys) else f"score place {index + 1}"
     words = SCORE_KEYS.get(key, key.replace("_", " "))
-    against = f"{words} {candidate.score[place]:g} against {chosen.score[place]:g}"
+    against = f"{words} {candidate.score[index]:g} against {chosen.score[index]:g}"
     if candidate.score < chosen.score:
         return f"its score is better ({against}), but the score did not decide"
-    return f"equal before it, then {against}" if place else against
+    return f"equal before it, then {against}" if index else against
 
 
-def _find_rival(candidate: Candidate, decision: Decision) -> str:
-    """The picked instance of the candidate's own pool."""
+def _name_rival(candidate: Candidate, decision: Decision) -> str:
+    """The picked instance of the candidate's pool."""
     return decision.prefill if decision.prefill and candidate.terms.get("prefills") else decision.instance
 
 

@@ -1,4 +1,4 @@
-"""The instances behind the router: added, drained and removed while it runs, and what each one's cache holds."""
+"""The instances behind the router, added, drained and removed while it runs, each with the index of its cache."""
 
 from __future__ import annotations
 
@@ -7,46 +7,48 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from results.records.instance_events import InstanceEvent
 from runners.router.cluster import Cluster, Member
 from runners.router.driver import Driver
 from runners.router.health import Health
-from runners.router.instances.internal_request import fetch_metrics
+from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer, fetch_metrics
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
-from runners.router.prefix_index import Index, PrefixIndex
-from runners.router.reporting import Report, ignore_event
-from runners.router.spec import InstanceSpec, KvEndpoint, RouterError, RouterSpec, instance_problem
+from runners.router.prefix_index import Index, PrefixIndex, block_keys
+from runners.router.reporting import Report
+from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterError, RouterSpec, instance_problem
 
 ASK_S = 3.0
 POLLS_AT_ONCE = 64
-"""Streams go on between two batches of KV events."""
+"""Batches of KV events applied to one instance in a row; then streams continue."""
 UNKNOWN_CAPACITY_BLOCKS = 1 << 17
-"""Of an index whose instance does not report its capacity: some 16 MB of the router's memory at most."""
+"""Size of the index of an instance that does not report its capacity: at most about 16 MB of the router's memory."""
 BLOCK_TOKENS = 16
-"""The default of vLLM's GPU builds, where neither spec nor engine names a block size."""
+"""Block size if neither spec nor engine gives one: the default of vLLM's GPU builds."""
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 NUMBER_DIGITS = 9
-"""Of a number in a label; a longer one is none."""
+"""Longest number that is read from a label."""
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:
-    """What an engine reports of its KV cache; None = it does not."""
+    """An engine's report of its KV cache; None = not reported."""
 
     block_tokens: int | None = None
     capacity_tokens: int | None = None
 
 
 class Fleet:
-    """Instances by name: a pool of connections and an index each.
+    """Instances by name, each with a connection pool and an index.
 
-    `on_lost` is called once per outage; `on_recovered` at its end, and for an instance that was added.
+    `on_lost` is called once per outage; `on_recovered` at its end, and for an added instance.
     """
 
-    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, report: Report = ignore_event) -> None:
+    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, report: Report) -> None:
         self.pools: dict[str, Pool] = {}
         self.indexes: dict[str, Index] = {}
         self.block_tokens = spec.block_tokens
@@ -64,7 +66,7 @@ class Fleet:
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._adding: set[str] = set()
-        """Instances that are asked about themselves before they join."""
+        """Instances being added: their engines are asked for block size and capacity first."""
 
     async def add_instances(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
@@ -78,7 +80,7 @@ class Fleet:
         )
 
     async def add_instance(self, instance: InstanceSpec) -> None:
-        """Add one more; it is picked after a probe that succeeds. Raises RouterError."""
+        """Add an instance; it may be picked once a probe succeeds. Raises RouterError."""
         problem = instance_problem(instance)
         if problem is not None:
             raise RouterError(problem[0], remedy=f"Give {problem[1]}.")
@@ -90,7 +92,7 @@ class Fleet:
                     remedy="Remove that one first, or give the new one another name.",
                 )
             try:
-                self._cluster.add_member(_make_member(instance, CacheFacts()))  # takes it back where it drains
+                self._cluster.add_member(_make_member(instance, CacheFacts()))  # ends its drain
             except ValueError as error:
                 raise RouterError(str(error), remedy="It may be picked; nothing is to be done.") from error
             return
@@ -108,17 +110,17 @@ class Fleet:
             self._adding.discard(instance.instance)
 
     def drain_instance(self, instance: str) -> None:
-        """Send it no new requests. Raises RouterError for an unknown one, or one that joins."""
+        """Send it no new requests. Raises RouterError for an unknown one, or one being added."""
         self._require_known(instance)
         self._cluster.drain_instance(instance)
 
     def remove_instance(self, instance: str) -> None:
-        """Forget it; nothing may be in flight there. Raises RouterError for an unknown one, or one that joins."""
+        """Remove it; no request may be in flight there. Raises RouterError for an unknown one, or one being added."""
         self._require_known(instance)
         self._forget_instance(instance)
 
     def _forget_instance(self, instance: str) -> None:
-        """Also where it has joined in part."""
+        """Remove everything of an instance, even if it was added only in part."""
         self._probes.forget_instance(instance)
         if any(member.instance == instance for member in self._cluster.members):
             self._cluster.remove_instance(instance)
@@ -144,12 +146,32 @@ class Fleet:
                 if not events.apply_messages():
                     break
 
-    def insert_prewarmed(self, keys: tuple[int, ...]) -> None:
-        """Every instance has computed the prompt with these keys."""
+    async def prewarm_instances(self, prompt: Prewarm) -> None:
+        """Make every instance compute the prompt, and insert it into every index (specs/load_floor.md, Q2.E).
+
+        Raises RouterError naming the instance that did not compute it.
+        """
+        asked = {"model": prompt.model, "prompt": prompt.token_ids, "max_tokens": 1, "temperature": 0}
+        body = msgspec.json.encode(asked)
+        await asyncio.gather(*(self._compute_prompt(instance, body) for instance in self.specs))
+        keys = block_keys(prompt.token_ids, self.block_tokens)
         for name, index in self.indexes.items():
             index.insert_keys(keys)
-            if self._spec.index == "approximate":  # else the engines' own events report its blocks
+            if self._spec.index == "approximate":  # with `events` the engines report its blocks
                 self._report(InstanceEvent(name, "blocks_stored", keys=keys))
+
+    async def _compute_prompt(self, instance: str, body: bytes) -> None:
+        remedy = "See that it is up and takes a prompt of that length, or leave prewarm out."
+        limit_s, headers = self._spec.limits.first_byte_s, b"content-type: application/json\r\n"
+        try:
+            answer, text = await fetch_answer(
+                self.pools[instance], b"/v1/completions", timeout_s=limit_s, headers=headers, body=body
+            )
+        except InternalRequestFailed as error:
+            raise RouterError(f"instance {instance} was not pre-warmed: {error}", remedy=remedy) from error
+        if answer.status != 200:
+            reply = " ".join(text[:200].decode("utf-8", "backslashreplace").split())
+            raise RouterError(f"instance {instance} was not pre-warmed: HTTP {answer.status}: {reply}", remedy=remedy)
 
     def _require_known(self, instance: str) -> None:
         if instance in self._adding:
@@ -159,7 +181,7 @@ class Fleet:
             raise RouterError(f"there is no instance {instance!r}", remedy=f"There are: {names}.")
 
     async def _connect_instance(self, instance: InstanceSpec) -> CacheFacts:
-        """Open its pool; ask its engine for what the spec leaves open."""
+        """Create its pool; ask its engine for the block size and capacity that the spec leaves open."""
         pool = Pool(await resolve_instance(instance.url), self._spec.limits.connect_s)
         self.pools[instance.instance] = pool
         self.specs[instance.instance] = instance
@@ -198,7 +220,7 @@ class Fleet:
             events.close()
 
     def _lose_instance(self, instance: str, why: str, gone: bool) -> None:
-        """Where nothing listens any more the cache is lost, and so are the sessions' reasons to return."""
+        """Handle an outage. If no process listens any more (`gone`), its cache is lost: release its sessions."""
         if gone:
             if instance in self.indexes:
                 self.indexes[instance].clear()
@@ -207,7 +229,7 @@ class Fleet:
         self.on_lost(instance, why)
 
     def _recover_instance(self, instance: str) -> None:
-        """Follow a recovery: it may be another process, with another cache."""
+        """Handle a recovery: it may be a new process with another cache size."""
         self.on_recovered(instance)
         spec = self.specs.get(instance)
         if spec is not None and spec.kv_capacity_tokens is None and self._spec.index == "approximate":
@@ -216,7 +238,7 @@ class Fleet:
             task.add_done_callback(self._asking.discard)
 
     async def _ask_again(self, instance: InstanceSpec, pool: Pool) -> None:
-        """Its report counts only while it has that pool: one that was removed and added again is another instance."""
+        """Update the capacity, unless the instance has been removed and added again meanwhile (another `pool`)."""
         name = instance.instance
         facts = await ask_cache(pool)
         if facts.capacity_tokens is not None and self.pools.get(name) is pool:
@@ -225,13 +247,13 @@ class Fleet:
 
 
 async def ask_cache(pool: Pool) -> CacheFacts:
-    """What an engine's `/metrics` reports of its KV cache; nothing where it cannot be asked."""
+    """The KV cache facts in an engine's `/metrics`; all None if it cannot be asked."""
     page = await fetch_metrics(pool, ASK_S)
     return CacheFacts() if page is None else cache_facts(page)
 
 
 def cache_facts(page: bytes) -> CacheFacts:
-    """The facts in a page of vLLM's metrics (`vllm:cache_config_info`); of several engines, the first."""
+    """The facts in a page of vLLM's metrics (`vllm:cache_config_info`), of its first engine."""
     line = _CACHE_CONFIG.search(page)
     labels = dict(_LABEL.findall(line[1])) if line else {}
     block, blocks = _read_number(labels.get(b"block_size")), _read_number(labels.get(b"num_gpu_blocks"))

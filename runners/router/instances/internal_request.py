@@ -1,4 +1,4 @@
-"""The router's own requests to an instance: probes, pages, and prompts that no policy decides about."""
+"""The router's own requests to an instance, which no policy decides: probes, pages, transfer and pre-warm prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BODY_LIMIT_BYTES = 8 << 20
 
 
 class InternalRequestFailed(Exception):
-    """No answer came; `failure` is the reason."""
+    """No answer arrived, for the reason in `failure`."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -62,7 +62,7 @@ async def fetch_answer(
     body: bytes = b"",
     sent: Callable[[], None] | None = None,
 ) -> tuple[Answer, bytes]:
-    """An instance's answer to a GET, or to a POST of `body`: its head, and its body without framing.
+    """An instance's answer to a GET, or to a POST of `body`: the head, and the body without HTTP framing.
 
     `sent` is called when the request's last byte has been handed to the socket. Raises InternalRequestFailed.
     """
@@ -83,7 +83,7 @@ async def fetch_answer(
 
 
 async def fetch_metrics(pool: Pool, timeout_s: float) -> bytes | None:
-    """An instance's page of metrics; None where it cannot be asked."""
+    """An instance's `/metrics` page; None if it does not return one."""
     try:
         answer, page = await fetch_answer(pool, b"/metrics", timeout_s=timeout_s)
     except InternalRequestFailed:

@@ -1,7 +1,7 @@
-"""The exact index: what an engine's prefix cache holds, by its KV events.
+"""The exact index: the contents of an engine's prefix cache, from its KV events.
 
-The engine names its blocks by hashes of its own. It also sends their token ids, so every block gets the key that the
-router computes for a prompt (`prefix_index`), and both kinds of index answer the same question.
+The engine identifies blocks by its own hashes but also sends their token ids, so each block gets the key that the
+router computes for a prompt (`prefix_index`), and both kinds of index have one interface.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     import zmq
 
 Hash = int | bytes
+TOPIC = "kv-events"
 DEVICE = (None, "GPU")
 """`medium` of a block on the device; a CPU build of vLLM reports GPU too."""
 REPLAY_LIMIT_S = 2.0
-"""A replay that has not ended by then is given up."""
+"""Time limit of a replay."""
 END_OF_REPLAY = -1
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored"):
-    """Full blocks, each below the one before it, the first below `parent_block_hash` (None = a prompt's first)."""
+    """Full blocks in path order; the first follows `parent_block_hash` (None = it begins a prompt)."""
 
     block_hashes: list[Hash]
     token_ids: list[int]
@@ -52,7 +53,7 @@ KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    """One message: when, what, and which data-parallel rank."""
+    """One message: time, events, data-parallel rank."""
 
     ts: float
     events: list[KvEvent]
@@ -60,28 +61,26 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventIndex:
-    """What one instance holds, by its events. `insert_keys` does nothing: a block counts once it is stored.
+    """The blocks that one instance holds, from its events. A block counts once the engine has stored it.
 
-    `report` gets the keys that are new or gone, under the instance's name.
+    `report` receives the new and the removed keys under the instance's name.
     """
 
     def __init__(self, block_tokens: int, instance: str = "", report: Report = ignore_event) -> None:
         self.block_tokens = block_tokens
-        self.orphans = 0
-        """Blocks that could not be placed: their parent was stored in a message that never came."""
         self._instance = instance
         self._report = report
         self._keys: dict[Hash, int] = {}
-        """The engine's hash of a block -> our key."""
+        """The engine's hash of a block -> its key in the index."""
         self._held: dict[int, int] = {}
-        """Our key -> how many of the engine's blocks it stands for (two adapters' blocks may hold the same tokens)."""
+        """Key -> number of the engine's blocks with it (blocks of two adapters may hold the same tokens)."""
 
     def __len__(self) -> int:
         """Blocks held."""
         return len(self._keys)
 
     def count_matching(self, keys: Sequence[int]) -> int:
-        """Tokens of the longest prefix of the path `keys` that it holds."""
+        """Tokens of the longest cached prefix of the path `keys`."""
         count = 0
         for key in keys:
             if key not in self._held:
@@ -90,7 +89,7 @@ class EventIndex:
         return count * self.block_tokens
 
     def insert_keys(self, keys: Sequence[int]) -> None:
-        """Nothing: the engine's events will."""
+        """Do nothing: the engine's events report what it stores."""
 
     def clear(self) -> None:
         if self._keys:
@@ -111,19 +110,17 @@ class EventIndex:
                 self._report(InstanceEvent(self._instance, what, keys=tuple(keys)))
 
     def _store_blocks(self, event: BlockStored) -> list[int]:
-        """The keys that it did not hold before."""
+        """Store the blocks whose parent and size are known; returns the keys that are new."""
         keys: list[int] = []
         parent = None if event.parent_block_hash is None else self._keys.get(event.parent_block_hash)
         lost = event.parent_block_hash is not None and parent is None
         size = event.block_size
         if lost or size != self.block_tokens or len(event.token_ids) < size * len(event.block_hashes):
-            self.orphans += len(event.block_hashes)
             return keys
         for index, name in enumerate(event.block_hashes):
             try:
                 parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
-            except OverflowError:  # no token id is below 0 or beyond 32 bits
-                self.orphans += len(event.block_hashes) - index
+            except OverflowError:  # an invalid token id, below 0 or beyond 64 bits
                 break
             if name not in self._keys:
                 self._keys[name] = parent
@@ -133,7 +130,7 @@ class EventIndex:
         return keys
 
     def _remove_block(self, name: Hash) -> int | None:
-        """The key that it holds no longer; None = there is none."""
+        """Remove a block; returns its key if no other block has it, else None."""
         key = self._keys.pop(name, None)
         if key is None:
             return None
@@ -145,26 +142,25 @@ class EventIndex:
 
 
 class Wire(Protocol):
-    """Messages of one instance, never waited for."""
+    """The messages of one instance; no method blocks."""
 
     def receive_live(self) -> tuple[int, bytes] | None:
-        """The next live message (number, payload); None = there is none now."""
+        """The next live message (number, payload); None = none available."""
 
     def ask_replay(self, start: int) -> bool:
-        """Ask for messages from number `start` on; False = this instance cannot replay."""
+        """Request the messages from number `start` on; False = this instance cannot replay."""
 
     def receive_replayed(self) -> tuple[int, bytes] | None:
-        """The next replayed message; its number is END_OF_REPLAY after the last. None = there is none now."""
+        """The next replayed message; END_OF_REPLAY is the number after the last. None = none available."""
 
-    def close(self) -> None:
-        """Close the sockets."""
+    def close(self) -> None: ...
 
 
 class KvEvents:
-    """Keeps an `EventIndex` in step with one instance: numbers are checked, gaps are replayed, in order.
+    """Keeps an `EventIndex` in sync with one instance: checks message numbers and replays gaps in order.
 
-    Messages that come while a replay is under way wait for its end. A gap that cannot be closed empties the index: it
-    then knows too little, never too much. `clock`: monotonic seconds.
+    Messages that arrive during a replay wait for its end. A gap that cannot be closed empties the index, so that it
+    never reports blocks that the instance does not hold. `clock`: monotonic seconds.
     """
 
     def __init__(self, index: EventIndex, wire: Wire, clock: Callable[[], float]) -> None:
@@ -173,22 +169,22 @@ class KvEvents:
         self.gaps = 0
         """Times that messages were missing."""
         self.gaps_open = 0
-        """Of these, those that no replay closed."""
+        """Gaps that no replay closed."""
         self.damaged = 0
-        """Messages that could not be read."""
+        """Messages that could not be decoded."""
         self._wire = wire
         self._clock = clock
         self._next = 0
         """Number of the next message to apply."""
         self._last_ts = 0.0
-        """The engine's own time of the last message applied."""
+        """Engine time of the last message applied."""
         self._waiting: dict[int, bytes] = {}
         self._replay_until_s: float | None = None
 
     def apply_messages(self, limit: int = 256) -> int:
-        """Apply what has come, at most `limit` messages of each kind; returns how many. Never waits.
+        """Apply available messages, at most `limit` live and `limit` replayed ones; returns their number. Never blocks.
 
-        Call it often (every 10 ms, or before each pick): a replay's messages do not announce themselves.
+        Call it often (every 10 ms, or before each pick): replayed messages trigger no reader callback.
         """
         before = self.messages
         for _ in range(limit):
@@ -220,9 +216,9 @@ class KvEvents:
                 self._give_up()
 
     def _take_repeated(self, number: int, payload: bytes) -> None:
-        """A number that was applied already: a message that a replay delivered first, or another engine process.
+        """Handle a number that was already applied: a replay delivered the message first, or the engine was restarted.
 
-        A new process counts from 0 again, and its messages are younger than all before; its cache is empty.
+        A new engine process counts from 0 again, its messages are newer than all before, and its cache is empty.
         """
         batch = self._read_batch(payload)
         if batch is None or batch.ts <= self._last_ts:
@@ -248,7 +244,7 @@ class KvEvents:
             self._end_replay()
 
     def _end_replay(self) -> None:
-        """Apply what has come in order; what is still missing will not come."""
+        """Apply the waiting messages in order; messages still missing are lost."""
         self._replay_until_s = None
         while self._waiting:
             number = min(self._waiting)
@@ -260,7 +256,7 @@ class KvEvents:
                 self._apply_message(number, payload)
 
     def _give_up(self) -> None:
-        """Start again, empty, from what has come after the last hole: what came before it may be gone by now."""
+        """Apply the waiting messages and clear the index at each gap: blocks stored before it may be evicted."""
         self.gaps_open += 1
         for number in sorted(self._waiting):
             if number != self._next:
@@ -281,7 +277,7 @@ class KvEvents:
     def _read_batch(self, payload: bytes) -> _Batch | None:
         try:
             return _DECODER.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # another form of message is one of these too
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # DecodeError includes an unknown format
             return None
 
 
@@ -291,11 +287,11 @@ _DECODER: msgspec.msgpack.Decoder[_Batch] = msgspec.msgpack.Decoder(_Batch)
 class ZmqWire:
     """The engine's publisher over ZMQ. The router binds `endpoint`, the engine connects to it.
 
-    `endpoint`: e.g. `tcp://127.0.0.1:0` (any free port; `bound` says which). `replay_endpoint`: where the engine binds
-    its replay socket; empty = it has none. Raises RunnerError where the endpoint cannot be bound.
+    `endpoint`: e.g. `tcp://127.0.0.1:0` (any free port, see `bound`). `replay_endpoint`: where the engine binds its
+    replay socket; empty = it has none. Raises RunnerError if the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str, replay_endpoint: str = "", topic: str = "kv-events") -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str = "") -> None:
         import zmq  # only routers with the exact index need it
 
         self._again, self._error, self._now = zmq.Again, zmq.ZMQError, zmq.NOBLOCK
@@ -311,10 +307,10 @@ class ZmqWire:
                 f"KV events: cannot bind {endpoint}: {error.strerror}",
                 remedy="give another port, or 0 for any free one",
             ) from error
-        live.setsockopt_string(zmq.SUBSCRIBE, topic)
+        live.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
         self.bound: str = live.getsockopt_string(zmq.LAST_ENDPOINT)
         self.fd = int(live.getsockopt(zmq.FD))
-        """Becomes readable when messages come; then poll until nothing is left."""
+        """Becomes readable when messages arrive; then poll until none is left."""
         self._live: zmq.Socket[bytes] = live
         self._replay: zmq.Socket[bytes] | None = None
         if replay_endpoint:

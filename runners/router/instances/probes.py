@@ -1,4 +1,4 @@
-"""GET /health of every instance: at intervals, and at once where a request failed."""
+"""GET /health of every instance: at intervals, and at once after a failed request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runners.router.instances.upstream import Pool
 from runners.router.spec import HealthRules
 
 HELD_UP_S = 1.0
-"""A time limit that is noticed this much too late was this process's own: an answer may have come meanwhile."""
+"""A timeout that fires this late is this process's own delay: an answer may have arrived meanwhile."""
 
 
 class Probes:
-    """One task per instance, whose results go to `health`, which is set before the first `watch`."""
+    """One task per instance; results go to `health`, which must be set before the first `add_instance`."""
 
     def __init__(self, pools: Mapping[str, Pool], rules: HealthRules) -> None:
         self.health: Health
@@ -30,7 +30,7 @@ class Probes:
         self._wake: dict[str, asyncio.Event] = {}
 
     async def add_instance(self, instance: str) -> None:
-        """Probe a new instance once, then at intervals. It may be picked after a probe that succeeds."""
+        """Probe a new instance once, then at intervals. It may be picked once a probe succeeds."""
         self._wake[instance] = asyncio.Event()
         why, _ = await self._ask_health(instance)
         self.health.add_instance(instance, why)
@@ -67,14 +67,14 @@ class Probes:
                 why, gone = await self._ask_health(instance)
                 if why is not None:
                     self.health.note_probe(instance, why, gone=gone)
-            except Exception:  # noqa: BLE001  (an instance that is not probed any more never comes back)
+            except Exception:  # noqa: BLE001  (an instance that is no longer probed never comes back)
                 sys.stderr.write(visible(f"a probe of {instance} failed:\n{traceback.format_exc()}"))
 
     async def _ask_health(self, instance: str) -> tuple[str | None, bool]:
-        """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens.
+        """Why a probe failed (empty = it succeeded, None = this process could not ask), and whether no process listens.
 
-        A host that stands still for seconds holds up this process too: that a probe then has no answer says nothing of
-        the instance.
+        A host that stalls for seconds delays this process too: a probe that then times out is no evidence against the
+        instance.
         """
         clock = asyncio.get_running_loop()
         due_s = clock.time() + self._rules.probe_timeout_s

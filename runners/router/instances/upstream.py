@@ -1,8 +1,8 @@
-"""The connections to an instance, pooled: a request out, and its response to the caller, as it comes.
+"""Pooled connections to an instance: send a request and stream its response to the caller.
 
-A response's head is parsed; its body is passed on byte for byte, framing included. Of an event stream only whole HTTP
-chunks are passed on, so that a stream whose instance dies can still be ended with an event that says so. A chunk that
-comes alone, as a token does, is passed on without the parser, which is between two chunks before and after it.
+The response head is parsed; the body is forwarded byte for byte, framing included. Of an event stream only whole HTTP
+chunks are forwarded, so that the router can still end the stream with an error event if the instance dies. A chunk that
+arrives alone, as a token does, bypasses the parser, which is between two chunks before and after it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from runners.router.spec import RouterError
 from runners.target import Target, resolve_target
 
 IDLE_S = 4.0
-"""Idle connections older than this are not used again: servers close theirs after 5 s, and the two would cross."""
+"""Idle connections older than this are not reused: servers close theirs after 5 s, which could race with a request."""
 OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 """This process or machine is at its limit; the instance is not to blame."""
 HEAD_LIMIT_BYTES = 64 << 10
 HELD_LIMIT_BYTES = 256 << 10
-"""A chunk longer than this is passed on in pieces; its stream can then only be cut, not ended properly."""
+"""A longer chunk is forwarded in pieces; its stream can then only be cut, not ended with an event."""
 LONE_CHUNK_LIMIT_BYTES = 4096
-"""A longer chunk goes through the parser, even if it comes alone."""
+"""A longer chunk goes through the parser, even if it arrives alone."""
 JOINED_LIMIT_BYTES = 4 << 10
-"""A body up to this size is sent in one piece with its head: copying it costs less than a second piece."""
+"""A body up to this size is sent in one buffer with its head: copying it costs less than a second buffer."""
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade".split()
 )
@@ -47,42 +47,42 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
-    """Hop-by-hop headers left out."""
+    """Without hop-by-hop headers."""
     named: Mapping[bytes, bytes]
     """The same by name."""
     chunked: bool
     sized: bool
-    """It says its length; where it is neither chunked nor sized, the body ends with the connection."""
+    """Its length is known; a body that is neither chunked nor sized ends with the connection."""
     events: bool
     """An event stream, not compressed."""
 
 
 class Caller(Protocol):
-    """The sender of a request, who takes its response."""
+    """The sender of a request, which receives its response."""
 
     t_read_s: float
-    """Last read that brought bytes; `time.monotonic()`."""
+    """Time of the last read, `time.monotonic()`."""
     link: Link | None
-    """The connection it has; set when the request is sent."""
+    """Its connection; set when the request is sent."""
 
     def note_sent(self) -> None:
-        """The request's last byte has been handed to the socket; again where it is repeated on a fresh connection."""
+        """The request's last byte has been handed to the socket; called again if it is resent on a new connection."""
 
     def head_received(self, answer: Answer) -> bool:
-        """The head came. False: the response is not wanted, its connection is dropped."""
+        """The head has arrived. False = drop the connection and the response."""
 
     def body_received(self, data: bytes) -> None:
-        """The next bytes of the body, at least one (or none, once, where it is empty)."""
+        """The next bytes of the body; an empty body is one call without bytes."""
 
     def response_ended(self, *, proven: bool) -> None:
-        """The response is whole. Not `proven`: it ended with its connection, as one cut short would."""
+        """The response is complete. Not `proven`: it ended with its connection, so it may be truncated."""
 
     def request_failed(self, failure: Failure) -> None:
-        """It will not be whole; the connection is gone."""
+        """The response will not be complete; the connection is gone."""
 
 
 async def resolve_instance(url: str) -> Target:
-    """The target of a base URL. Raises RouterError where its host has no address."""
+    """The target of a base URL. Raises RouterError if its host has no address."""
     return await resolve_target(url, RouterError)
 
 
@@ -94,11 +94,11 @@ class Link(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     caller: Caller | None = None
     payload: tuple[bytes, ...] = ()
-    """What was sent, stored for one repeat until the response begins."""
+    """The bytes sent, stored until the response begins so that they can be resent once."""
     pooled: bool = False
     t_idle_s: float = 0.0
     torn: bool = False
-    """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
+    """Part of a chunk has been forwarded: the stream can no longer be ended with an event."""
     _parser: httptools.HttpResponseParser = field(init=False)
     _paused: bool = False
     _writing: bool = False
@@ -114,7 +114,7 @@ class Link(asyncio.Protocol):
     _in_chunk: bool = False
     _guarded: bool = False
     _between_chunks: bool = False
-    """Of a guarded body: the next byte is the first of a chunk, and all before it has been passed on."""
+    """Guarded body: the next byte begins a chunk, and all bytes before it have been forwarded."""
 
     def __post_init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -132,7 +132,7 @@ class Link(asyncio.Protocol):
                 caller.note_sent()
 
     def pause_reading(self) -> None:
-        """Take nothing from the instance for now: the client is slower."""
+        """Stop reading from the instance: the client is slower."""
         if self.transport is not None and self.usable and not self._paused:
             self._paused = True
             self.transport.pause_reading()
@@ -150,8 +150,8 @@ class Link(asyncio.Protocol):
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
-        self.transport.set_write_buffer_limits(0)  # so that it says when all has been written
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from asyncio's
+        self.transport.set_write_buffer_limits(0)  # so that resume_writing reports when all is written
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -241,7 +241,7 @@ class Link(asyncio.Protocol):
         self._messages = 0
 
     def _gather_head(self, caller: Caller, data: bytes) -> None:
-        """Bytes of the head; once it is whole, ask the caller whether the response is wanted."""
+        """Collect the head; once it is complete, ask the caller whether to continue."""
         self._gathered = (self._gathered + data).lstrip(b"\r\n")  # the parser skips empty lines before a head
         while self._gathered.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in self._gathered:
             self._gathered = self._gathered.partition(b"\r\n\r\n")[2].lstrip(b"\r\n")
@@ -280,7 +280,7 @@ class Link(asyncio.Protocol):
         caller.response_ended(proven=True)
 
     def _whole_chunks(self, data: bytes) -> bytes:
-        """What may go to the client now: up to the end of the last whole chunk. The rest waits for more."""
+        """The bytes up to the end of the last whole chunk; the rest is held until the chunk is complete."""
         if self._held:
             data = self._held + data
         self._between_chunks = not self._in_chunk and not self.torn and data.endswith(b"\r\n")
@@ -302,11 +302,11 @@ class Link(asyncio.Protocol):
 
 
 _SPENT = httptools.HttpResponseParser(object())
-"""Takes the place of a dead connection's parser, which refers back to it: such cycles would pile up."""
+"""Replaces the parser of a closed connection, which refers back to it: such reference cycles would pile up."""
 
 
 def _list_size_lines() -> tuple[bytes, ...]:
-    """By the length of a whole chunk, the line with its size that it begins with."""
+    """For each length of a whole chunk, the size line that such a chunk begins with."""
     lines = [b"no chunk has this length"] * (LONE_CHUNK_LIMIT_BYTES + 1)
     for size in range(1, LONE_CHUNK_LIMIT_BYTES):
         line = b"%x\r\n" % size
@@ -320,7 +320,7 @@ _SIZE_LINES = _list_size_lines()
 
 
 def whole_chunks(data: bytes) -> int:
-    """Length of the whole HTTP chunks that `data` begins with; it begins at a chunk's size."""
+    """Length in bytes of the whole HTTP chunks at the beginning of `data`, which starts with a size line."""
     position = 0
     while True:
         line_end = data.find(b"\r\n", position)
@@ -333,7 +333,7 @@ def whole_chunks(data: bytes) -> int:
 
 
 def without_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers without those that a `connection` header names: they are for this hop only."""
+    """The headers without those that a `connection` header names, which apply to this hop only."""
     options = [value for name, value in headers if name == b"connection"]
     named = {option.strip().lower() for value in options for option in value.split(b",")} - _FRAMING
     return [header for header in headers if header[0] not in named]
@@ -359,7 +359,7 @@ def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
 
 
 class Pool:
-    """The connections to one instance. Idle ones are used again, the newest first."""
+    """The connections to one instance. Idle ones are reused, the newest first."""
 
     def __init__(self, target: Target, connect_s: float) -> None:
         self.target = target
@@ -372,14 +372,14 @@ class Pool:
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
     def make_post(self, path: bytes, headers: bytes, body: bytes) -> tuple[bytes, ...]:
-        """A POST to this instance, as `send_request` takes it; `headers`: whole lines."""
+        """A POST to this instance, as the payload of `send_request`; `headers`: whole lines."""
         pieces = (self._post, path, self._host, headers, b"content-length: %d\r\n\r\n" % len(body))
         if len(body) <= JOINED_LIMIT_BYTES:
             return (b"".join((*pieces, body)),)
         return b"".join(pieces), body
 
     def send_request(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
-        """Send a request; the caller is notified of its response. Never waits."""
+        """Send a request; the caller's methods receive its response. Never blocks."""
         idle, oldest_s = self._idle, monotonic() - IDLE_S
         while idle:
             link = idle.pop()
@@ -390,7 +390,7 @@ class Pool:
         self.send_again(caller, payload)
 
     def send_again(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
-        """Send it on a fresh connection: the pooled one was stale, or there was none."""
+        """Send it on a new connection: the pooled one was stale, or there was none."""
         self._connecting[caller] = asyncio.get_running_loop().create_task(self._connect_and_send(caller, payload))
 
     def cancel_request(self, caller: Caller) -> None:
@@ -415,7 +415,7 @@ class Pool:
             self._idle.pop(0).drop_connection()
 
     def close(self) -> None:
-        """Drop everything; what is in flight must have been ended."""
+        """Drop all connections; requests in flight must have been ended before."""
         for task in self._connecting.values():
             task.cancel()
         for link in tuple(self._links):

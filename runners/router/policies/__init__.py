@@ -1,7 +1,7 @@
-"""Routing policies: pure functions of (request, cluster) to a decision, shared by router, what-if and simulator.
+"""Routing policies: pure functions (request, cluster) -> decision, shared by router, what-if and simulator.
 
-A policy is a class in a module of this package, and the module's line in `MODULES`: router, command line, presets and
-explanations find it by its `name` from there.
+A policy is a class in a module of this package that `MODULES` lists. Router, command line, presets and explanations
+look it up by its `name`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MODULES = (
     "ear",
     "static_pd",
 )
-"""Modules of this package that have policies. A module explains its reason codes in `REASONS`, the keys of its scores
-in `SCORE_KEYS`; those that several share are in `reasons`."""
+"""Modules of this package that define policies. A module explains its reason codes in `REASONS` and the keys of its
+scores in `SCORE_KEYS`; `reasons` has the shared ones."""
 
 
 def collect_policies(modules: Iterable[str]) -> dict[str, type[Policy]]:
-    """The policy classes of modules of this package, by name. Raises PolicyError where two share a name."""
+    """The policy classes of modules of this package, by name. Raises PolicyError if two share a name."""
     policies: dict[str, type[Policy]] = {}
     for module in modules:
         for policy in find_classes(import_module(f"{__name__}.{module}")).values():
@@ -54,7 +54,7 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     default: object
     text: str
     required: bool = False
-    """It has no default, which is then None here."""
+    """It has no default; `default` is None."""
 
 
 class PolicyInfo(msgspec.Struct, frozen=True):
@@ -67,12 +67,12 @@ class PolicyInfo(msgspec.Struct, frozen=True):
 
 
 def policy_class(name_or_path: str) -> type[Policy]:
-    """The policy of that name, or the one in that Python file (`FILE.py`, or `FILE.py:Class` where it has several)."""
+    """The policy of that name, or the one in a Python file (`FILE.py`, or `FILE.py:Class` if it has several)."""
     if name_or_path in POLICIES:
         return POLICIES[name_or_path]
-    path, _, wanted = name_or_path.partition(":")
+    path, _, class_name = name_or_path.partition(":")
     if path.endswith(".py"):
-        return load_class(path, wanted)
+        return load_class(path, class_name)
     near = difflib.get_close_matches(name_or_path, POLICIES, n=1)
     hint = f"did you mean `{near[0]}`? There are" if near else "there are"
     raise PolicyError(
@@ -82,9 +82,9 @@ def policy_class(name_or_path: str) -> type[Policy]:
 
 
 def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
-    """The policy with these parameters; values may be text, as the command line has them (`null` = none).
+    """The policy with these parameters; values may be text, as on the command line (`null` = None).
 
-    Raises PolicyError naming the policy and the parameter that is unknown, missing or out of its limits.
+    Raises PolicyError naming the policy and the parameter that is unknown, missing or out of range.
     """
     cls = policy_class(name_or_path)
     known = tuple(inspect.signature(cls).parameters)
@@ -106,21 +106,21 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
 
 
 def _require_parameters(cls: type[Policy], parameters: Mapping[str, object]) -> None:
-    missing = [one for one in describe_policy(cls).parameters if one.required and one.name not in parameters]
+    missing = [info for info in _describe_parameters(cls) if info.required and info.name not in parameters]
     if missing:
         raise PolicyError(
-            f"policy {cls.name} needs {' and '.join(one.name for one in missing)}: there is no default",
-            remedy="; ".join(f"give {one.name}=... ({one.text})" if one.text else one.name for one in missing),
+            f"policy {cls.name} needs {' and '.join(info.name for info in missing)}: there is no default",
+            remedy="; ".join(f"give {info.name}=... ({info.text})" if info.text else info.name for info in missing),
         )
 
 
 def parameters_of(policy: Policy) -> dict[str, Any]:
-    """All parameters of a policy with their values, for configs and reports; {} for a class that does not show them."""
+    """A policy's parameters with their values, for configs and reports; {} for a class without declared fields."""
     return dict(msgspec.to_builtins(policy)) if _has_fields(type(policy)) else {}
 
 
 def may_migrate(policy: Policy) -> bool:
-    """Its decisions may name `migrate_from`. A user's policy may do anything."""
+    """Whether its decisions may set `migrate_from`; True for every user's policy."""
     return bool(getattr(policy, "migration", False)) if type(policy) in POLICIES.values() else True
 
 
@@ -129,13 +129,12 @@ def describe_policies() -> tuple[PolicyInfo, ...]:
 
 
 def describe_policy(cls: type[Policy]) -> PolicyInfo:
-    """What a policy is and which parameters it takes."""
     summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
     return PolicyInfo(cls.name, summary, cls.source, _describe_parameters(cls))
 
 
 def _describe_parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
-    if not _has_fields(cls):  # a user's plain class: its signature is all there is
+    if not _has_fields(cls):  # a user's plain class has only its signature
         return tuple(
             ParameterInfo(name, "", None if required else field.default, "", required)
             for name, field in inspect.signature(cls).parameters.items()
@@ -151,14 +150,14 @@ def _describe_parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
 
 
 def _has_fields(cls: type[Policy]) -> bool:
-    """A msgspec struct or a dataclass: its parameters have types, defaults and limits."""
+    """Whether it is a msgspec struct or a dataclass, whose parameters have types, defaults and limits."""
     return hasattr(cls, "__struct_fields__") or hasattr(cls, "__dataclass_fields__")
 
 
 def _describe_kind(field: Mapping[str, Any]) -> str:
     """A JSON schema's type in words."""
     if "anyOf" in field:
-        return " or ".join(_describe_kind(one) for one in field["anyOf"])
+        return " or ".join(map(_describe_kind, field["anyOf"]))
     if "enum" in field:
         return " | ".join(str(value) for value in field["enum"])
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

@@ -1,4 +1,4 @@
-"""Policies that look at load alone, or at the turn alone, and `leastwork`, which counts work that is really left."""
+"""Policies by load or by turn alone, and `leastwork`, by the prompt tokens left to compute."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ STAYS = {
     "one_at_a_time": "hot_moving",
     "target": "hot_no_target",
 }
-"""What a session stays for, by the gate that failed."""
+"""Reason code of a session that stays, by the failed gate."""
 
 
 class _Turn(NamedTuple):
-    """A later turn of a session whose instance can be picked."""
+    """A later turn of a session whose owner can be picked."""
 
     request: RoutedRequest
     cluster: ClusterView
@@ -79,7 +79,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
+        """The owner, or a migration target, or, if no owner can be picked, the fewest pending tokens."""
         owner = may.find_load(request.owner)
         if owner is None:
             return self._decide_cold(request, cluster, may)
@@ -87,7 +87,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         return self._stay_or_move(turn) if self.affinity else self._place_or_move(turn)
 
     def _stay_or_move(self, turn: _Turn) -> Draft:
-        """The warm path of 4.2, with the trigger of 4.3.1 before it."""
+        """The migration trigger of 4.3.1, then the warm path of 4.2."""
         gates = self._check_trigger(turn) if self.migration else ()
         blocked = _reason_to_stay(gates)
         if not gates or blocked:
@@ -99,7 +99,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         return self._decide_move(turn, unfit, gates)
 
     def _place_or_move(self, turn: _Turn) -> Draft:
-        """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
+        """Without affinity: place the turn as a new one; if its owner is hot, its KV moves with it."""
         weighing = self._weigh_pending(turn.request, turn.cluster, turn.may)
         gates = self._check_trigger(turn) if self.migration and weighing.find_lowest() is not turn.owner else ()
         if gates and not _reason_to_stay(gates):
@@ -110,8 +110,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         return draft_for(self.name, turn.may, weighing, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
     def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
-        and no cooldown keeps it waiting."""
+        """The cold start of 4.2, also for a session whose owner cannot be picked: no KV moves, no cooldown applies."""
         reason, binds = "cold", True
         if owner_is_paused(request, cluster):
             reason, binds = "owner_paused", False
@@ -125,7 +124,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         return draft_for(self.name, may, weighing, KEYS, reason, winner=turn.owner, gates=gates, binds=True)
 
     def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Draft:
-        """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
+        """Move to the target with the fewest pending tokens (4.3.2); the session rebinds when it has served."""
         owner = turn.owner
         hot = f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"
         targets = turn.may.rule_out(unfit).rule_out({owner.instance: hot})
@@ -147,7 +146,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         )
 
     def _check_trigger(self, turn: _Turn) -> tuple[Gate, ...]:
-        """Section 4.3.1, and one migration of a session at a time; the later gates only where it is hot."""
+        """The gates of section 4.3.1, and one migration per session at a time; only `hot` if that fails."""
         request, owner = turn.request, turn.owner
         pending, since = owner.pending_prefill_tokens, request.since_migration_s
         hot = Gate(
@@ -176,21 +175,21 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
 
 
 def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
-    """The reason to stay that the first failed gate gives; empty = none failed."""
+    """The reason code of the first failed gate; empty = none failed."""
     failed = next((gate.name for gate in gates if not gate.passed), "")
     return STAYS[failed] if failed else ""
 
 
 def _count_needed(request: RoutedRequest) -> int:
-    """KV tokens that a target needs: the session's context, and what the router counts for an answer."""
+    """KV tokens that a target needs: the session's context, and the tokens reserved for the output."""
     return request.input_tokens + request.reserved_tokens
 
 
 def _find_unfit(turn: _Turn) -> dict[str, str]:
-    """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
+    """The instances other than the owner that are no target by section 4.3.2, each with its reason.
 
-    Room that is not known is no room. How much KV a target lacks, and whether it can be moved there now, does not
-    matter: what is not moved the target computes, so that an arm that moves no KV decides alike.
+    Unknown room counts as none. How much KV the target lacks, and whether it can be moved now, does not matter: the
+    target computes the rest, so an experiment arm that moves no KV decides alike.
     """
     request, owner = turn.request, turn.owner
     need = _count_needed(request)

@@ -21,7 +21,6 @@ from runners.router.policies.policy import (
     draft_for,
     find_pickable,
     owner_is_paused,
-    turn_key,
 )
 
 REASONS: Mapping[str, str] = {
@@ -117,7 +116,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
+        """The lexicographic maximum; scores are negatives, because the lowest score wins."""
         roomy = self._with_room(may)
         left = self._drop_refusing(request, roomy)
         weighing = self._weigh_instances(request, left.loads, cluster)
@@ -138,16 +137,13 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         return Draft(self._with_prefill(draft.complete(), request, cluster)) if pooled else draft
 
     def _with_prefill(self, decision: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
-        own = decision.instance == request.owner
-        share = cached_share(request, decision.instance) if own else 0.0
-        text = (
-            f"{decision.instance} holds {share:.2f} of the prompt"
-            if own
-            else f"{decision.instance} is not the session's own"
-        )
-        passed = share > self.direct_share
-        direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
+        """The decision with a prefill instance, or unchanged if the request goes straight to the decode instance."""
+        if decision.instance == request.owner:
+            share = cached_share(request, decision.instance)
+            text = f"{decision.instance} holds {share:.2f} of the prompt > {self.direct_share:g}"
+        else:
+            share, text = 0.0, f"{decision.instance} is not the session's own"
+        direct = Gate("direct", share, self.direct_share, share > self.direct_share, text)
         if direct.passed:
             return msgspec.structs.replace(decision, gates=(*decision.gates, direct))
         up = find_pickable(request, cluster, ("prefill",)).loads
@@ -163,21 +159,21 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
         works = by_prefill_work(request, able, cluster.fallbacks)
         weighed |= {
-            one.instance: Candidate(
-                one.instance,
+            prefill.instance: Candidate(
+                prefill.instance,
                 (),
-                one.terms,
-                f"its role is prefill: {one.score[0]:g} tokens of work with this prompt",
+                prefill.terms,
+                f"its role is prefill: {prefill.score[0]:g} tokens of work with this prompt",
             )
-            for one in works.list_candidates()
+            for prefill in works.list_candidates()
         }
-        candidates = by_name(weighed.get(one.instance, one) for one in decision.candidates)
+        candidates = by_name(weighed.get(candidate.instance, candidate) for candidate in decision.candidates)
         return msgspec.structs.replace(
             decision, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates
         )
 
     def _with_room(self, may: Pickable) -> Pickable:
-        """Q1.E: without instances that are too full, unless all are."""
+        """Q1.E: rule out instances whose KV pool is too full, unless all are."""
         if self.backpressure_above is None:
             return may
         used = {load.instance: _pool_used(load) for load in may.loads}
@@ -190,7 +186,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         return may.rule_out(full) if len(full) < len(may.loads) else may
 
     def _drop_refusing(self, request: RoutedRequest, may: Pickable) -> Pickable:
-        """Without instances that refused the session too often; where all did, those with the fewest refusals."""
+        """Rule out instances that refused the session too often; if all did, keep those with the fewest refusals."""
         if not self.migration_reject_threshold:
             return may
         counts = {load.instance: request.rejects.get(load.instance, 0) for load in may.loads}
@@ -212,14 +208,14 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         loads: tuple[InstanceLoad, ...],
         cluster: ClusterView,
     ) -> tuple[tuple[float, ...], dict[str, float]]:
-        """Its score and what that was made of."""
+        """Its score and the terms of the score."""
         sticky = int(load.instance == request.owner)
         blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
         overlap = self._counted_overlap(request, blocks) * self._weigh_block(load, loads)
         floor = self._floor_bonus(load, loads) if self._gets_floor(request, sticky) else 0
         cold = self.cold_bonus if not sticky and self._count_sessions(load) == 0 else 0
         value = overlap + self.sticky_bonus * sticky + floor + cold
-        turn = turn_key(self.tie, index, len(loads), cluster.fallbacks)
+        turn = (index - cluster.fallbacks) % len(loads) if self.tie == "rr" else index
         rest = (-sticky, load.num_requests, self._count_sessions(load), turn)
         score = (-value, *rest) if self.order == "overlap_first" else (rest[1], -value, rest[0], rest[2], turn)
         terms = {
@@ -234,7 +230,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         return score, terms
 
     def _counted_overlap(self, request: RoutedRequest, blocks: int) -> int:
-        """Q2.F: the overlap, 0 where it is not material."""
+        """Q2.F: the overlap in blocks; 0 below the thresholds."""
         share = blocks * request.block_tokens / request.input_tokens if request.input_tokens > 0 else 0.0
         material = (not self.min_overlap_blocks or blocks > self.min_overlap_blocks) and (
             not self.min_overlap_share or share > self.min_overlap_share
@@ -242,7 +238,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         return blocks if material else 0
 
     def _weigh_block(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> float:
-        """Q2.D: what a block there is worth, 1 on an idle instance and never below 0."""
+        """Q2.D: weight of a block, 1 on an idle instance and never below 0."""
         if self.overlap_discount == "off":
             return 1
         most = self.max_inflight if self.overlap_discount == "fixed" else max(other.num_requests for other in loads)
@@ -252,7 +248,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         return not request.owner if self.floor_gate == "unowned" else not sticky
 
     def _floor_bonus(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> int:
-        """Q2.B in blocks, cut to a whole number as in the specification's sketch."""
+        """Q2.B: the bonus in blocks, truncated as in the specification's sketch."""
         if not self.load_floor_bonus:
             return 0
         counts = [self._count_sessions(other) for other in loads]
@@ -281,7 +277,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         roomy: Pickable,
         left: Pickable,
     ) -> str:
-        """Whether the session stayed, and if not, what took its owner out."""
+        """The reason code: whether the session stayed, and if not, what ruled out its owner."""
         owner = request.owner
         if not owner or chosen == owner:
             return "owner" if owner else "cold"
@@ -293,7 +289,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
 
 
 def _why_no_room(load: InstanceLoad, need: int) -> str:
-    """Empty where it fits, or its capacity is not known."""
+    """Empty = it fits, or the capacity is unknown."""
     free = load.free_kv_tokens
     return "" if free is None or free >= need else f"{free} KV tokens free, {need} needed for the prompt"
 
@@ -303,7 +299,7 @@ def _describe_refusals(name: str, count: int) -> str:
 
 
 def _pool_used(load: InstanceLoad) -> float:
-    """Share of the KV pool in use by the router's own count; 0 where its size is not known."""
+    """Share of the KV pool in use by the router's count, 0 to 1; 0 if its size is unknown."""
     if not load.kv_capacity_tokens or load.free_kv_tokens is None:
         return 0.0
     return 1 - load.free_kv_tokens / load.kv_capacity_tokens

@@ -1,4 +1,4 @@
-"""LMetric: prompt work times batch size, without any affinity; and the mix of cache share and load in one sum."""
+"""LMetric: prompt work times batch size, without affinity; and a linear mix of cache share and load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BsOffset = Annotated[
 
 
 def work_by_batch(load: InstanceLoad, new: int, bs_offset: int = 0, p_floor: int = 0) -> int:
-    """(pending prefill + new tokens) * (requests + bs_offset); the first factor at least `p_floor`."""
+    """max(p_floor, pending prefill + new tokens) * (requests + bs_offset)."""
     work = max(p_floor, load.pending_prefill_tokens + new)
     return work * (load.num_requests + bs_offset)
 
@@ -78,7 +78,7 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
+        """argmax of the sum; the score is its negative, because the lowest score wins."""
         counts = [load.num_requests for load in may.loads]
         most, mean = max(1, *counts), sum(counts) / len(counts)
         weighing = weigh_instances(

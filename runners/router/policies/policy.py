@@ -1,4 +1,4 @@
-"""What a routing policy is, and what all do alike: who may be picked, the lowest score, how a tie was decided."""
+"""The policy interface, and what policies share: pickable instances, the lowest score, tie-breaking."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Tie = Annotated[
 
 
 class PolicyError(RunnerError):
-    """A policy or one of its parameters is not known, or a user's policy file cannot be used."""
+    """A policy or one of its parameters is unknown, or a user's policy file cannot be used."""
 
 
 class Policy(Protocol):
-    """A policy. Its parameters are its fields; deciding changes nothing, so that any pick can be made again."""
+    """A policy. Its parameters are its fields; deciding has no side effects, so that any pick can be repeated."""
 
     name: ClassVar[str]
     source: ClassVar[str]
-    """Where its rule comes from: the specification's section or the paper."""
+    """The origin of its rule: the specification's section or the paper."""
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """Where the request goes and why. Called with at least one instance; never raises for a legal view."""
+        """Choose an instance and give the reason. `cluster` has at least one instance. Never raises on a valid view."""
 
 
 class Weighing:
-    """Instances side by side with their scores; the lowest wins, compared from left to right.
+    """Instances with their scores; the lowest wins, compared from left to right.
 
-    Neither scores nor terms are computed before they are asked for: an owner that every gate lets pass is picked
-    without any, and terms are for the record alone, which is made after the request has been sent.
+    Scores and terms are computed on demand: an owner that passes every gate is picked without them, and terms are only
+    needed for the record, which is written after the request has been sent.
     """
 
     __slots__ = ("_make_scores", "_scores", "list_terms", "loads")
@@ -50,7 +50,7 @@ class Weighing:
         make_scores: Callable[[], Sequence[tuple[float, ...]]],
         list_terms: Callable[[InstanceLoad], Mapping[str, float]],
     ) -> None:
-        """`make_scores`: in the order of `loads`. `list_terms`: what an instance's score was made of, by name."""
+        """`make_scores`: in the order of `loads`. `list_terms`: the terms of an instance's score, by name."""
         self.loads = loads
         self.list_terms = list_terms
         self._make_scores = make_scores
@@ -64,7 +64,7 @@ class Weighing:
         return self._scores
 
     def find_lowest(self) -> InstanceLoad:
-        """Raises ValueError where there is no instance."""
+        """Raises ValueError if there is no instance."""
         return self.loads[self.scores.index(min(self.scores))]
 
     def list_candidates(self) -> list[Candidate]:
@@ -73,31 +73,31 @@ class Weighing:
 
 
 class Pickable(msgspec.Struct, frozen=True):
-    """Who may be picked, in the order of their names, and why the others may not."""
+    """The instances that may be picked, sorted by name, and the others with their reasons."""
 
     loads: tuple[InstanceLoad, ...]
     ruled_out: tuple[Candidate, ...]
     gates: tuple[Gate, ...] = ()
-    """Says so where pauses had to be ignored."""
+    """A failed gate if all instances are paused and pauses are ignored."""
 
     def find_load(self, instance: str) -> InstanceLoad | None:
         return next((load for load in self.loads if load.instance == instance), None)
 
     def rule_out(self, refused: Mapping[str, str]) -> Pickable:
-        """The same without those that `refused` names, each with its reason."""
-        out = (Candidate(load.instance, (), ruled_out=refused[load.instance]) for load in self.loads_in(refused))
+        """The same without the instances in `refused`, each ruled out for its reason."""
         loads = tuple(load for load in self.loads if load.instance not in refused)
+        out = (
+            Candidate(load.instance, (), ruled_out=refused[load.instance])
+            for load in self.loads
+            if load.instance in refused
+        )
         return Pickable(loads, (*self.ruled_out, *out), self.gates)
-
-    def loads_in(self, names: Iterable[str]) -> tuple[InstanceLoad, ...]:
-        wanted = set(names)
-        return tuple(load for load in self.loads if load.instance in wanted)
 
 
 def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role] = WHOLE) -> Pickable:
-    """Instances that are up, fit the role, have not failed this request and are not paused.
+    """Instances that are available, have one of the roles, have not failed this request and are not paused.
 
-    Where everyone left is paused, pauses are ignored: a late answer is better than none.
+    If all the remaining ones are paused, pauses are ignored: a late answer is better than none.
     """
     if not request.tried:
         fit = [load for load in cluster.instances if load.available and load.role in roles and not load.paused_for_s]
@@ -121,11 +121,11 @@ def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[
 
 
 class _PolicyMeta(msgspec.StructMeta, ABCMeta):
-    """A struct that cannot be made where a method of its own is missing."""
+    """Combines msgspec's metaclass with ABCMeta, so that a struct can have abstract methods."""
 
 
 class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_PolicyMeta):
-    """A policy that sends whole requests to the instances that may be picked."""
+    """A policy that sends each whole request to one instance."""
 
     name: ClassVar[str]
 
@@ -133,13 +133,13 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metac
         return self.draft_decision(request, cluster).complete()
 
     def draft_decision(self, request: RoutedRequest, cluster: ClusterView) -> Draft:
-        """The same decision, its candidates listed when its record is made."""
+        """The same decision; its candidates are listed when its record is written."""
         may = find_pickable(request, cluster)
         return self._choose_instance(request, cluster, may) if may.loads else Draft(decide_nowhere(self.name, may))
 
     @abstractmethod
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """The decision among the instances of `may`, at least one."""
+        """Decide among the instances of `may`, which has at least one."""
 
 
 def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:
@@ -151,7 +151,7 @@ def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role
 
 
 def owner_is_paused(request: RoutedRequest, cluster: ClusterView) -> bool:
-    """The session's instance is up and merely paused: another may serve this request, but not keep the session."""
+    """The session's owner is available but paused: another instance may serve this request, without a rebind."""
     return any(
         load.instance == request.owner and load.available and load.paused_for_s > 0 for load in cluster.instances
     )
@@ -170,7 +170,7 @@ def weigh_instances(
     counter: int,
     terms: Callable[[InstanceLoad], Mapping[str, float]] | None = None,
 ) -> Weighing:
-    """Each instance with `score` of it and its new tokens, then the tie-break; its terms are load's and `terms`."""
+    """Weigh each instance by `score` of its load and new tokens, then by the tie-break; `terms` add to `load_terms`."""
 
     def make_scores() -> list[tuple[float, ...]]:
         cached, tokens, count = request.cached_tokens, request.input_tokens, len(loads)
@@ -190,7 +190,7 @@ def weigh_instances(
 
 
 def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
-    """Instances as a prompt's prefill sees them: tokens pending there with its own, requests, whose turn it is."""
+    """Weigh prefill instances by pending plus new prompt tokens, then requests, then turn."""
     return weigh_instances(
         request,
         loads,
@@ -202,12 +202,12 @@ def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], count
 
 
 def cached_share(request: RoutedRequest, instance: str) -> float:
-    """Part of the prompt that the instance holds; 0 for an empty prompt."""
+    """Share of the prompt that the instance has cached, 0 to 1; 0 for an empty prompt."""
     return request.cached_tokens.get(instance, 0) / request.input_tokens if request.input_tokens > 0 else 0.0
 
 
 def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
-    """What most scores are made of."""
+    """The terms that most scores use."""
     cached = request.cached_tokens.get(load.instance, 0)
     return {
         "cached_tokens": cached,
@@ -217,13 +217,8 @@ def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
     }
 
 
-def turn_key(tie: str, index: int, of: int, counter: int) -> int:
-    """The last key of a score: the distance from whose turn it is, or the index among the names."""
-    return (index - counter) % of if tie == "rr" else index
-
-
 class Draft:
-    """A decision as the request needs it, and what its record needs in addition, made when it is asked for."""
+    """A decision, with what its record needs in addition; `complete` computes that on demand."""
 
     __slots__ = ("_may", "_weighing", "_won_by_score", "decision")
 
@@ -235,14 +230,14 @@ class Draft:
         *,
         won_by_score: bool = False,
     ) -> None:
-        """`weighing`: the instances of `may`; without it the decision is complete."""
+        """`weighing`: of the instances of `may`; None = the decision is complete."""
         self.decision = decision
         self._may = may
         self._weighing = weighing
         self._won_by_score = won_by_score
 
     def complete(self) -> Decision:
-        """The decision with every instance as it was weighed or ruled out, and with how a tie was decided."""
+        """The decision with every candidate, weighed or ruled out, and with the tie-break."""
         decision, may, weighing = self.decision, self._may, self._weighing
         if may is None or weighing is None:
             return decision
@@ -285,7 +280,7 @@ def decide_nowhere(policy: str, may: Pickable, reason: str = "no_instance", gate
 
 
 def tie_break(chosen: str, weighing: Weighing, keys: Sequence[str]) -> str:
-    """Which key decided among those that were equal on the first; empty = none was."""
+    """Which key decided among the instances equal on the first key; empty = there was no tie."""
     scores = {load.instance: score for load, score in zip(weighing.loads, weighing.scores, strict=True)}
     best = scores[chosen]
     tied = [name for name, score in scores.items() if score[0] == best[0]]
@@ -296,13 +291,13 @@ def tie_break(chosen: str, weighing: Weighing, keys: Sequence[str]) -> str:
     return f"{', '.join(tied)} are equal on {keys[0]} ({best[0]:g}); {how}"
 
 
-def _count_agreeing(one: Sequence[float], other: Sequence[float]) -> int:
-    """Leading keys in which two scores are equal."""
-    for position, (left, right) in enumerate(zip(one, other, strict=True)):
+def _count_agreeing(first: Sequence[float], second: Sequence[float]) -> int:
+    """Number of leading keys in which two scores are equal."""
+    for position, (left, right) in enumerate(zip(first, second, strict=True)):
         if left != right:
             return position
-    return len(one)
+    return len(first)
 
 
 def by_name(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    return tuple(sorted(candidates, key=lambda one: one.instance))
+    return tuple(sorted(candidates, key=lambda candidate: candidate.instance))

@@ -1,4 +1,4 @@
-"""What reason codes and score keys mean, in words: those that several policies share, and those of each module."""
+"""The meaning of reason codes and score keys, shared and of each policy module, in words."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _merge_words(shared: Mapping[str, str], attribute: str) -> Iterator[tuple[st
 
 
 REASONS: Mapping[str, str] = dict(_merge_words(SHARED_REASONS, "REASONS"))
-"""A decision without an instance whose reason begins with `wait_` may be made again later; any other is final."""
+"""A decision without an instance is retried later if its reason begins with `wait_`, else it is final."""
 SCORE_KEYS: Mapping[str, str] = dict(_merge_words(SHARED_SCORE_KEYS, "SCORE_KEYS"))

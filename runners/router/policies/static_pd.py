@@ -1,8 +1,8 @@
-"""Static prefill and decode pools: which instance prefills and which decodes.
+"""Static prefill and decode pools: choose the instance that prefills and the one that decodes.
 
-The router has the prompt computed at the one and its KV pulled by the other (docs/transfer.md). Which pairs can
-exchange KV is not asked here: where a handover is refused or fails, the decode instance computes the prompt. So it does
-where no prefill instance can be picked.
+The prefill instance computes the prompt and the decode instance pulls its KV (docs/transfer.md). The policy does not
+check which pairs can exchange KV: if a handover is refused or fails, or no prefill instance can be picked, the decode
+instance computes the prompt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCORE_KEYS: Mapping[str, str] = {
 }
 
 KEYS = ("load_in_its_pool", "num_requests", "turns_away")
-"""The first is prefill work in tokens in the prefill pool, and less free KV tokens in the decode pool."""
+"""`load_in_its_pool`: prefill work in tokens in the prefill pool, minus free KV tokens in the decode pool."""
 
 
 class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +64,8 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "wait"
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """P = argmin (pending prefill + new tokens) among those where the prompt fits, D = argmax free KV among those
-        where prompt and reserved output fit."""
+        """P = argmin (pending prefill + new tokens) where the prompt fits; D = argmax free KV where prompt and reserved
+        output fit."""
         names = self._prefill_names(cluster)
         may = find_pickable(request, cluster, ("both", "prefill", "decode"))
         first = [load for load in may.loads if load.instance in names]
@@ -103,15 +103,15 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def _prefill_names(self, cluster: ClusterView) -> set[str]:
-        """By role where there are any; else the first N names, whether they are up or not."""
+        """The instances with the prefill role, else the first N names, available or not."""
         roles = {load.instance for load in cluster.instances if load.role == "prefill"}
         return roles or {load.instance for load in cluster.instances[: self.prefill_count]}
 
 
 def _check_room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> tuple[Gate, Pickable]:
-    """Whether an instance of a pool has room for this many KV tokens, and the pool without those that have none.
+    """The gate that any instance of a pool has room for `need` KV tokens; the others are ruled out of `may`.
 
-    An instance whose capacity is not known is taken to have room.
+    An instance of unknown capacity counts as having room.
     """
     small = {
         load.instance: f"{load.free_kv_tokens} KV tokens free, {need} needed"
@@ -124,7 +124,7 @@ def _check_room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickabl
 
 
 def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
-    """Most free KV first; by tokens under way where a capacity is not known, as free room cannot be compared then."""
+    """Weigh by free KV, most first; if any capacity is unknown, by ongoing tokens, fewest first."""
     known = all(load.free_kv_tokens is not None for load in loads)
 
     def score(load: InstanceLoad, new: int) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Sticky: a session stays where its hash, or its binding, put it."""
+"""Sticky: a session stays on the instance that its hash or its binding gives."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
 
 
 def placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:
-    """All instances in the order in which the session would take them; the same in every process."""
+    """All instances in the session's order of preference; the same in every process."""
     if place == "modulo":
         start = _hash_text(session) % len(names)
         return [*names[start:], *names[:start]]
@@ -111,7 +111,7 @@ def placing_order(session: str, names: Sequence[str], place: str, points: int) -
 
 @lru_cache(maxsize=64)
 def _make_ring(names: tuple[str, ...], points: int) -> tuple[tuple[int, int], ...]:
-    """Points of all instances in order; a pure function of its arguments, kept because it takes milliseconds."""
+    """Points (hash, instance index) of all instances, sorted; cached because it takes milliseconds."""
     marks = ((_hash_text(f"{name}#{point}"), place) for place, name in enumerate(names) for point in range(points))
     return tuple(sorted(marks))
 

@@ -136,7 +136,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
         return tuple(gates)
 
     def _without_refused(self, may: Pickable, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> Pickable:
-        """Without the owner where a setting keeps the fallback from picking it again, unless no other is left."""
+        """Rule out the owner if a setting forbids the fallback to pick it, unless it is the only instance."""
         if owner is None or len(may.loads) < 2:
             return may
         failed = {gate.name: gate.text for gate in gates if not gate.passed}
@@ -168,7 +168,7 @@ class UnifiedSpread(Unified, frozen=True, kw_only=True):
 
 
 def _name_fallback(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
-    """Which gate sent the request to the fallback; the load gates weigh more, as they speak of the instance."""
+    """The reason code of a fallback; a failed load gate takes precedence over the cache gate."""
     if not request.owner:
         return "cold"
     if owner is None:
@@ -189,7 +189,7 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
     tie: Annotated[Literal["rr", "first"], msgspec.Meta(description="equal costs, as in lmetric")] = "rr"
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
-        """The owner if it has no more than its share of tokens and costs no more than the best by the factor."""
+        """The owner if its tokens are within the factor of the mean and its cost within the factor of the best."""
         weighing = weigh_instances(
             request,
             may.loads,

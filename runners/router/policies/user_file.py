@@ -1,4 +1,4 @@
-"""A user's own policy: a class in a Python file, with the same parts as ours."""
+"""A user's policy: a class in a Python file with the same interface as the built-in ones."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from types import ModuleType
 from runners.router.policies.policy import Policy, PolicyError
 
 
-def load_class(path: str, wanted: str = "") -> type[Policy]:
-    """The one policy class that the file defines, or the one named `wanted`. Runs the file's code.
+def load_class(path: str, class_name: str) -> type[Policy]:
+    """The policy class of that name in a Python file; empty = the only one. Runs the file's code.
 
     A policy class has `name` (text), `source` (text) and `decide(request, cluster)`. Raises PolicyError naming the file
     and what is wrong with it.
     """
     classes = find_classes(_run_file(Path(path)))
-    if wanted and wanted not in classes:
-        raise PolicyError(f"{path} has no policy class {wanted!r}", remedy=f"it has {', '.join(classes) or 'none'}")
-    if not wanted and len(classes) != 1:
+    if class_name and class_name not in classes:
+        raise PolicyError(f"{path} has no policy class {class_name!r}", remedy=f"it has {', '.join(classes) or 'none'}")
+    if not class_name and len(classes) != 1:
         remedy = f"name one: {path}:{next(iter(classes))}" if classes else "write a class with name, source and decide"
         raise PolicyError(f"{path} has {len(classes)} classes with a `decide`, not one", remedy=remedy)
-    cls = classes[wanted or next(iter(classes))]
+    cls = classes[class_name or next(iter(classes))]
     for part in ("name", "source"):
         if not isinstance(getattr(cls, part, None), str):
             raise PolicyError(
@@ -33,7 +33,7 @@ def load_class(path: str, wanted: str = "") -> type[Policy]:
 
 
 def find_classes(module: ModuleType) -> dict[str, type[Policy]]:
-    """The policy classes that a module defines, by the names of the classes."""
+    """The policy classes that a module defines, by class name."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -53,7 +53,7 @@ def _run_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PolicyError(f"policy file {path} is no Python file", remedy="its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
+    sys.modules[name] = module  # dataclasses look up their module while they are defined
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The clients' side: connections, requests parsed off them, one answered at a time in the order they came."""
+"""Client connections: parse requests and answer them one at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from results.records.visible import visible
 from runners.router.instances.upstream import CONNECTION_ALONE, HOP_BY_HOP, without_named
 
 HEAD_LIMIT_BYTES = 64 << 10
-"""Of a request's head, and of its trailers."""
+"""Limit of a request's head, and of its trailers."""
 HEADER_LIMIT = 256
-"""Of a request's head: more would take twenty times the bytes that they have on the wire."""
+"""Headers of a request: parsed, each takes twenty times its bytes on the wire."""
 QUEUE_LIMIT = 16
-"""Requests that a client may send ahead on one connection."""
+"""Requests that a client may pipeline on one connection."""
 AHEAD_LIMIT_BYTES = 1 << 20
-"""Bodies that a client may send ahead on one connection; beyond it the router reads on when it is their turn."""
+"""Bodies that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
@@ -37,7 +37,7 @@ _NO_HEADERS: Mapping[bytes, bytes] = {}
 
 
 def status_line(status: int) -> bytes:
-    """The first line of a response; an instance may give a status that has no name."""
+    """The first line of a response; an instance may return a status that has no standard phrase."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
@@ -47,15 +47,15 @@ def _is_loopback(address: str) -> bool:
 
 
 def _drop_data(data: bytes) -> None:
-    """Where the writes of a connection go that is gone."""
+    """`write` of a closed connection."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """One whole request."""
+    """One complete request."""
 
     method: str
     target: bytes
-    """Path and query as they came."""
+    """Path and query as received."""
     headers: tuple[tuple[bytes, bytes], ...]
     """Names in lower case."""
     named: Mapping[bytes, bytes]
@@ -74,7 +74,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
         return self.target.partition(b"?")[2].decode("latin-1")
 
     def forwarded(self, request_id: bytes = b"") -> bytes:
-        """The header lines that go on to an instance, and one with the id that the request has there."""
+        """The header lines to forward to an instance, with `request_id` as `x-request-id`."""
         pieces: list[bytes] = []
         for name, value in self.headers:
             if name not in NOT_FORWARDED:
@@ -85,7 +85,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class OpenRequest(Protocol):
-    """What a connection is busy with."""
+    """The request that a connection is serving."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -93,17 +93,17 @@ class OpenRequest(Protocol):
 
 
 class Service(Protocol):
-    """Who answers."""
+    """The server behind client connections."""
 
     closing: bool
-    """No request is accepted any more."""
+    """No further request is accepted."""
     body_limit_bytes: int
     held_limit_bytes: int
     held_bytes: int
-    """Of all bodies, from their first byte until their request has ended; connections add and subtract theirs."""
+    """Bytes of all bodies, from their first byte until their request has ended; connections add and subtract theirs."""
 
     def admit(self, connection: ClientConnection) -> str:
-        """Take a connection; why it is refused, empty = it is not."""
+        """Register a connection; returns why it is refused, empty = accepted."""
 
     def forget(self, connection: ClientConnection) -> None: ...
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None: ...
@@ -119,38 +119,38 @@ class ClientConnection(asyncio.Protocol):
     local: bool = False
     """The client is on this machine."""
     shared: bool = False
-    """It came to a port that several processes listen on."""
+    """It was accepted on a port that several processes share."""
     peer: str = ""
-    """Its address; empty = a socket without one."""
+    """The client's address; empty = a socket without one."""
     t_read_s: float = field(default_factory=monotonic)
     t_begin_s: float = 0.0
-    """When the first byte came of a request that is not whole yet, moved on by pauses; 0 = there is none."""
+    """When the first byte of an incomplete request arrived, advanced by pauses; 0 = no incomplete request."""
     t_full_s: float = 0.0
-    """Since when the client takes less than it is sent; 0 = it takes all."""
+    """Since when the client reads slower than the router writes; 0 = it keeps up."""
     write: Callable[[bytes], None] = _drop_data
-    """The transport's own, without a step between."""
+    """The transport's `write`, bound directly to save a call."""
     _parser: httptools.HttpRequestParser = field(init=False)
     _transport: asyncio.Transport | None = None
     _queue: deque[HttpRequest] = field(default_factory=deque)
     _busy: bool = False
     _refused: bool = False
     _is_head: bool = False
-    """The request that is served asks for a head alone."""
+    """The request being served is a HEAD."""
     _path: bytes = b""
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     _named: Mapping[bytes, bytes] = field(default_factory=dict)
-    """The same by name, once the head is whole."""
+    """The same by name, once the head is complete."""
     _body: bytes | bytearray = b""
-    """One piece as it came; several are gathered, since small ones would cost many times their bytes."""
+    """A single piece is stored as it is; several are joined, as small pieces would take many times their bytes."""
     _head_bytes: int = 0
-    """Read since the request began, or since the last piece of its body."""
+    """Bytes read since the request began, or since the last piece of its body."""
     _ahead_bytes: int = 0
-    """Of the bodies in the queue."""
+    """Bytes of the bodies in the queue."""
     _serving_bytes: int = 0
     _t_paused_s: float = 0.0
-    """Since when nothing is read of it; 0 = it is read."""
+    """Since when reading is paused; 0 = not paused."""
     _unsent_bytes: int = 0
-    """Of a whole response that the client has not taken yet."""
+    """Bytes of a complete response that the client has not read yet."""
     _in_head: bool = True
 
     def __post_init__(self) -> None:
@@ -162,23 +162,23 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """The router reads nothing of it for now: it is not the client that is late."""
+        """The router has paused reading, so an incomplete request is not the client's delay."""
         return self._t_paused_s > 0.0
 
     @property
     def in_head(self) -> bool:
-        """Of the request that is not whole yet the head is not either."""
+        """The head of the next request is incomplete."""
         return self._in_head
 
     @property
     def unsent_bytes(self) -> int:
-        """Written, and not taken by the client's connection yet."""
+        """Bytes written that the client's socket has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
-        self._transport.set_write_buffer_limits(0)  # uvloop then writes at once, not at the end of its round
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from asyncio's
+        self._transport.set_write_buffer_limits(0)  # uvloop then writes at once, not at the end of the iteration
         self.write = self._transport.write
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -205,8 +205,8 @@ class ClientConnection(asyncio.Protocol):
             self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def _parse(self, data: bytes) -> None:
-        """Parse what came. Where a request asks for another protocol, the parser stops behind its head: that is parsed
-        again without the wish, which HTTP lets a server ignore, and what follows is the request's body.
+        """Parse data. The parser stops after a head that asks for an upgrade, which HTTP lets a server ignore: the head
+        is parsed again without the upgrade, and the bytes after it are the request's body.
         """
         while not self._refused:
             try:
@@ -254,18 +254,18 @@ class ClientConnection(asyncio.Protocol):
 
     # httptools
     def on_message_begin(self) -> None:
-        self._head_bytes = 0  # all else was cleared behind the last request
+        self._head_bytes = 0  # the rest was cleared after the last request
         self.t_begin_s = self.t_read_s
 
     def on_url(self, url: bytes) -> None:
         self._path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # a trailer is dropped: what authorises or names a session belongs to the head
+        if self._in_head:  # trailers are dropped: authorization and session ids belong in the head
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._parser.should_upgrade():  # the head comes again (`_parse`)
+        if self._parser.should_upgrade():  # `_parse` parses the head again
             return
         self._in_head = False
         if len(self._headers) > HEADER_LIMIT:
@@ -274,7 +274,7 @@ class ClientConnection(asyncio.Protocol):
         headers = dict(self._headers)
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
-        if not is_plain or len(headers) < len(self._headers):  # of two headers of a name one is in `headers`
+        if not is_plain or len(headers) < len(self._headers):  # `headers` has only one of two with the same name
             self._headers = without_named(self._headers)
             self._named = dict(self._headers)
         length = headers.get(b"content-length", b"0")
@@ -319,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
         if len(self._queue) >= QUEUE_LIMIT:
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
-        self._body = b""  # held still
+        self._body = b""  # still counted in held_bytes, so `_clear_request` must not subtract it
         self._clear_request()
         if not (self._busy or self.t_full_s or self._queue or self._transport is None):
             self._serve(request)
@@ -328,7 +328,7 @@ class ClientConnection(asyncio.Protocol):
             self._queue.append(request)
             self._serve_next()
 
-    # what a service answers with
+    # how a service answers
     def finish(self, *, keep: bool) -> None:
         self.in_flight = None
         self._service.held_bytes -= self._serving_bytes
@@ -347,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
             self._go_on()
 
     def lend_body(self, size_bytes: int) -> None:
-        """A thread reads the served request's body: it is held until `return_body`, even if the client leaves."""
+        """A thread reads the request's body: it counts as held until `return_body`, even if the client leaves."""
         self._serving_bytes -= size_bytes
 
     def return_body(self, size_bytes: int) -> None:
@@ -357,7 +357,7 @@ class ClientConnection(asyncio.Protocol):
             self._serving_bytes += size_bytes
 
     def guard(self, step: Callable[[], None]) -> None:
-        """Do what a request waited for. Its client gets an answer, and the log the error, where that fails."""
+        """Run the step that a request waited for. If it raises, log the error and answer the client with a 500."""
         try:
             step()
         except Exception as error:  # noqa: BLE001  (no request may hang)
@@ -368,13 +368,13 @@ class ClientConnection(asyncio.Protocol):
         self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
 
     def close(self) -> None:
-        """Serve no further request, and close once the client has taken what is written."""
+        """Serve no further request, and close once the client has read everything written."""
         self._busy = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """The response cannot be made whole: cut the connection, so that the client sees it."""
+        """Cut the connection, so that the client sees that the response is incomplete."""
         self.in_flight = None
         if self._transport is not None:
             self._transport.abort()
@@ -398,7 +398,7 @@ class ClientConnection(asyncio.Protocol):
         self.reply(status, msgspec.json.encode(value), "application/json", headers)
 
     def refuse(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
-        """An error of the router's own, in the shape of the API."""
+        """Answer with an error of the router itself, in the API's format."""
         self.reply_json(status, {"error": {"message": message, "type": kind, "code": status}}, headers)
 
     def _serve_next(self) -> None:
@@ -421,14 +421,14 @@ class ClientConnection(asyncio.Protocol):
             self._answer_defect(error)
 
     def _go_on(self) -> None:
-        """The client has taken the last response: the next request, if there is one."""
+        """The client has read the last response: serve the next request, if any."""
         if self.is_paused:
             self._resume_ahead()
         if self._queue:
             asyncio.get_running_loop().call_soon(self._serve_next)
 
     def _pause_ahead(self) -> None:
-        """Read no further while more waits here than may be sent ahead."""
+        """Pause reading while more than AHEAD_LIMIT_BYTES of pipelined bodies wait."""
         if self._transport is None or self.is_paused:
             return
         if self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES:
@@ -437,7 +437,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _resume_ahead(self) -> None:
         if self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
-            if self.t_begin_s:  # the wait was not the client's
+            if self.t_begin_s:  # the pause does not count against the client
                 self.t_begin_s += monotonic() - max(self._t_paused_s, self.t_begin_s)
             self._t_paused_s = 0.0
             self._transport.resume_reading()
@@ -451,7 +451,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = True
 
     def reject_late(self, message: str) -> None:
-        """A request was not whole in time."""
+        """A request was not complete in time."""
         self._reject_client(408, message, "bad_request")
 
     def _reject_body(self) -> None:
@@ -459,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
         self._reject_client(413, f"a request body of more than {limit} bytes", "bad_request")
 
     def _reject_client(self, status: int, message: str, kind: str) -> None:
-        """The connection is good for nothing more: say why, or where a response is in flight, close behind that one."""
+        """Refuse the client and close the connection; if a response is in flight, only close after it."""
         if self._refused:
             return
         self._refused = True
@@ -471,4 +471,4 @@ class ClientConnection(asyncio.Protocol):
 
 
 _SPENT = httptools.HttpRequestParser(object())
-"""Takes the place of a dead connection's parser, which refers back to it: such cycles would pile up."""
+"""Replaces the parser of a closed connection, which refers back to it: such reference cycles would pile up."""

@@ -1,7 +1,7 @@
-"""The router's records on disk, encoded when they are complete, and written by a thread in batches.
+"""The router's record files: each record is encoded when complete, and a thread writes them in batches.
 
-The decision log names sessions, so only their user may read these files. A reader passes over a line that a full disk
-cut.
+The decision log names sessions, so the files are readable by their owner only. A full disk may truncate a line, which
+readers skip.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from runners.router.spec import RouterError
 
 FLUSH_S = 0.25
 BACKLOG_LIMIT_BYTES = 64 << 20
-"""Records that wait for a slow disk; beyond this size they are lost, and counted."""
+"""Limit of the records waiting for a slow disk; further records are lost and counted."""
 
 
 class RecordFile:
-    """A JSON lines file. Serving never waits for it: a disk that fails costs records, which are counted."""
+    """A JSON lines file. Requests never wait for it: if the disk fails, records are lost and counted."""
 
     def __init__(self, path: str) -> None:
         self.lost = 0
@@ -37,15 +37,15 @@ class RecordFile:
         self._closing = asyncio.Event()
         self._file = -1
         self._is_torn = False
-        """The last write ended within a line."""
+        """The last write ended in the middle of a line."""
         if path:
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
                 self._file = os.open(path, flags, 0o600)
-                if stat.S_ISREG(os.fstat(self._file).st_mode):  # never /dev/null, which all need
+                if stat.S_ISREG(os.fstat(self._file).st_mode):  # never change the mode of /dev/null
                     with contextlib.suppress(PermissionError):  # another user's file
-                        os.fchmod(self._file, 0o600)  # one that was there keeps its mode
+                        os.fchmod(self._file, 0o600)  # `open` does not change the mode of an existing file
             except OSError as error:
                 remedy = "Free space on that disk or name another path."
                 raise RouterError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
@@ -55,7 +55,7 @@ class RecordFile:
         return self._file >= 0
 
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:
-        """Add a record, which is on disk within about FLUSH_S."""
+        """Queue a record; it is written within about FLUSH_S."""
         if self._file < 0:
             return
         if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
@@ -92,7 +92,7 @@ class RecordFile:
         self._task = None
 
     def _write_lines(self, lines: bytes) -> None:
-        """Write whole lines, behind the end of one that the last write left unfinished."""
+        """Write whole lines; if the last write was cut, begin on a new line."""
         lead = b"\n" if self._is_torn else b""
         data, written = lead + lines, 0
         try:

@@ -1,16 +1,16 @@
-"""What the router answers itself: models, health, metrics, and the operator's pages about instances.
+"""The router's own pages: models, health, metrics, and the operator's pages about instances.
 
-  GET    /v1/models, POST /tokenize, ...   as an instance answers it (`PASSED_ON` in paths)
-  GET    /health, /ping                    200 while a request could be placed, else 503
+  GET    /v1/models, POST /tokenize, ...   forwarded to an instance (`PASSED_ON` in paths)
+  GET    /health, /ping                    200 while any instance may be picked, else 503
   GET    /metrics                          Prometheus text
   GET    /admin/instances                  every instance with its counters
-  POST   /admin/instances                  bring one in: {"instance", "url", "transfer", ...} as in the router's spec
-  POST   /admin/instances/NAME/drain       no new requests; those it has go on
-  POST   /admin/instances/NAME/resume      take it back
-  DELETE /admin/instances/NAME[?now=1]     forget it; `now` does not wait for its requests
+  POST   /admin/instances                  add one: {"instance", "url", "transfer", ...} as in the router's spec
+  POST   /admin/instances/NAME/drain       send it no new requests; its open requests continue
+  POST   /admin/instances/NAME/resume      end its drain
+  DELETE /admin/instances/NAME[?now=1]     remove it; `now` does not wait for its requests
 
-The operator's pages answer programs on this machine only: no browser, which a web page could steer, and no proxy,
-behind which every client would look local. With TRACON_ADMIN_TOKEN in the router's environment they also ask for it.
+The operator's pages answer programs on this machine only: no browser, which a web page could control, and no proxy,
+which makes every client look local. With TRACON_ADMIN_TOKEN in the router's environment they also require that token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import asyncio
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -37,15 +36,15 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 
 PASSED_ON_S = {"GET": 10.0, "POST": 60.0}
-"""A long text takes an engine long to tokenise."""
+"""Time limits by method; tokenising a long text takes an engine long."""
 ADMIN = "/admin/instances"
 FOREIGN = frozenset((b"origin", b"referer", b"sec-fetch-site", b"forwarded", b"via", b"x-real-ip"))
-"""Headers of browsers and proxies, with every `x-forwarded-*`."""
+"""Headers of browsers and proxies, besides every `x-forwarded-*`."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerState(Protocol):
-    """What the pages read of the server."""
+    """The server's state that the pages read."""
 
     closing: bool
     own_url: str
@@ -57,23 +56,23 @@ class ServerState(Protocol):
 
 
 class PassedOn:
-    """What a client waits for while an instance is asked; nothing is asked any more once the client has left."""
+    """A request that is being forwarded to an instance; it is cancelled if the client leaves."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
 
     def pause(self) -> None:
-        """Nothing has been written yet."""
+        """Do nothing: nothing has been written yet."""
 
     def resume(self) -> None:
-        """Nor was anything held back."""
+        """Do nothing: nothing was held back."""
 
     def abandon_request(self) -> None:
         self._task.cancel()
 
 
 class Pages:
-    """Answers one request at a time; `answer` always ends in a reply."""
+    """Answers requests for pages; `answer` always replies."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Pages:
         self._transfers = transfers
         self._server = server
         self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, "").strip())
-        """Empty = the operator's pages ask for none."""
+        """Empty = the operator's pages require none."""
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
         path, method = request.path.rstrip("/") or "/", request.method
@@ -112,23 +111,23 @@ class Pages:
                 connection.refuse(status, why, "not_found")
         except RouterError as error:
             connection.refuse(409, f"{error}. {error.remedy}", "refused")
-        except Exception as error:  # the client is owed an answer, and the log the error
+        except Exception as error:  # the client must get an answer, and the log the error
             connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
             raise
 
     async def _pass_on(self, connection: ClientConnection, request: HttpRequest) -> None:
-        """Whatever an instance says; the one with the fewest requests first.
+        """Reply with an instance's answer; try the one with the fewest requests first.
 
-        Only a connection that cannot be made is its failure: that it is slow with one page says nothing of requests.
+        Only a failed connection counts as a failure of the instance: a slow page is no evidence about its requests.
         """
-        may = sorted(
+        available = sorted(
             (load.num_requests, load.instance) for load in self._cluster.take_view().instances if load.available
         )
         task = asyncio.current_task()
         assert task is not None
         connection.in_flight = PassedOn(task)
         status, why, kind = 503, "no instance may be asked", "no_instance"
-        for _, instance in may:
+        for _, instance in available:
             pool = self._fleet.pools.get(instance)
             if pool is None:  # removed meanwhile
                 continue
@@ -149,7 +148,7 @@ class Pages:
                 status, kind = (504 if error.failure.kind == "timeout" else 502), "instance_failed"
                 if request.method == "GET":
                     continue
-                break  # another instance would be as slow with it
+                break  # another instance would be as slow
             kinds = (value for name, value in answer.headers if name == b"content-type")
             named = b"x-tracon-instance: %b\r\n" % instance.encode()
             connection.reply(answer.status, body, next(kinds, b"application/json").decode("latin-1"), named)
@@ -213,7 +212,7 @@ class Pages:
     async def _resume_instance(self, name: str) -> None:
         instance = self._fleet.specs.get(name)
         if instance is None:
-            self._fleet.drain_instance(name)  # refuses, naming those that there are
+            self._fleet.drain_instance(name)  # raises RouterError with the known names
         else:
             await self._fleet.add_instance(instance)
 
@@ -231,14 +230,13 @@ class Pages:
         self._transfers.remove_instance(name)
 
     def _list_instances(self) -> dict[str, object]:
-        row: Callable[[str], str] = self._fleet.health.state_of
         return {
             "instances": [
                 {
                     **msgspec.to_builtins(load),
                     "url": self._fleet.specs[load.instance].url,
                     "transfer": msgspec.to_builtins(self._fleet.specs[load.instance].transfer),
-                    "breaker": row(load.instance),
+                    "breaker": self._fleet.health.state_of(load.instance),
                     "sessions": self._bindings.count_active(load.instance),
                 }
                 for load in self._cluster.take_view().instances
@@ -253,8 +251,8 @@ class Pages:
 def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
     """Why a client may not use the operator's pages; empty = it may.
 
-    A web page that is open in a browser on this machine connects from it too. Its requests say so: in `origin` or
-    `sec-fetch-site`, or, where a name of its own leads here (DNS rebinding), in `host`.
+    A web page in a browser on this machine connects from this machine too. Its requests have `origin` or
+    `sec-fetch-site`, or, if its own domain name resolves to this machine (DNS rebinding), that name in `host`.
     """
     if not connection.local:
         return "this client is on another"

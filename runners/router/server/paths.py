@@ -1,4 +1,4 @@
-"""What becomes of a request by its path: routed by the policy, passed on to some instance, or refused with a reason."""
+"""How the router handles a request, by its path: routed by the policy, forwarded to any instance, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUTED = {
         True,
     ),
 }  # fmt: skip
-"""Path of a POST that an engine computes -> whether it is anything but a completion."""
+"""Path of a POST that the policy routes -> True for every API except completions."""
 PASSED_ON = {
     ("GET", "/v1/models"),
     ("GET", "/version"),
@@ -22,7 +22,7 @@ PASSED_ON = {
     ("POST", "/detokenize"),
     ("POST", "/v1/messages/count_tokens"),
 }
-"""What every instance answers alike."""
+"""Requests that every instance answers alike."""
 HEALTH = ("/health", "/ping")
 
 _STORED = (
@@ -71,7 +71,7 @@ _CONTROL_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/inferenc
 
 
 def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
-    """Status and sentence for a request that the router does not answer."""
+    """HTTP status and message for a request that the router does not serve."""
     first = path.strip("/").partition("/")[0]
     if path in ROUTED:
         return 405, f"{path} takes POST, not {method}"

@@ -14,14 +14,14 @@ from runners.router.spec import RouterError, RouterLine, RouterOutcome, RouterRe
 
 READY_WITHIN_S = 30.0
 END_GRACE_S = 10.0
-"""Beyond the drain: the log is still written."""
+"""Time after the drain, in which the log is written."""
 
 
 class RouterProcess:
-    """A router for the length of an `async with` block; it ends with its parent too.
+    """A router for the duration of an `async with` block; it also ends with its parent.
 
-    `url` is where clients send. `end` stops it in order and returns what it counted; leaving the block without it stops
-    it as well. Raises RouterError where it does not start, and from `end` where it died before.
+    Clients send to `url`. `end` stops it cleanly and returns its outcome; leaving the block stops it too. Raises
+    RouterError if it does not start, and from `end` if it died before.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RouterProcess:
         return self._child.alive
 
     async def explain_end(self) -> str:
-        """Wait until it ends, by itself or by `end`; why it died, empty where it gave an account of itself."""
+        """Wait until it ends, by itself or by `end`; returns why it died, empty = it reported its outcome."""
         line = await asyncio.shield(self._following)
         if line is not None and line.end is not None:
             return ""
@@ -56,8 +56,8 @@ class RouterProcess:
         return str(self._child.make_error(line, "it died", RouterError))
 
     def hurry(self) -> None:
-        """Cut its drain short."""
-        self._child.close_stdin()  # the end of its input does that
+        """End its drain."""
+        self._child.close_stdin()
 
     async def __aenter__(self) -> Self:
         path = write_spec(self._spec_path, self._spec, RouterError)
@@ -84,7 +84,7 @@ class RouterProcess:
         await self._child.end()
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
-        """Stop it: what is in flight may finish for at most `drain_s` (None = its spec's limit). Once is enough."""
+        """Stop it; requests in flight may finish for at most `drain_s` (None = its spec's limit). Idempotent."""
         if self._outcome is not None:
             return self._outcome
         wait_s = (self._spec.limits.drain_s if drain_s is None else drain_s) + END_GRACE_S

@@ -1,6 +1,6 @@
-"""Live requests: read, asked for, and their lifecycle over HTTP connections, each response passed on as it comes.
+"""The live proxy: read a client's request, look up its session, run its lifecycle over HTTP, stream the response.
 
-The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
+The instance's response head is held back until the first body byte, so that any failure before it can be retried.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from runners.router.traffic import Traffic
 
 REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
-"""Last pieces of a body, in which its usage, its end and an error are looked for."""
+"""Last pieces of a body, searched for its usage, its end and an error event."""
 RESPONSES = b"/v1/responses"
 PREAMBLE_LIMIT_BYTES = 1 << 20
-"""First events of a stream are held back up to this size: they repeat the request's instructions and tools."""
+"""The first events of a stream are held back up to this size: they repeat the request's instructions and tools."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"([\w.-]{1,200})"')
-"""The first one of an answer is that of the response itself."""
+"""The first match in an answer is the id of the response itself."""
 _Value = TypeVar("_Value")
 
 
 class Arrival:
-    """A whole request that waits for something before its pick; the wait ends if its client leaves."""
+    """A complete request before its pick that waits for a result; the wait ends if its client leaves."""
 
     __slots__ = ("_client", "_traffic")
 
@@ -49,7 +49,7 @@ class Arrival:
         self._client = client
 
     def wait_for(self, ask: Callable[[Callable[[_Value], None]], None], then: Callable[[_Value], None]) -> None:
-        """`ask` gets what is to be called with the answer, maybe at once; `then` gets it, unless the wait has ended."""
+        """Call `ask` with a callback for the result; the result goes to `then` unless the client has left."""
         self._traffic.arriving[self] = None
         self._client.in_flight = self
 
@@ -61,10 +61,10 @@ class Arrival:
         ask(answered)
 
     def pause(self) -> None:
-        """Nothing has been written yet."""
+        """Do nothing: nothing has been written yet."""
 
     def resume(self) -> None:
-        """Nor was anything held back."""
+        """Do nothing: nothing was held back."""
 
     def abandon_request(self) -> None:
         """The client is gone."""
@@ -76,7 +76,7 @@ class Arrival:
 
 
 class Exchange(RequestLifecycle):
-    """One request of a client: the caller of a link, and what its client connection is busy with."""
+    """One client request: the caller of an instance's link, and the open request of a client connection."""
 
     __slots__ = ("_answer", "_client", "_head", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
 
@@ -89,7 +89,7 @@ class Exchange(RequestLifecycle):
         message: ClientMessage,
         responses: StoredResponses | None = None,
     ) -> None:
-        """`responses`: takes the id of its answer, so that a later request can continue it; None = none can."""
+        """`responses`: stores the id of the answer, so that a later request can continue it; None = not stored."""
         super().__init__(traffic, request, message)
         self.link: Link | None = None
         self._responses = responses
@@ -98,10 +98,10 @@ class Exchange(RequestLifecycle):
         self._pool: Pool | None = None
         self._answer: Answer
         self._head: bytes
-        """Of the response to the client, made while the instance computes the first byte of the body."""
+        """Head of the response to the client, built while the instance computes the first body byte."""
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._preamble = b""
-        """Events that came before the instance computed anything; until others follow, the request can be retried."""
+        """Events sent before the instance computes anything: while it has only these, the request can be retried."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
@@ -125,7 +125,7 @@ class Exchange(RequestLifecycle):
         return tuple(self._tail)
 
     def _break_off(self, message: str) -> None:
-        """End an event stream with an event that says why, any other response by cutting it."""
+        """End an event stream with an error event, and any other response by closing the connection."""
         answer, torn = self._answer, self.link is not None and self.link.torn
         if not answer.events or answer.sized or torn:
             self._client.abort()
@@ -144,7 +144,7 @@ class Exchange(RequestLifecycle):
 
     def body_received(self, data: bytes) -> None:
         if self._is_open:
-            self._client.write(data)  # first of all
+            self._client.write(data)  # first
             self._tail.append(data)
             return
         self._tail.append(data)
@@ -163,13 +163,13 @@ class Exchange(RequestLifecycle):
         if not proven and self._answer.events and not is_done(tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
-        if not self._is_open:  # a stream that ended before any output, or a body of no bytes
+        if not self._is_open:  # a stream that ended before any output, or an empty body
             self._open_response(self._preamble)
         self._complete_stream(tail)
         self._client.finish(keep=proven)
 
     def _complete_stream(self, tail: bytes) -> None:
-        """The client has all of the response, which ends in `tail` where it is an event stream."""
+        """The client has the whole response; `tail`: the end of an event stream, else empty."""
         error = read_error_event(tail)
         if error is None or self._status >= 400:
             self.complete_response()
@@ -180,7 +180,7 @@ class Exchange(RequestLifecycle):
         answer, head = self._answer, self._head
         if not self._client.keep_alive or not (answer.chunked or answer.sized):
             head = head[:-2] + b"connection: close\r\n\r\n"
-        self._client.write(head + data)  # first of all: counting can wait
+        self._client.write(head + data)  # first: counting can wait
         self._head = b""
         self.start_response()
         if self._responses is not None and self._status == 200:
@@ -190,7 +190,7 @@ class Exchange(RequestLifecycle):
 
     # the client's side
     def abandon_request(self, why: str = "the client left") -> None:
-        """The client is gone. One that left after the stream's last event, or an error, did not wait for its end."""
+        """The client is gone. If it has the stream's last event or an error event, the response counts as complete."""
         tail = b"".join(self._tail) if self._is_open and self._answer.events and not self.t_paused_s else b""
         if is_done(tail) or read_error_event(tail) is not None:
             self._cancel_request()
@@ -212,7 +212,7 @@ class Exchange(RequestLifecycle):
 
 
 class Proxy:
-    """Takes requests from client connections: each becomes an exchange, after its session was asked for."""
+    """Turns requests of client connections into exchanges, after their body is read and their session looked up."""
 
     def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
         self._traffic = traffic
@@ -279,7 +279,7 @@ class Proxy:
 def _read_aside(
     client: ClientConnection, body_bytes: int, read: Callable[[], Facts | None], then: Callable[[Facts | None], None]
 ) -> None:
-    """Have a thread read a body, which counts as held until it has, even where its client leaves before."""
+    """Read a body in a thread; the body counts as held until then, even if its client leaves before."""
 
     def end_reading(done: asyncio.Future[Facts | None]) -> None:
         client.return_body(body_bytes)
@@ -293,7 +293,7 @@ def _read_aside(
 
 
 def response_head(answer: Answer, instance: str, request: str) -> bytes:
-    """The head that a client gets for an instance's `answer` to its `request`, if its connection stays open."""
+    """The response head for the client, made of an instance's `answer` to `request`; the connection stays open."""
     lines = [*map(b": ".join, answer.headers), b"x-tracon-instance: %b" % instance.encode()]
     if b"x-request-id" not in answer.named:
         lines.append(b"x-request-id: %b" % request.encode("latin-1"))
@@ -301,9 +301,9 @@ def response_head(answer: Answer, instance: str, request: str) -> bytes:
 
 
 def last_event(message: str, instance: str, tail: bytes, *, named: bool, chunked: bool) -> bytes:
-    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last.
+    """The error event that ends a broken event stream; `tail`: the last bytes that the client received.
 
-    `named`: events of this stream have names, without which its clients pass them over.
+    `named`: events of this stream have names; its clients ignore events without one.
     """
     error = {"message": message, "type": "instance_failed", "code": 502, "instance": instance}
     if named:

@@ -1,11 +1,10 @@
-"""A router as a program: from a spec to its end, in this process. Used by `python -m runners.router` and the CLI."""
+"""Run a router in this process until it is stopped. Used by `python -m runners.router` and the CLI."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections.abc import Callable
-from functools import partial
 
 import uvloop
 
@@ -16,36 +15,39 @@ from runners.router.server.several import Processes
 from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
 
 COLLECT_AFTER = (10_000, 50, 50)
-"""Collections in a busy loop are pauses: connections leave no cycles behind, so they need not be frequent."""
+"""Thresholds of the garbage collector, which pauses the loop; connections leave no cycles, so it need not run often."""
 
 
 def serve(
-    spec: RouterSpec, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None] = lambda now: None
+    spec: RouterSpec, report: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None] = lambda now: None
 ) -> RouterOutcome:
-    """Run a router until SIGTERM or SIGINT; a second one, or the event given to `on_loop`, cuts the drain short.
+    """Run a router until SIGTERM or SIGINT; a second one, or the event passed to `on_loop`, ends the drain.
 
-    `say` gets the ready line, a tick a second, and the end. Raises RouterError where it cannot start.
+    `report` receives the ready line, a tick per second, and the end. Raises RouterError if it cannot start.
     """
+
+    def report_tick(tick: RouterTick) -> None:
+        report(RouterLine(tick=tick))
+
     policy = make_policy(spec.policy, spec.parameters)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        on_tick = partial(_say_tick, say)
-        server = Server(spec, policy, on_tick) if spec.processes == 1 else Processes(spec, on_tick)
-        return runner.run(_serve_until_stopped(server, say, on_loop))
+        server = Server(spec, policy, report_tick) if spec.processes == 1 else Processes(spec, report_tick)
+        return runner.run(_serve_until_stopped(server, report, on_loop))
 
 
 async def _serve_until_stopped(
-    server: Server | Processes, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
+    server: Server | Processes, report: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
 ) -> RouterOutcome:
     stop, now = asyncio.Event(), asyncio.Event()
 
-    def asked_to_stop() -> None:
+    def request_stop() -> None:
         if stop.is_set():
             now.set()
         stop.set()
 
-    end_on_signals(asked_to_stop)
+    end_on_signals(request_stop)
     on_loop(now)
-    say(RouterLine(ready=await server.start()))
+    report(RouterLine(ready=await server.start()))
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -58,9 +60,5 @@ async def _serve_until_stopped(
     outcome = await ending
     for task in waits:
         task.cancel()
-    say(RouterLine(end=outcome))
+    report(RouterLine(end=outcome))
     return outcome
-
-
-def _say_tick(say: Callable[[RouterLine], None], tick: RouterTick) -> None:
-    say(RouterLine(tick=tick))

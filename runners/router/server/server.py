@@ -1,4 +1,4 @@
-"""The router: its parts put together, its socket, its clock, and its end."""
+"""The router server: assembles the parts, listens, keeps time, and shuts down."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
 from runners.router.server.pages import Pages
 from runners.router.server.paths import ROUTED
-from runners.router.server.prewarm import prewarm_fleet
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
@@ -46,15 +45,15 @@ BEAT_S = 0.25
 TICK_S = 1.0
 CLIENT_SWEEP_S = 5.0
 DESCRIPTORS_KEPT = 64
-"""For files, probes and the loop itself."""
+"""Descriptors reserved for files, probes and the event loop."""
 END_GRACE_S = 0.5
-"""From the cut of what is in flight until its connections are closed."""
+"""Time between cutting requests in flight and closing their connections."""
 FLUSH_S, FLUSH_STEP_S = 0.3, 0.01
-"""How long clients may then take to read what is written already, and how often the router looks."""
+"""Time that clients then have to read what is already written, and the interval of the check."""
 
 
 class EventLoop:
-    """The live driver: clock and timers of the running loop. It may be made before the loop runs."""
+    """The live driver: clock and timers of the running loop. It may be created before the loop runs."""
 
     now_ns = staticmethod(perf_counter_ns)
     now_s = staticmethod(monotonic)
@@ -72,7 +71,7 @@ class Server:
     def __init__(self, spec: RouterSpec, policy: Policy, on_tick: Callable[[RouterTick], None]) -> None:
         self.closing = False
         self.own_url = ""
-        """Where this process listens alone; empty = it shares no port."""
+        """URL of the port that only this process listens on; empty = it shares no port."""
         self.body_limit_bytes = spec.limits.body_bytes
         self.held_limit_bytes = spec.limits.held_bytes
         self.held_bytes = 0
@@ -85,7 +84,7 @@ class Server:
         self._limit = spec.limits.streams or _streams_possible()
         self._limit_by_peer = spec.limits.peer_streams or max(1, self._limit // 2)
         self._by_peer: Counter[str] = Counter()
-        """Connections by address, this machine's left out."""
+        """Connections by client address, except this machine's."""
         self._pages_open: set[asyncio.Task[None]] = set()
         self._log = RecordFile(spec.decisions_path)
         self._event_log = RecordFile(spec.events_path)
@@ -121,19 +120,19 @@ class Server:
         return self._cluster
 
     async def start(self) -> RouterReady:
-        """Bring in the instances, probe each once, and listen. Raises RouterError."""
+        """Add the instances, probe each once, and listen. Raises RouterError."""
         spec, fleet = self._spec, self._fleet
         self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver, self._report)
         fleet.on_recovered = transfers.recover_instance
         await fleet.add_instances()
         if spec.prewarm is not None:
             try:
-                await prewarm_fleet(spec.prewarm, fleet, spec.limits.first_byte_s)
+                await fleet.prewarm_instances(spec.prewarm)
             except RouterError:
                 await fleet.close()
                 raise
         if self._shared is not None:
-            await self._shared.start()  # after the first probes: an instance that starts with the router is not back
+            await self._shared.start()  # after the first probes: an instance found at start has not recovered
         self._dispatcher = Dispatcher(
             self._policy,
             self._cluster,
@@ -161,7 +160,7 @@ class Server:
         return RouterReady(url, os.getpid(), names, fleet.block_tokens, pages)
 
     async def _listen(self, port: int, *, shared: bool = False) -> str:
-        """Take connections there, for several processes if `shared`; returns the URL. Raises RouterError."""
+        """Listen on a port, `shared` by several processes or not; returns the URL. Raises RouterError."""
         host = self._spec.host
         try:
             listening = await asyncio.get_running_loop().create_server(
@@ -176,7 +175,7 @@ class Server:
         return f"http://{shown}:{taken}"
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
-        """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        """Accept no new requests, let those in flight finish for at most `drain_s` (default: the spec's), and stop."""
         if self._outcome is not None:
             return self._outcome
         self.closing = True
@@ -209,13 +208,13 @@ class Server:
         return self._outcome
 
     async def _flush_clients(self) -> None:
-        """Wait until clients have taken the responses that are written, for FLUSH_S at most."""
+        """Wait for at most FLUSH_S until clients have read the responses already written."""
         until_s = monotonic() + FLUSH_S
         while monotonic() < until_s and any(client.unsent_bytes for client in self._clients):  # noqa: ASYNC110
             await asyncio.sleep(FLUSH_STEP_S)
 
     def hurry(self) -> None:
-        """Cut a drain short that `end` waits for."""
+        """End the drain that `end` waits for."""
         if self._drained is not None:
             self._drained.set()
 
@@ -288,12 +287,12 @@ class Server:
             sys.stderr.write(visible(f"a page of the router failed: {type(error).__name__}: {error}\n"))
 
     async def _keep_time(self) -> None:
-        """Everything that depends on time passing."""
+        """Do all periodic work."""
         while True:
             await asyncio.sleep(BEAT_S)
             try:
                 self._beat_once(monotonic())
-            except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
+            except Exception:  # noqa: BLE001  (without the clock nothing would ever time out)
                 sys.stderr.write(visible(f"a beat of the router's clock failed:\n{traceback.format_exc()}"))
 
     def _beat_once(self, now_s: float) -> None:
@@ -309,7 +308,7 @@ class Server:
         if now_s >= due["tick"]:
             due["tick"] = max(now_s, due["tick"] + TICK_S)
             self._each_second()
-        self._fleet.follow_events()  # last: what engines send must not keep anything from its time limit
+        self._fleet.follow_events()  # last: events from engines must not delay the time limits
 
     def _each_second(self) -> None:
         for pool in self._fleet.pools.values():
@@ -321,7 +320,7 @@ class Server:
             self._on_tick(replace(self.tick(), migrations=self._ledger.take_migrations()))
 
     def _report_migrations(self) -> None:
-        """What happened to migrations since the last tick: there will be no other."""
+        """Report the migration events since the last tick, at the end of the router."""
         with contextlib.suppress(BrokenPipeError):
             while lines := self._ledger.take_migrations(last=True):
                 self._on_tick(replace(self.tick(), migrations=lines))
@@ -331,7 +330,7 @@ class Server:
         for client in tuple(self._clients):
             limit_s = limits.head_s if client.in_head else limits.body_s
             if client.in_flight is None and client.t_full_s and now_s - client.t_full_s > limits.client_stall_s:
-                client.abort()  # a whole response that it does not take, maybe its last
+                client.abort()  # it does not read a complete response, possibly its last
             elif client.is_paused:
                 continue
             elif client.t_begin_s and now_s - client.t_begin_s > limit_s:
@@ -357,7 +356,7 @@ class Server:
 
 
 def _streams_possible() -> int:
-    """Client connections that the descriptors of this process suffice for: each needs one to an instance too."""
+    """Client connections that the hard limit of descriptors allows, at two each; sets the soft limit to it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
 """Several router processes on one port: the kernel gives each connection to one of them (SO_REUSEPORT).
 
-They share their sessions through Redis. Loads, prefix indexes and breakers are each process's own: docs/router.md has
-the error of that. Each also listens at a port of its own, where its metrics and the operator's pages are.
+They share their sessions through Redis. Each process has its own loads, prefix indexes and breakers: docs/router.md
+gives the resulting error. Each also listens on its own port, with its metrics and the operator's pages.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from runners.router.spec import (
 
 TICK_S = 1.0
 RESTART_S = 0.5
-"""Between the death of a process and its next start."""
+"""Delay between the death of a process and its restart."""
 
 
 class Processes:
-    """As a `Server` from `start` to `end`. A process that dies is started again; what it had in flight is cut."""
+    """Several router processes with the interface of a `Server`. One that dies is restarted; its requests are cut."""
 
     def __init__(self, spec: RouterSpec, on_tick: Callable[[RouterTick], None]) -> None:
         self._spec = spec
@@ -49,7 +49,7 @@ class Processes:
         self._port: socket.socket | None = None
         self._running: dict[int, RouterProcess] = {}
         self._own_ports = dict.fromkeys(range(1, spec.processes + 1), 0)
-        """Of each process; 0 = any free one, for its first start."""
+        """Own port by process number; 0 = any free one, for its first start."""
         self._ticks: dict[int, RouterTick] = {}
         self._migrations: list[TickMigration] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -57,7 +57,7 @@ class Processes:
         self._died = 0
 
     async def start(self) -> RouterReady:
-        """Hold the port and start every process. Raises RouterError where one does not start."""
+        """Hold the port and start every process. Raises RouterError if one does not start."""
         loop = asyncio.get_running_loop()
         self._port = hold_port(self._spec.host, self._spec.port)
         ready: list[asyncio.Future[RouterReady]] = [loop.create_future() for _ in self._own_ports]
@@ -71,11 +71,11 @@ class Processes:
             await self.end(0.0)
             raise
         self._tasks.append(loop.create_task(self._keep_time()))
-        pages = tuple(page for one in all_ready for page in one.pages)
+        pages = tuple(page for process in all_ready for page in process.pages)
         return replace(all_ready[0], pid=os.getpid(), pages=pages)
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
-        """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        """Accept no new requests, let those in flight finish for at most `drain_s` (default: the spec's), and stop."""
         self._closing = True
         ended = await asyncio.gather(
             *(process.end(drain_s) for process in tuple(self._running.values())), return_exceptions=True
@@ -86,14 +86,14 @@ class Processes:
         if self._port is not None:
             self._port.close()
         self._folder.cleanup()
-        outcomes = [one for one in ended if isinstance(one, RouterOutcome)]
+        outcomes = [outcome for outcome in ended if isinstance(outcome, RouterOutcome)]
         self._died += len(ended) - len(outcomes)
         if self._migrations:
             self._tick_once()
         return self._merge_outcomes(outcomes)
 
     def hurry(self) -> None:
-        """Cut a drain short that `end` waits for."""
+        """End the drain that `end` waits for."""
         for process in self._running.values():
             process.hurry()
 
@@ -150,46 +150,46 @@ class Processes:
             if ticks:
                 self._on_tick(replace(merge_ticks(ticks), t_ns=perf_counter_ns(), migrations=migrations))
 
-    def _merge_outcomes(self, ended: Sequence[RouterOutcome]) -> RouterOutcome:
+    def _merge_outcomes(self, outcomes: Sequence[RouterOutcome]) -> RouterOutcome:
         decisions: Counter[str] = Counter()
-        for one in ended:
-            decisions.update(one.decisions)
+        for outcome in outcomes:
+            decisions.update(outcome.decisions)
         return RouterOutcome(
             t_start_ns=self._t_start_ns,
             t_end_ns=perf_counter_ns(),
-            policy=ended[0].policy if ended else self._spec.policy,
+            policy=outcomes[0].policy if outcomes else self._spec.policy,
             index=self._spec.index,
-            requests=sum(one.requests for one in ended),
-            picks=sum(one.picks for one in ended),
-            retries=sum(one.retries for one in ended),
-            errors=sum(one.errors for one in ended),
-            aborted=sum(one.aborted for one in ended),
-            cut=sum(one.cut for one in ended),
+            requests=sum(outcome.requests for outcome in outcomes),
+            picks=sum(outcome.picks for outcome in outcomes),
+            retries=sum(outcome.retries for outcome in outcomes),
+            errors=sum(outcome.errors for outcome in outcomes),
+            aborted=sum(outcome.aborted for outcome in outcomes),
+            cut=sum(outcome.cut for outcome in outcomes),
             decisions=decisions,
-            decide_us_p50=_largest(one.decide_us_p50 for one in ended),
-            decide_us_p99=_largest(one.decide_us_p99 for one in ended),
-            records_lost=sum(one.records_lost for one in ended),
-            events_lost=sum(one.events_lost for one in ended),
-            log_error=next((one.log_error for one in ended if one.log_error), ""),
+            decide_us_p50=_largest(outcome.decide_us_p50 for outcome in outcomes),
+            decide_us_p99=_largest(outcome.decide_us_p99 for outcome in outcomes),
+            records_lost=sum(outcome.records_lost for outcome in outcomes),
+            events_lost=sum(outcome.events_lost for outcome in outcomes),
+            log_error=next((outcome.log_error for outcome in outcomes if outcome.log_error), ""),
             died=self._died,
         )
 
 
 def _number_path(path: str, number: int) -> str:
-    """The file of one process, beside that of the spec; empty where the spec names none."""
+    """The file of one process, beside the spec's; empty if the spec names none."""
     whole = Path(path)
     return str(whole.with_suffix(f".{number}{whole.suffix}")) if path else ""
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that is bound and never listens: the port stays ours while a process is started again.
+    """A socket that is bound and never listens: it reserves the port while a process is restarted.
 
-    Raises RouterError where something listens there already, another router with several processes included.
+    Raises RouterError if the port is in use, also by another router with several processes.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if port:
-            with socket.socket(family, kind, protocol) as probe:  # without SO_REUSEPORT: alone, or not at all
+            with socket.socket(family, kind, protocol) as probe:  # without SO_REUSEPORT it binds only a free port
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         held = socket.socket(family, kind, protocol)
@@ -203,7 +203,7 @@ def hold_port(host: str, port: int) -> socket.socket:
 
 
 def merge_ticks(ticks: Sequence[RouterTick]) -> RouterTick:
-    """One tick of all processes, at least one: sums of what each counts, the largest of what they share."""
+    """One tick for all processes (at least one): sums of their own counts, maxima of shared ones."""
     decisions: Counter[str] = Counter()
     for tick in ticks:
         decisions.update(tick.decisions)

@@ -1,7 +1,7 @@
-"""What the router remembers of each session: where its KV lives, how often it came, when it moved, who refused it.
+"""Session bindings: each session's owner, turns, last migration and refusals.
 
-In memory, bounded in sessions and in time. A binding is committed when the instance has served the session, not when
-the request was sent there; until a first commit the session's owner is the instance that its request is on its way to.
+The table is in memory, bounded in sessions and in time. A binding is committed when the instance has served the
+session, not when the request is sent; before the first commit the owner is the instance that the request was sent to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONE: Mapping[str, int] = {}
 
 
 class BindingVersion(NamedTuple):
-    """The binding of a session at a pick; a commit holds only while it is still so."""
+    """A session's binding at a pick; a commit succeeds only if it has not changed since."""
 
     version: int
     instance: str
@@ -24,7 +24,7 @@ class BindingVersion(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class MigrationClaim:
-    """The right to migrate a session, which one request of one router has at a time where routers share bindings."""
+    """The right to migrate a session. Where routers share bindings, one request of one router has it at a time."""
 
     session: str
     instance: str
@@ -33,14 +33,14 @@ class MigrationClaim:
     give_up: Callable[[MigrationClaim], None]
     token: str = field(default_factory=lambda: uuid4().hex)
     held: bool = False
-    """It was granted, and the shared table has not ended it since."""
+    """It was granted and is still recorded in the shared table."""
 
     def stop_waiting(self) -> None:
         """Stop waiting for the answer."""
         self.then = None
 
     def release_right(self) -> None:
-        """The request has ended. Where it was served, its commit has ended the claim."""
+        """Give the claim up at the end of its request. If that was served, its commit has already ended the claim."""
         self.then = None
         self.give_up(self)
 
@@ -57,35 +57,35 @@ class Row:
     instance: str = ""
     """Committed owner."""
     home: str = ""
-    """What it is counted under: the committed owner, else where its request is on its way to."""
+    """The instance it counts for: the committed owner, else the one that its request was sent to."""
     coming: bool = False
     """`home` is not committed yet."""
     left: str = ""
-    """Instance that a rebalance or a migration took it from."""
+    """The instance that a rebalance or a migration moved it from."""
     stale: int = 0
-    """Requests that were open there at that moment: their commits must not undo the move."""
+    """Requests that were open at `left` at that moment: their commits must not undo the move."""
     migrated_s: float | None = None
     moving_to: str = ""
-    """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
+    """Target of a migrating request until that has been served or has ended; empty = none."""
     open: dict[str, int] = field(default_factory=dict)
-    """Binding requests on their way or being served, by instance."""
+    """Open binding requests, by instance."""
     rejects: dict[str, int] = field(default_factory=dict)
     turns: int = 0
     used_s: float = 0.0
     version: int = 0
-    """Rises whenever it is bound to another instance."""
+    """Incremented whenever it is bound to another instance."""
 
 
 class Bindings:
-    """Session -> instance. Times are seconds of one monotonic clock, the caller's; an empty session id is never stored.
+    """Session -> instance. Times are seconds of the caller's monotonic clock; an empty session id is never stored.
 
-    `max_sessions`: the session unused for longest is forgotten first. `ttl_s`: a session unused for longer is
-    forgotten at the next `commit_binding`, `count_arrival` or `expire_sessions`.
+    `max_sessions`: beyond it the least recently used session is dropped. `ttl_s`: a session unused for longer is
+    dropped at the next `commit_binding`, `count_arrival` or `expire_sessions`.
     """
 
     row_type: type[Row] = Row
     is_shared = False
-    """Other routers have these bindings too: a request asks for its session before its pick."""
+    """Routers share these bindings: a request looks up its session before its pick."""
 
     def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
         self.max_sessions = max_sessions
@@ -101,31 +101,31 @@ class Bindings:
         return len(self._sessions)
 
     def owner_of(self, session: str) -> str:
-        """The instance that holds the session's KV, or that its first request is on its way to; empty = none."""
+        """The instance that holds the session's KV, or that its first request was sent to; empty = none."""
         row = self._sessions.get(session)
         return row.home if row else ""
 
     def since_migration_s(self, session: str, now: float) -> float | None:
-        """Since a migration of it was committed; None = never. Finding another instance in any other way is none."""
+        """Seconds since its last committed migration; None = never. Other rebinds do not count."""
         row = self._sessions.get(session)
         return None if row is None or row.migrated_s is None else now - row.migrated_s
 
     def moving_to(self, session: str) -> str:
-        """The instance that a migrating request of the session is on its way to; empty = none is."""
+        """The target of the session's migrating request; empty = none."""
         row = self._sessions.get(session)
         return row.moving_to if row else ""
 
     def refusals_of(self, session: str) -> Mapping[str, int]:
-        """Per instance: admissions in a row that it refused this session."""
+        """Refusals of this session in a row, by instance."""
         row = self._sessions.get(session)
         return dict(row.rejects) if row and row.rejects else _NONE
 
     def count_active(self, instance: str) -> int:
-        """Sessions that live there now, those on their way included."""
+        """Sessions bound to it now, including those whose first request is open."""
         return self._active.get(instance, 0)
 
     def count_assigned(self, instance: str) -> int:
-        """Sessions ever bound there, those on their way included."""
+        """Sessions ever bound to it, including those whose first request is open."""
         return self._committed.get(instance, 0) + self._coming.get(instance, 0)
 
     def take_recounted(self) -> Collection[str]:
@@ -144,9 +144,9 @@ class Bindings:
         return row.turns - 1
 
     def expect_binding(self, session: str, instance: str, *, migrates: bool = False) -> None:
-        """A request that will bind the session is on its way to `instance`; one `drop_expected` must follow.
+        """A request that will bind the session is being sent to `instance`; one `drop_expected` must follow.
 
-        `migrates`: it takes the session away from its instance. That holds for others to see until it is served.
+        `migrates`: it moves the session away from its owner; `moving_to` shows that until it is served.
         """
         row = self._sessions.get(session)
         if row is None:
@@ -159,10 +159,10 @@ class Bindings:
         self._settle_row(row)
 
     def drop_expected(self, session: str, instance: str, *, migrates: bool = False) -> None:
-        """That request has ended, whatever came of it; `migrates` as it was expected."""
+        """That request has ended, with any outcome; `migrates` as in `expect_binding`."""
         row = self._sessions.get(session)
         if row is None or instance not in row.open:
-            return  # forgotten in the meantime
+            return  # the session was dropped meanwhile
         row.open[instance] -= 1
         if not row.open[instance]:
             del row.open[instance]
@@ -173,10 +173,10 @@ class Bindings:
         self._settle_row(row)
 
     def commit_binding(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
-        """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
+        """`instance` has served the session: bind it there and reset its refusals by `instance`.
 
-        `migrates`: this is how a migration ends. A request that was open when a rebalance or a migration moved its
-        session elsewhere does not move it back.
+        `migrates`: this ends a migration. A request that was open when a rebalance or a migration moved its session
+        does not move it back.
         """
         if not session:
             return
@@ -191,20 +191,19 @@ class Bindings:
         self._bind_row(row, instance)
 
     def version_of(self, session: str) -> BindingVersion | None:
-        """What a pick sees of the session now; None = no other router can change it meanwhile."""
+        """The session's binding now, for a later commit; None = no other router can change it meanwhile."""
         return None
 
     def ask_arrival(self, session: str, now: float, then: Callable[[int], None]) -> None:
-        """`count_arrival`; `then` gets the turn, once: at once here, later where other routers may know better."""
+        """`count_arrival`; `then` receives the turn once: immediately here, later if routers share bindings."""
         then(self.count_arrival(session, now))
 
     def claim_migration(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
     ) -> MigrationClaim | None:
-        """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
+        """Claim the right to migrate the session to `instance`; `then` receives once whether it is granted.
 
-        None = no other router can be asked: the right is granted. A claim lasts until it is released, which has to
-        happen.
+        None = no other router can be asked, so no claim is needed. The caller must release the claim.
         """
         return None
 
@@ -218,40 +217,40 @@ class Bindings:
         migrates: bool = False,
         claim: MigrationClaim | None = None,
     ) -> None:
-        """`commit_binding`, unless the session has been bound elsewhere since the pick saw it as `binding`."""
+        """`commit_binding`, unless the session has been bound elsewhere since `binding` was read."""
         self.commit_binding(session, instance, now, migrates=migrates)
 
     def count_refusal(self, session: str, instance: str) -> None:
-        """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
+        """`instance` refused to admit the session (429 or 503)."""
         row = self._sessions.get(session)
         if row is not None:
             row.rejects[instance] = row.rejects.get(instance, 0) + 1
 
     def clear_refusals(self, session: str, instance: str) -> None:
-        """`instance` admitted the session: its refusals in a row are over."""
+        """`instance` admitted the session: reset its refusals in a row."""
         row = self._sessions.get(session)
         if row is not None:
             row.rejects.pop(instance, None)
 
     def release_session(self, session: str) -> None:
-        """The session has no owner any more; its turns and its last migration are remembered."""
+        """Unbind the session; its turns and its last migration stay."""
         row = self._sessions.get(session)
         if row is not None:
             row.instance = ""
             self._settle_row(row)
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
-        """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
-        gone = tuple(name for name, row in self._sessions.items() if row.instance == instance)
-        for name in gone:
-            self.release_session(name)
-        return gone
+        """The instance's KV is lost: unbind its sessions and return them."""
+        sessions = tuple(self._bound_to(instance))
+        for session in sessions:
+            self.release_session(session)
+        return sessions
 
     def rebalance_sessions(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
-        """Move sessions to an instance that came back, up to its even share of those bound to `among`. Returns them.
+        """Move sessions to a recovered instance, up to its even share of those bound to `among`. Returns them.
 
-        They come from the instances with the most, the session unused for longest first. Its KV is not there, so its
-        next turn is prefilled from nothing (or the policy leaves again); without this a recovered instance stays empty.
+        They come from the instances with the most sessions, least recently used first. A moved session's KV is not at
+        the new owner, so its next turn is prefilled in full; without this a recovered instance would stay empty.
         """
         names = sorted({*among, instance})
         share = sum(self._active[name] for name in names) // len(names)
@@ -269,9 +268,9 @@ class Bindings:
         return tuple(moved)
 
     def expire_sessions(self, now: float) -> int:
-        """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
+        """Drop sessions unused for longer than `ttl_s`, except those with open requests; returns their number."""
         count = 0
-        for session, row in list(self._expired_rows(now)):
+        for session, row in self._expired_rows(now):
             if not row.open:
                 self._forget_session(session)
                 count += 1
@@ -286,6 +285,7 @@ class Bindings:
         return oldest
 
     def _bound_to(self, instance: str) -> list[str]:
+        """Sessions bound to it, least recently used first."""
         return [name for name, row in self._sessions.items() if row.instance == instance]
 
     def _touch_row(self, session: str, now: float) -> Row:
@@ -301,7 +301,7 @@ class Bindings:
         return row
 
     def _leave_home(self, row: Row) -> None:
-        """What is still open where it lives, or was on its way to, must not bring it back there."""
+        """Mark the requests still open at its home as stale: their commits must not move it back."""
         row.left, row.stale = row.home, row.open.get(row.home, 0)
 
     def _bind_row(self, row: Row, instance: str) -> None:
@@ -314,7 +314,7 @@ class Bindings:
         self._settle_row(row)
 
     def _settle_row(self, row: Row) -> None:
-        """Bring the counts in line with where the session lives now."""
+        """Update the session's home and the counts of the instances."""
         home, coming = row.instance or next(iter(row.open), ""), not row.instance
         if home == row.home and coming == row.coming:
             return

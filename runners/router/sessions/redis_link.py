@@ -1,7 +1,7 @@
-"""One connection to Redis that all requests of a router share: calls in the order they were made, several at a time.
+"""One connection to Redis that all requests of a router share: pipelined calls, in order.
 
-A call is never waited for longer than `wait_s`, and none is made that would wait: where Redis is away or slow, that is
-known before. The connection comes back by itself.
+No request waits longer than `wait_s` for a call, and while Redis is away or slow callers skip it (`prompt`). The
+connection is restored automatically.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from runners.router.sessions.redis_rows import SCRIPTS
 from runners.router.spec import PASSWORD, BindingRules
 
 UNANSWERED = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, RecursionError)
-"""What a connection fails with; the last two where an answer is not of Redis' protocol."""
+"""Errors of a connection; the last two if an answer violates Redis' protocol."""
 CONNECT_S = 2.0
 DEAD_S = 5.0
-"""A connection without an answer for this long is given up."""
+"""A connection without an answer for this long is closed."""
 AGAIN_S, AGAIN_MAX_S = 0.05, 1.0
-"""Between two tries to connect."""
+"""First and longest delay between two attempts to connect."""
 CALLS_AT_ONCE = 256
-"""Calls sent in one go."""
+"""Calls per batch."""
 
 
 class _Call(NamedTuple):
@@ -43,8 +43,8 @@ class _Call(NamedTuple):
 class RedisLink:
     """Calls to the scripts of the shared table. `rules` have a URL; `connected` is called at each new connection.
 
-    `answered` of a call gets the script's answer, or None when it is not waited for any longer. After such a None the
-    answer may still come, and is then given as well: the script ran.
+    A call's `answered` receives the script's answer, or None when the wait ends. After None the answer may still
+    arrive, in a second call of `answered`: the script did run.
     """
 
     def __init__(self, rules: BindingRules, counts: Counts, connected: Callable[[], None]) -> None:
@@ -61,27 +61,27 @@ class RedisLink:
         self._up = self._late = False
         self._pause_s = AGAIN_S
         self._reported = False
-        """An outage that was reported on stderr has not ended."""
+        """The current outage has been reported on stderr."""
         self._running: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
 
     @property
     def up(self) -> bool:
-        """It is connected, as far as is known."""
+        """Connected, as far as is known."""
         return self._up
 
     @property
     def prompt(self) -> bool:
-        """It is connected, and no answer is overdue."""
+        """Connected, and no answer is overdue."""
         return self._up and not self._late
 
     async def start(self) -> None:
-        """Try to connect once; what does not succeed goes on in the background."""
+        """Wait for the first attempt to connect; further attempts run in the background."""
         self._running = asyncio.create_task(self._keep_connected())
         await self._tried.wait()
 
     async def close(self) -> None:
-        """Send what is waiting, if that takes no longer than it may, and disconnect."""
+        """Send waiting calls for at most `wait_s`, and disconnect."""
         if self._running is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -105,7 +105,7 @@ class RedisLink:
         self._wake.set()
 
     async def _keep_connected(self) -> None:
-        """Connect, serve calls until that fails, and again."""
+        """Connect, serve calls until the connection fails, and reconnect."""
         while True:
             connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
             try:
@@ -157,7 +157,7 @@ class RedisLink:
             call = self._sent.pop(0)
             self._counts.binding_trips[call.operation] += 1
             self._counts.binding_trip.add_value(perf_counter() - t_s)
-            loop.call_soon(call.answered, answer)  # what it fails with is not the connection's
+            loop.call_soon(call.answered, answer)  # so that its errors do not close the connection
 
     def _stop_waiting(self) -> None:
         """Stop waiting for open calls, and for new ones until one is answered."""
@@ -165,7 +165,7 @@ class RedisLink:
         self._give_up("timeout", (*self._sent, *self._queue))
 
     def _note_outage(self, why: str) -> None:
-        """Redis is away: what is open will not be answered."""
+        """Redis is away: fail the open calls."""
         self._up = self._late = False
         if why and not self._reported:
             self._reported = True

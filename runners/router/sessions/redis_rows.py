@@ -1,9 +1,9 @@
 """The shared table of sessions in Redis: its rows, and the scripts that change them. Each script is atomic.
 
-Keys, behind a prefix: `s:SESSION`, a hash with the session's row; `on:EPOCH:INSTANCE`, the sessions bound to an
-instance by their last use; `epochs`, how often each instance lost its cache: a row of an earlier epoch has no owner;
-`assigned`, sessions ever bound to each; `life`, a name that this table was given when it was empty. All times are of
-Redis's own clock. The scripts make their keys themselves, so Redis Cluster is not supported.
+Keys, after a prefix: `s:SESSION`, a hash with the session's row; `on:EPOCH:INSTANCE`, the sessions bound to an instance
+by their last use; `epochs`, how often each instance lost its cache: a row of an earlier epoch has no owner; `assigned`,
+sessions ever bound to each instance; `life`, the table's name, set while it was empty. All times are Redis's own clock.
+The scripts build their keys themselves, so Redis Cluster is not supported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 ROW_KINDS = (int, int, int, str, int, str, int, str, str)
-"""What an answer begins with; three counts follow for each instance."""
+"""Types of an answer's first values; three counts follow for each instance."""
 FIXED = len(ROW_KINDS)
-"""Values of an answer before those of the instances."""
 
 
 class Place(NamedTuple):
@@ -30,28 +29,28 @@ class Place(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """One session in the shared table, and the instances as they stood then."""
+    """One session in the shared table, and the instances at that moment."""
 
     granted: bool
-    """A commit or a claim was made; False = the row is not what the router thought."""
+    """The commit or the claim succeeded; False = the row has changed since the router read it."""
     turns: int
     version: int
-    """Rises whenever the session is bound to another instance."""
+    """Incremented whenever the session is bound to another instance."""
     instance: str
-    """Its owner; empty = it has none."""
+    """Its owner; empty = none."""
     since_migration_s: float | None
     moving_to: str
-    """Where a router moves it to now; empty = no router does."""
+    """Target of the migration that a router has claimed; empty = none."""
     moving_left_s: float
-    """The claim's remaining time, unless it is renewed."""
+    """Remaining time of that claim, unless it is renewed."""
     moving_by: str
-    """Whose claim it is."""
+    """Token of that claim."""
     life: str
     places: dict[str, Place]
 
 
 class Hint(NamedTuple):
-    """What a router remembers of a session: taken for the truth where the table knows less."""
+    """A router's copy of a session's row: the table adopts it if its own version is lower."""
 
     instance: str = ""
     version: int = 0
@@ -62,12 +61,12 @@ class Hint(NamedTuple):
 
 
 def script_argument(prefix: str, ttl_s: float, names: tuple[str, ...], life: str, *values: object) -> bytes:
-    """The one argument of a script; `life`: what an empty table is to be named."""
+    """The single argument of a script; `life`: the name for a table that is still empty."""
     return msgspec.msgpack.encode((prefix, round(ttl_s * 1e6), names, life, *values))
 
 
 def read_row(answer: bytes, names: tuple[str, ...]) -> TableRow:
-    """A script's answer to a request with these names of instances. Raises ValueError where it is none."""
+    """Parse a script's answer for these instances. Raises ValueError if it is malformed."""
     try:
         flat = msgspec.msgpack.decode(answer, type=list[int | str])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
@@ -253,4 +252,5 @@ SCRIPTS = {
     "look": _HEAD + _LOOK,
 }
 """By operation: `arrive` counts a request of a session; `commit` binds it; `claim` and `unclaim` begin and give up its
-migration; `lose` frees all sessions of an instance; `rebalance` gives one that came back its share; `look` reads."""
+migration; `lose` unbinds all sessions of an instance; `rebalance` gives a recovered instance its share; `look` reads
+the counts."""

@@ -1,4 +1,4 @@
-"""Which instance stores a response that a later request may continue (`previous_response_id` of `/v1/responses`)."""
+"""The instance of each stored response that a later request may continue (`previous_response_id`, `/v1/responses`)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 RESPONSES_KNOWN = 100_000
-"""The oldest are forgotten first; one has some 300 bytes."""
+"""Responses remembered, about 300 bytes each; the oldest is dropped first."""
 
 
 class StoredResponse(NamedTuple):
-    """Where a response is."""
+    """The location of a stored response."""
 
     instance: str
     session: str
-    """Of the request that it answers; empty = none."""
+    """The session of the request that it answers; empty = none."""
 
 
 class StoredResponses:
-    """Response id -> where it is, as far as this router has passed it on."""
+    """Response id -> its location, for responses that passed through this router."""
 
-    def __init__(self, limit: int = RESPONSES_KNOWN) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def add_response(self, response: str, instance: str, session: str) -> None:
         self._stored[response] = StoredResponse(instance, session)
-        if len(self._stored) > self._limit:
+        if len(self._stored) > RESPONSES_KNOWN:
             self._stored.popitem(last=False)
 
     def find_response(self, response: str) -> StoredResponse | None:
-        """None = it is not known here, and no instance is better than another."""
+        """None = unknown to this router."""
         return self._stored.get(response)

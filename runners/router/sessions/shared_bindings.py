@@ -1,9 +1,9 @@
-"""Bindings that several router processes share through Redis; what a router knows of them itself is its working copy.
+"""Bindings that several router processes share through Redis; each router has a working copy.
 
-The table in Redis is the truth, session by session. Before it picks a router reads the session's row (`ask_arrival`),
-which also counts the turn; it compares and sets when it commits; it claims a session before it migrates it. Where Redis
-is away or slow the working copy decides, and its decisions are sent when Redis is back: of two versions of a row the
-higher one holds. Refusals, and requests that have not been served yet, are each router's own.
+The table in Redis is authoritative, per session. A router reads the session's row before a pick (`ask_arrival`), which
+also counts the turn; it commits by compare-and-set; it claims a session before it migrates it. While Redis is away or
+slow, the working copy decides, and its decisions are sent when Redis is back: of two versions of a row the higher one
+wins. Refusals and requests not served yet are local to each router.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, 
 from runners.router.spec import BindingRules
 
 REBALANCED_AT_ONCE = 500
-"""Sessions moved by one call of a script: Redis does nothing else meanwhile."""
+"""Sessions moved by one script call, during which Redis is blocked."""
 PENDING_LOSSES = 1000
-"""Lost instances that are still to be reported to Redis; beyond it the table keeps bindings to a lost one."""
+"""Lost instances waiting to be reported to Redis; the oldest beyond it is dropped, and its bindings stay."""
 NOWHERE = Place(0, 0, 0)
 
 
@@ -31,16 +31,16 @@ class SharedRow(Row):
     """One session's row in the working copy."""
 
     elsewhere: str = ""
-    """Where another router moves it to."""
+    """The target that another router moves it to."""
     elsewhere_until_s: float = 0.0
     epoch: int = 0
-    """Of its instance, when it was bound."""
+    """Epoch of its instance when it was bound."""
     life: str = ""
-    """Of the table that the epoch is of."""
+    """Name of the table that the epoch belongs to."""
 
 
 class SharedBindings(Bindings):
-    """The table of sessions as one of several routers sees it; `names`: the instances that it counts sessions of."""
+    """One router's view of the shared table; `names`: the instances whose sessions it counts."""
 
     row_type = SharedRow
     is_shared = True
@@ -65,10 +65,10 @@ class SharedBindings(Bindings):
         self._places: dict[str, Place] = {}
         self._claims: dict[str, MigrationClaim] = {}
         self._pending_losses: dict[str, Place] = {}
-        """Instances lost while Redis was away: reported to it before anything else."""
+        """Instances lost while Redis was away, to be reported first when it is back."""
 
     async def start(self) -> None:
-        """Connect, or go on without."""
+        """Try to connect; without Redis the working copy decides."""
         await self._link.start()
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class SharedBindings(Bindings):
         return self._link.up
 
     def count_active(self, instance: str) -> int:
-        """Sessions that live there now, of all routers; those on their way, of this one."""
+        """Sessions bound to it now by all routers, plus this router's uncommitted ones."""
         if not self._link.up or instance not in self._places:
             return super().count_active(instance)
         return self._places[instance].active + self._coming[instance]
@@ -92,7 +92,7 @@ class SharedBindings(Bindings):
         return self._places[instance].assigned + self._coming[instance]
 
     def take_recounted(self) -> Collection[str]:
-        """All: other routers change the counts too."""
+        """All instances: other routers change the counts too."""
         return self._names()
 
     def moving_to(self, session: str) -> str:
@@ -102,12 +102,11 @@ class SharedBindings(Bindings):
         return row.moving_to or (row.elsewhere if self._clock() < row.elsewhere_until_s else "")
 
     def version_of(self, session: str) -> BindingVersion:
-        """What a pick sees of the session now."""
         row = self._sessions.get(session)
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
     def ask_arrival(self, session: str, now: float, then: Callable[[int], None]) -> None:
-        """Count a request of the session and see where it lives; at once without Redis."""
+        """Count a request of the session and read its row; without Redis, `then` is called immediately."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
             super().ask_arrival(session, now, then)
@@ -128,7 +127,7 @@ class SharedBindings(Bindings):
     def claim_migration(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
     ) -> MigrationClaim | None:
-        """None = Redis is away: the right is granted."""
+        """None = Redis is away, so the migration needs no claim."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
             return None
@@ -182,7 +181,7 @@ class SharedBindings(Bindings):
         return gone
 
     def rebalance_sessions(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
-        """As in memory; with Redis every router learns where a session was moved to when its next request comes."""
+        """As in memory; with Redis every router learns a session's new owner at the session's next request."""
         if not self._link.up:
             return super().rebalance_sessions(instance, among)
         names = tuple(sorted({*among, instance}))
@@ -196,7 +195,7 @@ class SharedBindings(Bindings):
         return ()
 
     def refresh_table(self) -> None:
-        """Once a second: how many sessions each instance has; claims are renewed, removed instances forgotten."""
+        """Once a second: read the session counts, renew claims, drop removed instances."""
         for gone in self._places.keys() - set(self._names()):
             del self._places[gone]
         if self._link.prompt:
@@ -213,7 +212,7 @@ class SharedBindings(Bindings):
         answered: Callable[[TableRow], None],
         unanswered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run a script. `unanswered` is called when it is not waited for any longer; its answer may still come."""
+        """Run a script. `unanswered` is called when the wait ends without an answer, which may still come."""
         names = self._names()
         rules = self._rules
         argument = script_argument(rules.prefix, self.ttl_s, names, self._life_to_be, *values)
@@ -249,10 +248,10 @@ class SharedBindings(Bindings):
             del self._pending_losses[next(iter(self._pending_losses))]
 
     def _give_up(self, claim: MigrationClaim) -> None:
-        """The session may be migrated by others."""
+        """Let other routers migrate the session."""
         asked = self._claims.pop(claim.token, None) is not None
         held, claim.held = claim.held, False
-        if asked or held:  # no longer renewed where the session was bound elsewhere, but held all the same
+        if asked or held:  # a claim is held but no longer renewed if the session was bound elsewhere
             self._call_script("unclaim", claim.session, (claim.token,), partial(self._take_row, claim.session))
 
     def _renew_claim(self, claim: MigrationClaim) -> None:
@@ -282,7 +281,7 @@ class SharedBindings(Bindings):
         return Hint(row.instance, row.version, row.epoch, row.life, since_us, row.turns)
 
     def _take_row(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
-        """Bring the working copy in line with the table; `anyhow`: also where it thought to know better."""
+        """Update the working copy from the table; `anyhow`: even if the copy has a higher version."""
         self._note_places(table_row)
         now = self._clock()
         row = self._touch_row(session, now)
@@ -292,7 +291,7 @@ class SharedBindings(Bindings):
         row.elsewhere = "" if own else table_row.moving_to
         row.elsewhere_until_s = now + table_row.moving_left_s
         if table_row.version < row.version and not anyhow:
-            return  # what this router has decided is on its way there
+            return  # this router's commit has not reached the table yet
         row.migrated_s = None if table_row.since_migration_s is None else now - table_row.since_migration_s
         if table_row.instance != row.instance:
             if table_row.instance:
@@ -310,7 +309,7 @@ class SharedBindings(Bindings):
         self._places.update(table_row.places)
 
     def _move_place(self, row: SharedRow, source: str, target: str) -> None:
-        """Count a session where it was just bound, until the table says so."""
+        """Count a session at its new owner until the table reports it."""
         row.life, row.epoch = self._life, self._places.get(target, NOWHERE).epoch
         for name, more in ((source, -1), (target, 1)):
             place = self._places.get(name)

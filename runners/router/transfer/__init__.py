@@ -1,4 +1,4 @@
-"""Moving KV between instances: a session's prefix to where it is served next, or a prompt from prefill to decode.
+"""KV transfers between instances: a session's prefix to its next instance, or a prompt from prefill to decode.
 
-`transfers.Transfers` moves it, and reports in the `movement.Movement` it returns. docs/transfer.md.
+`transfers.Transfers` starts a transfer and returns a `movement.Movement` with its state. docs/transfer.md.
 """

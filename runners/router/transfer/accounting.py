@@ -1,6 +1,6 @@
-"""The transfers to one target: which ended there since its counters were last read, and how much each moved.
+"""Transfer accounting of one target: which transfers ended since its counters were last read, and what each moved.
 
-Pages of metrics are fetched off the path of requests: the counters after one transfer are those before the next.
+Metrics are fetched off the request path; the counters read after one transfer serve as those before the next.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute_rise
 
 SETTLE_S = 2.0
-"""A transfer's counters are waited for this long after its end."""
+"""Longest wait for a transfer's counters after its end."""
 NOTHING_S = 0.5
 """Counters that have not risen for this long will not rise: engines count before they answer."""
 READ_AGAIN_S = 0.1
 FRESH_S = 1.0
-"""A page of this age is as good as a new one, for what was counted before a transfer."""
+"""Before a transfer, counters read at most this long ago are reused."""
 NOT_COUNTED = Attribution(reason="not counted: the rules say so")
 Settle = Callable[[Attribution], None]
 
@@ -29,36 +29,36 @@ class _Entry:
     settle: Settle
     at_s: float
     due_s: float | None
-    """Since when its counters may be read for it alone; None = its answer is still being generated there."""
+    """Since when its counters may be read; None = the target is still generating its answer."""
 
 
 @dataclass(slots=True)
 class TransferAccounting:
-    """The account of one target. `fetch` gets its counters; None = it could not be asked.
+    """The transfer accounting of one target. `fetch` reads its counters; it returns None if they cannot be read.
 
-    Without `fetch` nothing is read: each transfer is settled at its end as not counted.
+    Without `fetch` each transfer is settled at its end as not counted.
     """
 
     fetch: Callable[[], Awaitable[Counters | None]] | None
     now_s: Callable[[], float]
     counters: Counters | None = None
-    """As last read when nothing was on its way there: the rise since then belongs to `_entries`."""
+    """Last read while no transfer was open: the rise since then belongs to `_entries`."""
     _read_s: float = 0.0
     _open: int = 0
-    """Transfers that may move something at any moment."""
+    """Transfers that may still move tokens."""
     _begun: int = 0
     _unattributed: bool = False
-    """Something came, or may have come, that belongs to no entry."""
+    """Tokens have arrived, or may have, that belong to no entry."""
     _entries: list[_Entry] = field(default_factory=list)
     _reading: asyncio.Task[None] | None = None
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is on its way there, and all that came has been reported."""
+        """No transfer is open, and all ended ones are settled."""
         return not self._open and not self._entries
 
     async def refresh_counters(self) -> None:
-        """Read the counters before a transfer, where nothing is on its way there, and report what has come by then."""
+        """Read the counters before a transfer if no other is open, and settle the transfers that ended before."""
         known = self.counters is not None and not self._unattributed and not self._entries
         fresh = known and self.now_s() - self._read_s < FRESH_S
         if self.fetch is None or fresh or self._open or self._reading is not None:
@@ -69,7 +69,7 @@ class TransferAccounting:
             self._conclude_reading(counters)
 
     async def wait_until_quiet(self, limit_s: float) -> None:
-        """Wait for at most `limit_s` until what has come there is attributed."""
+        """Wait for at most `limit_s` until all transferred tokens are attributed."""
         if self._reading is not None:
             await asyncio.wait((self._reading,), timeout=limit_s)
 
@@ -83,10 +83,10 @@ class TransferAccounting:
         self._unattributed = True
 
     def end_transfer(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
-        """A transfer has completed. `settle` is called once with its tokens, within SETTLE_S and a read.
+        """A transfer has completed. `settle` is called once with its tokens, within SETTLE_S plus one read.
 
-        `streams`: the target goes on with its answer, which no page of metrics is to disturb: the time begins when the
-        returned function is called. Where another transfer needs the counters first, they are read for both.
+        `streams`: the target is still generating and must not be disturbed by a read of its metrics, so the time begins
+        when the returned function is called. If another transfer needs the counters first, one read serves both.
         """
         self._open -= 1
         if self.fetch is None:
@@ -99,11 +99,11 @@ class TransferAccounting:
         return partial(self._make_due, entry)
 
     def forget_counters(self) -> None:
-        """Its process is gone, and its counters with it."""
+        """The target's process is gone, and its counters with it."""
         self.counters, self._read_s, self._unattributed = None, 0.0, True
 
     async def close(self, within_s: float) -> None:
-        """Settle every entry within this time; the counters are read again where that can be attributed."""
+        """Settle every entry within this time; read the counters once more if no transfer is open."""
         for entry in self._entries:
             self._make_due(entry)
         if not self._open:
@@ -124,7 +124,7 @@ class TransferAccounting:
             self._reading = asyncio.get_running_loop().create_task(self._read_until_settled())
 
     async def _read_until_settled(self) -> None:
-        """Read until all is settled, while nothing else is on its way there, whose tokens would be counted too."""
+        """Read until all entries are settled. Do not read while a transfer is open: its tokens would count too."""
         try:
             while any(entry.due_s is not None for entry in self._entries):
                 if not self._open:
@@ -138,7 +138,7 @@ class TransferAccounting:
             self._reading = None
 
     def _conclude_reading(self, counters: Counters) -> bool:
-        """Settle all entries by these counters, unless they have not risen and still may."""
+        """Settle all entries by these counters, unless the counters have not risen yet."""
         before = self.counters
         expected = any(entry.answer.limit != 0 for entry in self._entries)
         waited = expected and self.now_s() - self._entries[-1].at_s >= NOTHING_S
@@ -156,7 +156,7 @@ class TransferAccounting:
         return True
 
     def _give_up(self) -> None:
-        """Settle entries that have waited for too long; their tokens cannot be attributed any more."""
+        """Settle entries that have waited too long: their tokens can no longer be attributed."""
         oldest_s = self.now_s() - SETTLE_S
         late = [entry for entry in self._entries if entry.due_s is not None and entry.due_s <= oldest_s]
         self._entries = [entry for entry in self._entries if entry not in late]

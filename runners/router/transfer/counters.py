@@ -1,8 +1,8 @@
-"""How many tokens a transfer moved, by the target engine's own counters: pure.
+"""The tokens that each transfer moved, from the target engine's counters: pure.
 
-An engine counts the prompt tokens of all its requests by their source. Over a time in which one transfer ended there,
-the rise of `external_kv_transfer` is that transfer's. The rise of several can be attributed only where each moved all
-it could, or none did. Everything else is null with a reason.
+An engine counts the prompt tokens of all its requests by their source. If one transfer ended between two reads, the
+rise of `external_kv_transfer` belongs to it. If several ended, the rise can be attributed only if each moved all it
+could, or none moved any. Otherwise the count is null with a reason.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _BLOCK = re.compile(rb'block_size="(\d{1,9})"')
 
 
 class Counters(NamedTuple):
-    """Of one page of vLLM's metrics, over all its engines; None = it does not have them."""
+    """The counters in one page of vLLM's metrics, summed over its engines; None = not in the page."""
 
     external_tokens: float | None = None
-    """Prompt tokens that came by transfer, since the engine started."""
+    """Prompt tokens that arrived by transfer since the engine started."""
     nixl_bytes: float | None = None
     block_tokens: int | None = None
 
 
 class TargetAnswer(NamedTuple):
-    """What a transfer's target reports of the prompt in its answer; None = it does not."""
+    """The prompt's token counts in the target's answer; None = not reported."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
-    """What the target did not compute: out of its cache and by transfer together."""
+    """Tokens that the target did not compute: from its own cache and by transfer together."""
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that it can have moved; None = not known."""
+        """Upper bound of the tokens that the transfer moved; None = unknown."""
         return self.prompt_tokens if self.cached_tokens is None else self.cached_tokens
 
 
 class Attribution(NamedTuple):
-    """The part of a target's counters that is one transfer's; None = not known, `reason` says why."""
+    """One transfer's part of the target's counters; None = unknown, for `reason`."""
 
     external_tokens: int | None = None
     nixl_bytes: int | None = None
@@ -65,7 +65,7 @@ def read_counters(page: bytes) -> Counters:
 
 
 def _add_sample(sum_so_far: float | None, text: bytes) -> float | None:
-    """The sum with one more sample; a sample that is no count is left out."""
+    """The sum plus one sample; a sample that is not a count is ignored."""
     try:
         value = float(text)
     except ValueError:
@@ -74,7 +74,7 @@ def _add_sample(sum_so_far: float | None, text: bytes) -> float | None:
 
 
 def attribute_rise(before: Counters, after: Counters, answers: Sequence[TargetAnswer]) -> list[Attribution]:
-    """Attribute the rise between two pages to the transfers that ended in that time; no other did."""
+    """Attribute the rise between two reads to `answers`, which are all the transfers that ended in between."""
     if before.external_tokens is None or after.external_tokens is None:
         return [Attribution(reason="the engine does not count prompt tokens by their source")] * len(answers)
     rise = round(after.external_tokens - before.external_tokens)
@@ -83,7 +83,7 @@ def attribute_rise(before: Counters, after: Counters, answers: Sequence[TargetAn
     moved = None
     if after.nixl_bytes is not None:
         moved = round(after.nixl_bytes - (before.nixl_bytes or 0.0))
-    limits = [one.limit for one in answers]
+    limits = [answer.limit for answer in answers]
     if len(answers) == 1:
         limit = limits[0]
         if limit is not None and rise > limit:

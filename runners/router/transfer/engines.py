@@ -1,4 +1,4 @@
-"""The transport's own requests to engines: prefill and decode requests, tokens, counters, engine ids."""
+"""The transport's requests to engines: prefill and decode requests, tokenisation, counters, engine ids."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from runners.router.transfer.request_bodies import (
 from runners.router.transfer.transports import Unsound, connector_part, engine_id
 
 ASK_S = 1.0
-"""For a page of counters."""
+"""Time limit of a read of `/metrics`."""
 QUERY_S = 3.0
-"""For a bootstrap server."""
+"""Time limit of a query to a bootstrap server."""
 TEXT_LIMIT = 200
 
 
 class StepFailed(Exception):
-    """A step of a transfer failed: why."""
+    """A step of a transfer failed."""
 
     def __init__(self, text: str, *, strike: bool, retryable: bool = False, frees: bool = False) -> None:
         super().__init__(text)
         self.strike = strike
-        """It speaks against the pair, not against the request."""
+        """The pair is at fault, not the request."""
         self.retryable = retryable
-        """Another try may succeed."""
+        """Another attempt may succeed."""
         self.frees = frees
-        """A decode request's: its engine refused it or saw it dropped, and has the source's blocks freed itself."""
+        """The target's engine refused the decode request or saw it dropped, and frees the source's blocks itself."""
 
 
 class Engines:
@@ -102,12 +102,12 @@ class Engines:
         return counters
 
     def block_tokens(self, instance: str) -> int | None:
-        """Its KV block size, by its spec or its counters; None = not known yet."""
+        """Its KV block size from its spec or its metrics; None = unknown so far."""
         spec = self._specs.get(instance)
         return (spec.block_tokens if spec is not None else None) or self._block_tokens.get(instance)
 
     async def engine_id(self, instance: str) -> str:
-        """Its Mooncake engine id, asked of its bootstrap server where it is not known. Raises StepFailed."""
+        """Its Mooncake engine id, from its bootstrap server if not cached. Raises StepFailed."""
         known = self._ids.get(instance)
         if known is not None:
             return known
@@ -129,7 +129,7 @@ class Engines:
         return known
 
     def forget_instance(self, instance: str) -> None:
-        """Its process may be another one now."""
+        """Drop what its engine reported: its process may be a new one."""
         self._ids.pop(instance, None)
         self._block_tokens.pop(instance, None)
 

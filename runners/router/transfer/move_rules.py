@@ -1,7 +1,7 @@
-"""Which transfers may begin, and the order of those to one target: pure.
+"""Admission of transfers, and the order of migrations to one target: pure.
 
 Migrations to one target run one at a time, first come first served. While `TransferRules.queue` of them wait, further
-ones are refused: their sessions' KV is computed there.
+ones are refused, and the target computes the prompt instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Waiting = deque[tuple["Admission", Callable[[], None]]]
 
 @dataclass(eq=False, slots=True)
 class Admission:
-    """A transfer that may run, from `admit` to `finish`."""
+    """An admitted transfer, from `admit_transfer` to `finish_transfer`."""
 
     source: str
     target: str
@@ -32,9 +32,9 @@ class Admission:
     probe: bool
     """It is the one transfer that may end the pair's quarantine."""
     number: int
-    """Among all that were admitted, from 1."""
+    """Sequence number of the admission, from 1."""
     queue: Waiting = field(default_factory=deque)
-    """At its target, with those before and behind it; empty before `take_turn`."""
+    """The queue of its target, itself included; empty before `take_turn`."""
 
 
 class Prefix(NamedTuple):
@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 
     source_tokens: int
     target_tokens: int
-    """What the target holds of it already."""
+    """Tokens of it that the target already holds."""
 
     @property
     def lacking_tokens(self) -> int:
@@ -50,7 +50,7 @@ class Prefix(NamedTuple):
 
 
 class MoveRules:
-    """The admission of one router's transfers. `specs`: its instances, which come and go."""
+    """Admits the transfers of one router. `specs`: its current instances, by name."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MoveRules:
 
     @property
     def is_configured(self) -> bool:
-        """Some instance's KV can be moved."""
+        """Whether any instance has a KV transport."""
         return any(spec.transfer is not None for spec in self._specs.values())
 
     def endpoint_of(self, instance: str) -> KvEndpoint | None:
@@ -77,9 +77,9 @@ class MoveRules:
         return spec.transfer if spec is not None else None
 
     def why_refused(self, source: str, target: str, purpose: Purpose = "handover") -> str:
-        """Why no KV can be moved from one to the other now; empty = it may be tried.
+        """Why no KV can be moved from `source` to `target` now; empty = it may be tried.
 
-        A migration is also refused where `TransferRules.queue` others wait for the target: it computes instead.
+        A migration is also refused while `TransferRules.queue` others wait for the target.
         """
         if source == target:
             return "it is there already"
@@ -91,7 +91,7 @@ class MoveRules:
         return f"{coming} sessions are on their way there" if coming > self._rules.queue else ""
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
-        """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
+        """The targets that `source`'s KV cannot be moved to now, with reasons. Empty if no instance has a transport."""
         if not source or not self.is_configured:
             return {}
         why = {target: self.why_refused(source, target, "migration") for target in targets if target != source}
@@ -107,20 +107,20 @@ class MoveRules:
         return admission
 
     def finish_transfer(self, admission: Admission) -> None:
-        """The transfer is no longer on its way; again without effect."""
+        """The transfer has ended; idempotent."""
         if admission in self._admitted:
             del self._admitted[admission]
             self._report_transfer(admission, "transfer_finished")
 
     def take_turn(self, admission: Admission, ready: Callable[[], None]) -> None:
-        """Call `ready` when no other migration runs to its target, maybe at once; `end_turn` must follow."""
+        """Call `ready` once no other migration runs to its target, possibly at once; `end_turn` must follow."""
         admission.queue = queue = self._queues.setdefault(admission.target, deque())
         queue.append((admission, ready))
         if len(queue) == 1:
             ready()
 
     def end_turn(self, admission: Admission) -> None:
-        """Leave the queue of its target, before or after its turn; the next one is ready."""
+        """Leave the queue of its target, before or after its turn, and start the next migration."""
         queue = admission.queue
         was_first = queue[0][0] is admission
         position = next(index for index, (other, _) in enumerate(queue) if other is admission)
@@ -131,7 +131,7 @@ class MoveRules:
             del self._queues[admission.target]
 
     def count_end(self, admission: Admission, *, succeeded: bool = False, why: str | None = None) -> None:
-        """What the transfer's end says of its pair; neither `succeeded` nor a failure (`why`): nothing."""
+        """Update its pair at the end of a transfer; neither `succeeded` nor a failure (`why`) = no evidence."""
         self.pairs.count_end(admission.source, admission.target, probe=admission.probe, succeeded=succeeded, why=why)
         failed: InstanceChange = "transfer_inconclusive" if why is None else "transfer_failed"
         self._report_transfer(admission, "transfer_succeeded" if succeeded else failed, why or "")
@@ -139,7 +139,7 @@ class MoveRules:
     def movable_prefix(
         self, request: RoutedRequest, source: str, target: str, prompt_tokens: int, source_block_tokens: int
     ) -> Prefix:
-        """What source and target hold of a prompt of `prompt_tokens`, by the index, in whole blocks."""
+        """The prefix of a prompt of `prompt_tokens` that source and target hold, by the index, in whole blocks."""
         block = max(request.block_tokens, source_block_tokens)
         held = [
             held_prefix(request.cached_tokens.get(instance, 0), request.input_tokens, prompt_tokens, block)
@@ -148,16 +148,16 @@ class MoveRules:
         return Prefix(*held)
 
     def is_worth_moving(self, prefix: Prefix) -> bool:
-        """The target lacks at least `min_tokens` of what the source holds."""
+        """Whether the target lacks at least `min_tokens` of the source's prefix."""
         return prefix.lacking_tokens >= max(1, self._rules.min_tokens)
 
     def recover_instance(self, instance: str) -> None:
-        """The instance answers (again), maybe as another process: its pairs may be probed at once."""
+        """The instance answers (again), possibly as a new process: its pairs may be probed at once."""
         self.pairs.allow_probe(instance)
         self._report(InstanceEvent(instance, "recovered"))
 
     def remove_instance(self, instance: str) -> None:
-        """The instance is gone: forget its pairs, and the order of what was on its way there."""
+        """Drop the instance's pairs and its queue."""
         self.pairs.remove_instance(instance)
         self._queues.pop(instance, None)
 
@@ -174,10 +174,10 @@ class MoveRules:
 
 
 def held_prefix(indexed_tokens: int, indexed_of: int, tokens: int, block_tokens: int) -> int:
-    """The part of a prompt of `tokens` that an instance holds, in whole blocks.
+    """The prefix of a prompt of `tokens` that an instance holds, in tokens of whole blocks.
 
-    The index counts `indexed_tokens` of the `indexed_of` tokens it took the prompt for: of token ids the same number,
-    of text an estimate, so its share of the prompt counts.
+    The index holds `indexed_tokens` of `indexed_of`. For token ids `indexed_of` equals `tokens`; for text it is an
+    estimate, so the indexed share is scaled to `tokens`.
     """
     share = indexed_tokens if indexed_of == tokens or indexed_of <= 0 else indexed_tokens * tokens // indexed_of
     return min(share, tokens) // block_tokens * block_tokens

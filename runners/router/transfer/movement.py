@@ -1,4 +1,4 @@
-"""One transfer as its request follows it: its state now, and calls for what comes later."""
+"""A movement: the state of one request's KV transfer, and the callbacks for its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_REPORTED = "the target does not tell what it had cached (its engine needs --
 
 
 class MoveRequest(NamedTuple):
-    """KV that a pick asks for."""
+    """A pick's order to move KV."""
 
     purpose: Purpose
     request: RoutedRequest
@@ -28,7 +28,7 @@ class MoveRequest(NamedTuple):
 
 
 class Mover(Protocol):
-    """What carries out a movement."""
+    """Carries out a movement."""
 
     def now_ns(self) -> int: ...
     def abandon_movement(self, movement: Movement) -> None: ...
@@ -37,11 +37,11 @@ class Mover(Protocol):
 
 
 class KvTransport(Protocol):
-    """How a router moves KV; `transfers.Transfers` does it between engines."""
+    """The router's KV transport; `transfers.Transfers` is the one between real engines."""
 
     @property
     def is_configured(self) -> bool:
-        """Some instance's KV can be moved."""
+        """Whether any instance has a KV transport."""
 
     @property
     def timeout_s(self) -> float:
@@ -54,26 +54,26 @@ class KvTransport(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Movement:
-    """KV on its way for one request."""
+    """The KV transfer of one request."""
 
     _mover: Mover
     transfer: KvTransfer
-    """Its state, right at every moment."""
+    """Its current state."""
     body: bytes
-    """What to send to the target: the client's body, in a handover with the parameters of the pull."""
+    """The request body for the target: the client's, in a handover with the pull parameters added."""
     over: bool = False
-    """The request may be sent, or will not be."""
+    """The request no longer waits: it may be sent, or was abandoned."""
     open: bool = False
-    """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
+    """A handover whose source is ready: the client's request is the decode request, and its outcome is open."""
     settled: bool = False
-    """`transfer` changes no more."""
+    """`transfer` is final."""
     closed: bool = False
-    """Abandoned: `transfer` keeps the state it had then."""
+    """Abandoned: `transfer` is frozen."""
     block_tokens: int | None = None
-    """Of the target."""
+    """Block size of the target."""
     kv_bytes_per_token: int | None = None
     on_answer_end: Callable[[], None] | None = None
-    """Handover: called when the target's answer has ended: its counters may be read from then on."""
+    """Handover: called when the target's answer has ended, from when its counters may be read."""
     _counted: TargetAnswer | None = None
     _reported: TargetAnswer | None = None
     _callbacks: list[Callable[[KvTransfer], None]] = field(default_factory=list)
@@ -84,9 +84,9 @@ class Movement:
     def now_ns(self) -> int:
         return self._mover.now_ns()
 
-    # what becomes of the request
+    # the outcome of the request
     def abandon_transfer(self, why: str = LEFT) -> None:
-        """The request is not to be served: end the transfer and free the source's blocks. `done` is not called."""
+        """The request will not be served: end the transfer and free the source's blocks. `done` is not called."""
         if self.over and not self.open:
             return
         self.over = True
@@ -96,7 +96,7 @@ class Movement:
         self._mover.abandon_movement(self)
 
     def note_sent(self) -> None:
-        """The decode request's last byte has been sent; again where it had to be sent again."""
+        """The decode request's last byte has been sent; called again if the request is resent."""
         self.change_transfer(t_target_sent_ns=self.now_ns())
 
     def serve_handover(self) -> None:
@@ -105,16 +105,16 @@ class Movement:
             self._mover.serve_handover(self)
 
     def fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
-        """Handover: the target did not serve the request. `strike`: that speaks against the pair.
+        """Handover: the target did not serve the request. `strike`: the pair is at fault.
 
-        `freed`: the target's engine has the source's blocks freed, because it refused the request or saw it dropped.
+        `freed`: the target's engine frees the source's blocks, because it refused the request or saw it dropped.
         """
         if self.open:
             self.change_transfer(reason=why)
             self._mover.fail_handover(self, strike=strike, freed=freed)
 
     def end_answer(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
-        """Handover: the target's answer has ended, with these counts of its prompt; None = it does not report them."""
+        """Handover: the target's answer has ended, with these counts of the prompt; None = not reported."""
         if self.transfer.purpose != "handover":
             return
         if cached_tokens is not None:
@@ -124,19 +124,19 @@ class Movement:
             self.on_answer_end()
 
     def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
-        """Call it with the transfer once that is settled, at once where it is."""
+        """Call `callback` with the transfer once it is settled, at once if it already is."""
         if self.settled:
             callback(self.transfer)
         else:
             self._callbacks.append(callback)
 
-    # what becomes of the transfer
+    # the state of the transfer
     def change_transfer(self, **changes: object) -> None:
         if not self.closed:
             self.transfer = replace(self.transfer, **changes)  # type: ignore[arg-type]
 
     def settle_transfer(self, reason: str = "") -> None:
-        """Report the transfer as it is now; `reason`: why counts are null."""
+        """Finalise and report the transfer; `reason`: why counts are null."""
         if self.settled:
             return
         if reason and not self.transfer.counted_reason:
@@ -164,7 +164,7 @@ class Movement:
         self.settle_transfer()
 
     def _divide_prompt(self) -> None:
-        """Divide the rest of the prompt into what the target had in its cache and what it computed."""
+        """Divide the rest of the prompt into tokens cached at the target and tokens it computed."""
         answer, external = self._counted, self.transfer.external_tokens
         if answer is None:
             return

@@ -1,8 +1,8 @@
-"""Whether KV may be moved between a pair of instances, as far as their transfers say: a pure state machine for each.
+"""The quarantine of pairs of instances whose transfers fail: a pure state machine per pair.
 
-open --(failures within a window, none succeeding between)--> quarantined --(its time is over)--> one probe
+open --(failures within a window, no success in between)--> quarantined --(its time is over)--> one probe
 probe --(it succeeds)--> open; --(it fails)--> quarantined, for twice as long.
-A single failure is never enough, and no pair is left alone for ever (specs/load_floor.md Q1.D).
+A single failure never quarantines, and no quarantine is permanent (specs/load_floor.md Q1.D).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from runners.router.spec import TransferRules
 
 DOUBLINGS = 30
-"""More of them change nothing: the limit is long reached."""
+"""Limit of the exponent: the longest quarantine is reached long before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The state of one pair; every method returns the next one. Times are seconds of the router's clock."""
+    """The state of one pair; every method returns the next state. Times are seconds of the router's clock."""
 
     rules: TransferRules
     failed_s: tuple[float, ...] = ()
-    """When its transfers failed, while none succeeded; only those that still count."""
+    """Times of the failures within the window, since the last success."""
     times: int = 0
-    """Quarantines in a row; 0 = it is in none."""
+    """Quarantines in a row; 0 = not quarantined."""
     until_s: float = 0.0
     probing: bool = False
-    """The one transfer that may end the quarantine is on its way."""
+    """The one transfer that may end the quarantine is in progress."""
     why: str = ""
     """The last failure."""
 
@@ -45,7 +45,7 @@ class Quarantine:
         return replace(self, probing=True) if self.times else self
 
     def note_success(self, *, probe: bool) -> Quarantine:
-        """A transfer has ended well. One that began before the quarantine says nothing."""
+        """A transfer has succeeded. Ignored if it began before the quarantine."""
         return self if self.times and not probe else Quarantine(self.rules)
 
     def release_probe(self, *, probe: bool) -> Quarantine:
@@ -62,14 +62,14 @@ class Quarantine:
         return Quarantine(self.rules, times=self.times + 1, until_s=now_s + held_s, why=why)
 
     def allow_probe(self, now_s: float) -> Quarantine:
-        """One of the two is another process now: what is quarantined may be probed at once."""
+        """One of the two instances may be a new process: a quarantined pair may be probed at once."""
         if not self.times:
             return Quarantine(self.rules)
         return replace(self, until_s=min(self.until_s, now_s))
 
 
 class Pairs:
-    """The pairs (source, target) of one router. Only those with failures are stored: all others are sound."""
+    """The pairs (source, target) of one router. Only pairs with failures are stored."""
 
     def __init__(self, rules: TransferRules, clock: Callable[[], float]) -> None:
         self._sound = Quarantine(rules)
@@ -77,7 +77,7 @@ class Pairs:
         self._marked: dict[tuple[str, str], Quarantine] = {}
 
     def __len__(self) -> int:
-        """Pairs that something is remembered of."""
+        """Pairs with failures."""
         return len(self._marked)
 
     def why_refused(self, source: str, target: str) -> str:
@@ -85,18 +85,18 @@ class Pairs:
         return self._state_of(source, target).why_refused(self._clock())
 
     def list_quarantined(self) -> Mapping[tuple[str, str], str]:
-        """Pairs that refuse now: why."""
+        """The pairs that refuse transfers now, with the reason."""
         now_s = self._clock()
         return {pair: why for pair, state in self._marked.items() if (why := state.why_refused(now_s))}
 
     def begin_transfer(self, source: str, target: str) -> bool:
-        """Begin a transfer that was not refused; returns whether it is a probe, which its end needs."""
+        """Begin a transfer that was not refused; returns whether it is a probe, as `count_end` needs."""
         before = self._state_of(source, target)
         self._store_state(source, target, before.begin_transfer())
         return before.times > 0
 
     def count_end(self, source: str, target: str, *, probe: bool, succeeded: bool, why: str | None) -> None:
-        """What a transfer's end says of the pair; neither `succeeded` nor a failure (`why`): nothing."""
+        """Update the pair at the end of a transfer; neither `succeeded` nor a failure (`why`) = no evidence."""
         state = self._state_of(source, target)
         if succeeded:
             state = state.note_success(probe=probe)
@@ -107,14 +107,13 @@ class Pairs:
         self._store_state(source, target, state)
 
     def allow_probe(self, instance: str) -> None:
-        """It is another process now: its pairs may be probed at once."""
+        """The instance may be a new process: its pairs may be probed at once."""
         now_s = self._clock()
         for pair, state in tuple(self._marked.items()):
             if instance in pair:
                 self._store_state(*pair, state.allow_probe(now_s))
 
     def remove_instance(self, instance: str) -> None:
-        """It is gone: nothing of its pairs is remembered."""
         self._marked = {pair: state for pair, state in self._marked.items() if instance not in pair}
 
     def _state_of(self, source: str, target: str) -> Quarantine:

@@ -1,8 +1,8 @@
-"""The bodies of a transfer's requests to engines, made of a client's: pure.
+"""The bodies of a transfer's requests to engines, derived from a client's body: pure.
 
-A migration's prefill and decode request carry token ids, a prefix of the client's prompt. A handover's prefill request
-is the client's own body without what shapes the answer and not the prompt, and its decode request the client's body
-with `kv_transfer_params` added: Mooncake moves whatever blocks the target lacks, so both must be the same tokens.
+A migration's prefill and decode requests carry token ids, a prefix of the client's prompt. A handover's prefill request
+is the client's body without the fields that shape only the answer; its decode request is the client's body plus
+`kv_transfer_params`. Mooncake moves all blocks that the target lacks, so both must have the same tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from runners.router.response_facts import count_usage
+
 TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
-"""Parts of a message that are nothing but tokens; an image's KV depends on more than its place holders."""
+"""Message parts that consist of tokens alone; an image's KV depends on more than its placeholder tokens."""
 PROMPT_FIELDS = ("model", "cache_salt")
-"""What else decides which blocks of the prefix cache a prompt hits."""
+"""Fields besides the prompt that decide which blocks of the prefix cache it hits."""
 TOKENIZED_TEXT = ("model", "add_special_tokens")
 TOKENIZED_CHAT = (
     "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
@@ -28,7 +30,7 @@ ANSWER_FIELDS = (
     "guided_choice", "guided_grammar", "logit_bias", "allowed_token_ids", "bad_words", "temperature", "seed",
     "thinking_token_budget", "repetition_detection", "return_token_ids", "return_tokens_as_token_ids",
 )  # fmt: skip
-"""Left out of a prefill request: it shapes the answer, may end its one token early, or is refused with it."""
+"""Dropped from a prefill request: they shape the answer, may end it before its one token, or make it invalid."""
 ONE_TOKEN: Mapping[str, Any] = {"max_tokens": 1, "ignore_eos": True, "temperature": 0.0, "stream": False}
 OWN = "kv_transfer_params"
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -36,20 +38,20 @@ _read_ids = msgspec.json.Decoder(tuple[int, ...] | str).decode
 
 
 class Unfit(Exception):
-    """No prefill or decode request can be made of a client's request: why."""
+    """A client's request cannot be turned into prefill and decode requests, or an answer is not as expected."""
 
 
 class ClientRequest(NamedTuple):
-    """A client's request, read."""
+    """A client's request, parsed."""
 
     fields: Mapping[str, Any]
     chat: bool
     ids: tuple[int, ...] | None
-    """The prompt, where it is given as token ids."""
+    """The prompt's token ids; None = the prompt is text."""
 
 
 def read_request(path: str, body: bytes) -> ClientRequest:
-    """The request in a body of `path`. Raises Unfit where none of its KV can be moved, whatever the transport."""
+    """Parse a request body of `path`. Raises Unfit if none of its KV can be moved by any transport."""
     chat = path.partition("?")[0].endswith("/chat/completions")
     try:
         raw = _read_fields(body)
@@ -108,34 +110,34 @@ def token_ids(page: bytes) -> tuple[int, ...]:
 def prefix_body(
     asked: ClientRequest, prefix: Sequence[int], params: Mapping[str, Any], priority: int | None
 ) -> dict[str, Any]:
-    """A request of a migration: the prefix alone, one token."""
+    """A migration's request: the prefix alone, one output token."""
     body = {name: asked.fields[name] for name in PROMPT_FIELDS if asked.fields.get(name) is not None}
     body |= {"prompt": list(prefix), **ONE_TOKEN, OWN: dict(params)}
     return body if priority is None else {**body, "priority": priority}
 
 
 def handover_prefill_body(asked: ClientRequest, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The prefill request of a handover: the client's prompt, one token."""
+    """A handover's prefill request: the client's prompt, one output token."""
     fields = {name: value for name, value in asked.fields.items() if name not in ANSWER_FIELDS}
     return {**fields, **ONE_TOKEN, OWN: dict(params)}
 
 
 def release_body(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A decode request that every engine refuses, as its prompt is empty; that frees the blocks at the source."""
+    """A decode request with an empty prompt: every engine refuses it, which frees the source's blocks."""
     return {"prompt": [], **ONE_TOKEN, OWN: dict(params)}
 
 
 def add_pull_params(body: bytes, params: Mapping[str, Any]) -> bytes:
-    """The client's body with `kv_transfer_params` behind its last field, every other byte unchanged.
+    """The client's body with `kv_transfer_params` appended as its last field, every other byte unchanged.
 
-    `body` is a JSON object with at least one field; behind the others it also overrides a null of the client's.
+    `body`: a JSON object with at least one field. As the last field it overrides a null that the client sent.
     """
     end = body.rindex(b"}")
     return b'%b,"%b":%b%b' % (body[:end], OWN.encode(), msgspec.json.encode(params), body[end:])
 
 
 class StepAnswer(NamedTuple):
-    """An engine's answer to a prefill or decode request; None = it does not report that."""
+    """An engine's answer to a prefill or decode request; None = not reported."""
 
     body: Mapping[str, Any]
     finish_reason: str
@@ -144,24 +146,17 @@ class StepAnswer(NamedTuple):
 
 
 def read_answer(page: bytes) -> StepAnswer:
-    """The answer in a page. Raises Unfit where it is none."""
+    """Parse an answer. Raises Unfit if it is not a completion."""
     try:
         body = msgspec.json.decode(page, type=dict[str, Any])
         reason = body["choices"][0]["finish_reason"]
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
         raise Unfit("its answer is no completion") from error
-    usage = body.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return StepAnswer(body, str(reason), _as_count(usage.get("prompt_tokens")), _as_count(cached))
+    usage = count_usage(body.get("usage"))
+    return StepAnswer(body, str(reason), usage.prompt_tokens, usage.cached_tokens)
 
 
 def _has_media(message: object) -> bool:
     content = message.get("content") if isinstance(message, dict) else None
     parts = content if isinstance(content, list) else ()
     return any(isinstance(part, dict) and part.get("type") not in TEXT_PARTS for part in parts)
-
-
-def _as_count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None

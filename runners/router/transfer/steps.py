@@ -1,4 +1,4 @@
-"""A movement on its way: a prefill request makes the source retain blocks, a decode request pulls and frees them."""
+"""The steps of a transfer: a prefill request makes the source retain blocks, a decode request pulls and frees them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from runners.router.transfer.transports import Transport, Unsound
 
 PATH = "/v1/completions"
 RELEASE_S = 30.0
-"""For freeing the source's blocks; after it the time limit of its engine frees them."""
-
+"""Time limit for freeing the source's blocks; after it, its engine's own timeout frees them."""
 
 Done = Callable[[Movement], None]
 
@@ -32,7 +31,7 @@ class RetainedBlocks(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A movement on its way."""
+    """A movement in progress."""
 
     movement: Movement
     admission: Admission
@@ -40,12 +39,12 @@ class Job:
     endpoint: KvEndpoint
     """The source's."""
     authorization: bytes
-    """The client's header lines that authorize it."""
+    """The client's `authorization` header lines."""
     done: Done
     task: asyncio.Task[None] | None = None
     retained: RetainedBlocks | None = None
     pulling: bool = False
-    """The decode request is on its way: the target's engine frees the source's blocks, whatever becomes of it."""
+    """The decode request is in flight: the target's engine frees the source's blocks, whatever its outcome."""
     prompt_tokens: int | None = None
 
     @property
@@ -62,7 +61,7 @@ def authorization_lines(headers: bytes) -> bytes:
 
 
 def request_headers(job: Job) -> bytes:
-    """The head of the job's requests; engines put its id into their own for the request."""
+    """The headers of the job's requests; engines build their own request id from `x-request-id`."""
     name = job.movement.transfer.transfer.encode()
     return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (name, job.authorization)
 
@@ -70,10 +69,10 @@ def request_headers(job: Job) -> bytes:
 async def send_prefill_request(
     engines: Engines, job: Job, path: str, body: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> None:
-    """Have the source compute a prompt and retain its blocks. Raises StepFailed."""
+    """Make the source compute a prompt and retain its blocks. Raises StepFailed."""
     movement, transport = job.movement, job.transport
     transfer = movement.transfer.transfer
-    if transport.asks_source:  # before it retains anything that no target could pull
+    if transport.asks_source:  # first: without its id no target could pull the retained blocks
         await engines.engine_id(job.source)
     answer = await engines.send_request(
         job.source, "source", path, request_headers(job), body(transport.source_params(transfer)),
@@ -88,7 +87,7 @@ async def send_prefill_request(
 
 
 async def send_decode_request(engines: Engines, job: Job, body: Mapping[str, Any]) -> StepAnswer:
-    """Have the target pull the blocks of a prefix. Raises StepFailed."""
+    """Make the target pull the blocks of a prefix. Raises StepFailed."""
     return await engines.send_request(job.target, "target", PATH, request_headers(job), body, job.movement.note_sent)
 
 
@@ -102,9 +101,9 @@ async def pull_params(engines: Engines, job: Job, retained: RetainedBlocks) -> d
 
 
 async def free_blocks(engines: Engines, job: Job, retained: RetainedBlocks) -> None:
-    """Free a source's blocks by a decode request that its engine refuses (vLLM frees them then since 0.32).
+    """Free a source's blocks with a decode request that its engine refuses (vLLM 0.32 and later then free them).
 
-    The source itself is asked where that works, as it is known to live; a kv_producer would die of it.
+    The request goes to the source itself if that works, as it is known to be alive; it would kill a kv_producer.
     """
     alone = job.transport.pulls_from_itself and job.endpoint.kv_role != "kv_producer"
     instance = job.source if alone else job.target

@@ -1,9 +1,9 @@
 """Moves KV between instances for the router: one task per movement, one migration at a time to a target.
 
-Migration: a prefill request makes the instance that holds a session retain the blocks of its prefix, a decode request
-of the same prefix pulls them into the cache of the instance that is to serve it; then the request is sent there as it
-came. A transfer that fails changes nothing but that the target computes. Handover: the prefill request is the request's
-whole prompt, and the request itself is the decode request.
+Migration: a prefill request makes the session's instance retain the blocks of its prefix, and a decode request of the
+same prefix pulls them into the target's cache; then the client's request goes to the target unchanged. If the transfer
+fails, the target computes the prefix. Handover: the prefill request carries the client's whole prompt, and the client's
+request is the decode request.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from runners.router.transfer.transports import TRANSPORTS
 
 CLOSE_S = 1.0
 QUIET_S = 0.25
-"""A transfer waits this long at most until the tokens of the one before it have been counted."""
+"""Longest wait of a transfer until the tokens of the previous one are counted."""
 
 
 class Unneeded(Exception):
-    """The target has nearly all that could be moved: how much it lacks."""
+    """The target already holds nearly all tokens that could be moved."""
 
 
 class Transfers:
@@ -90,14 +90,14 @@ class Transfers:
         return self.rules.cut_off(source, targets)
 
     def list_quarantined(self) -> Mapping[tuple[str, str], str]:
-        """Pairs (source, target) that are left alone: why."""
+        """The quarantined pairs (source, target), with reasons."""
         return self.rules.pairs.list_quarantined()
 
     def start_movement(self, move: MoveRequest, done: Done) -> Movement:
-        """Start a movement; then `done` is called, never from here.
+        """Start a movement; `done` is called at its end, never before this returns.
 
-        Migration: move what the source holds of the request's prompt to the target. Handover: have the source compute
-        the prompt; the movement's body is the decode request.
+        Migration: move the source's prefix of the prompt to the target. Handover: make the source compute the prompt;
+        the movement's body is the decode request.
         """
         source, target, message = move.source, move.target, move.message
         endpoint, why = self.rules.endpoint_of(source), self.rules.why_refused(source, target, move.purpose)
@@ -120,34 +120,30 @@ class Transfers:
         return movement
 
     def forget_process(self, instance: str) -> None:
-        """Its process may be gone: ask again for what its engine reported."""
+        """The instance may be a new process: drop what its engine reported."""
         self._engines.forget_instance(instance)
         if instance in self._accounts:
             self._accounts[instance].forget_counters()
 
     def recover_instance(self, instance: str) -> None:
-        """It answers (again): its pairs may be probed at once."""
+        """The instance answers (again): its pairs may be probed at once."""
         self.forget_process(instance)
         self.rules.recover_instance(instance)
         if self.rules.endpoint_of(instance) is not None:
             self._run_in_background(self._account_of(instance).refresh_counters())
 
     def remove_instance(self, instance: str) -> None:
-        """Forget an instance that is removed from the router; no request waits for it."""
+        """Drop an instance that is removed from the router; no request waits for it."""
         self.forget_process(instance)
         for job in self._jobs.values():
             if job.target == instance and job.movement.over and job.task is not None:
-                job.task.cancel()  # its connection is gone, and it would not be notified of that
+                job.task.cancel()  # its connection was dropped without a notification
         self.rules.remove_instance(instance)
         if instance in self._accounts and self._accounts[instance].is_quiet:
             del self._accounts[instance]
 
     async def close(self) -> None:
-        """End what is on its way.
-
-        Blocks that sources still retain are freed, and counters of transfers that have ended are read, where that takes
-        no longer than CLOSE_S each.
-        """
+        """Cancel all transfers, then free retained blocks and read the counters of ended ones, for CLOSE_S each."""
         moving = [job.task for job in self._jobs.values() if job.task is not None]
         for task in moving:
             task.cancel()
@@ -161,7 +157,7 @@ class Transfers:
         await asyncio.gather(*(account.close(CLOSE_S) for account in self._accounts.values()))
         self._engines.close()
 
-    # what becomes of a movement's request
+    # the outcome of a movement's request
     def abandon_movement(self, movement: Movement) -> None:
         job = self._jobs.get(movement)
         if job is None or job.pulling:
@@ -206,7 +202,7 @@ class Transfers:
             why, strike = str(error), error.strike
         except TimeoutError:
             why, strike = f"not done within {self._settings.timeout_s:g} s", movement.transfer.attempts > 0
-        except Exception as error:  # noqa: BLE001  (a request waits for this: whatever is wrong here, it goes on)
+        except Exception as error:  # noqa: BLE001  (a request waits for this and must continue on any error)
             why, strike = f"{type(error).__name__}: {error}", False
         job.task = None
         if not movement.open:
@@ -220,7 +216,7 @@ class Transfers:
         _finish_movement(movement, job.done)
 
     def _end_cancelled(self, job: Job, task: asyncio.Task[None]) -> None:
-        """It was abandoned before its decode request, maybe before it began."""
+        """Clean up a job that was abandoned before its decode request, possibly before it began."""
         if task.cancelled():
             self._drop_job(job)
             self._free_source(job)
@@ -304,7 +300,7 @@ class Transfers:
             self.rules.end_turn(admission)
 
     async def _retry_attempt(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Try until it works, no further try can help, or the tries are used up. Raises StepFailed."""
+        """Try until it succeeds, cannot be retried, or the attempts are used up. Raises StepFailed."""
         for number in range(1, self._settings.attempts + 1):
             job.movement.change_transfer(
                 attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer

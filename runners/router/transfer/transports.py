@@ -1,9 +1,9 @@
 """The `kv_transfer_params` of the two requests of a transfer, by transport.
 
 The prefill request computes the prompt (or reads it from the source's cache) and makes the source retain its blocks;
-the decode request pulls the blocks that the target lacks and frees them at the source. Mooncake's decode request names
-the source's engine id, which its bootstrap server knows; NIXL's source names everything in its answer. Facts about vLLM
-0.32: docs/transfer.md.
+the decode request pulls the blocks that the target lacks and frees them at the source. Mooncake's decode request needs
+the source's engine id, which its bootstrap server knows; NIXL's parameters are all in the source's answer. Facts about
+vLLM 0.32: docs/transfer.md.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from launch.transfer_request import DECODE, PREFILL, Transferring
 from runners.router.spec import KvEndpoint
 
 SOURCE_CACHED = "remote_prefill_cached_tokens"
-"""With it the target would report the source's cached tokens as its own, and its own are to be recorded."""
+"""Dropped, because with it the target would report the source's cached tokens as its own."""
 
 
 class Unsound(Exception):
-    """No decode request can be made of an engine's answer."""
+    """An engine's answer lacks what the decode request needs."""
 
 
 class Transport(Protocol):
@@ -30,11 +30,11 @@ class Transport(Protocol):
     connector: str
     """Its name in vLLM."""
     asks_source: bool
-    """The decode request needs what only the source's bootstrap server knows."""
+    """The decode request needs the engine id from the source's bootstrap server."""
     retains_after: frozenset[str]
-    """How the prefill request has to end for its blocks to be retained."""
+    """Finish reasons of the prefill request after which its blocks are retained."""
     pulls_from_itself: bool
-    """The source can be a target of its own blocks: it can free them alone."""
+    """The source can pull its own blocks, and so free them without the target."""
 
     def source_params(self, transfer: str) -> dict[str, Any]:
         """`kv_transfer_params` of the prefill request."""
@@ -44,7 +44,7 @@ class Transport(Protocol):
     ) -> dict[str, Any]:
         """`kv_transfer_params` of the decode request.
 
-        `engine`: the source's engine id, where `asks_source`; `answer`: the body of the prefill request's answer.
+        `engine`: the source's engine id, if `asks_source`; `answer`: the body of the prefill request's answer.
         Raises Unsound.
         """
 
@@ -70,7 +70,7 @@ class Mooncake:
 
 
 class Nixl:
-    """vLLM's NixlConnector: the target reads the source's blocks; the source's answer says where they are."""
+    """vLLM's NixlConnector: the target reads the source's blocks, whose location is in the source's answer."""
 
     connector = "NixlConnector"
     asks_source = False
@@ -95,7 +95,7 @@ TRANSPORTS: Mapping[str, Transport] = {"mooncake": Mooncake(), "nixl": Nixl()}
 
 
 def find_mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
-    """Why no KV can ever go from one to the other; empty = it can."""
+    """Why KV can never move from `source` to `target`; empty = it can."""
     if source is None or target is None:
         return f"the {'source' if source is None else 'target'} has no KV transport"
     if source.transport != target.transport:
@@ -112,14 +112,14 @@ def find_mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
 
 
 def connector_part(endpoint: KvEndpoint) -> Transferring:
-    """Its connector and role, for the rules about requests that engines survive."""
+    """Its connector and role, for the check that a request does not kill the engine."""
     return Transferring(TRANSPORTS[endpoint.transport].connector, endpoint.kv_role)
 
 
 def engine_id(page: bytes) -> str:
-    """The engine id in a bootstrap server's answer to GET /query, which maps data parallel ranks to engines.
+    """The engine id in a bootstrap server's answer to GET /query, which maps data-parallel ranks to engines.
 
-    Raises Unsound, also where there are several ranks: which of them answered the prefill request is not known.
+    Raises Unsound, also for several ranks: the one that answered the prefill request is unknown.
     """
     try:
         ranks = msgspec.json.decode(page, type=dict[str, dict[str, Any]])
