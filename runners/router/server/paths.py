@@ -14,6 +14,8 @@ ROUTED = {
     ),
 }  # fmt: skip
 """Path of a POST that an engine computes -> whether it is anything but a completion."""
+ROUTED_TARGETS = {path.encode(): chat for path, chat in ROUTED.items()}
+"""The same by target, which hardly ever has a query behind the path."""
 PASSED_ON = {
     ("GET", "/v1/models"),
     ("GET", "/version"),
