@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -42,8 +41,7 @@ class Request(msgspec.Struct, frozen=True):
     """The instance that stores the response it continues; empty = any will do."""
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """What one pick holds of the counters until its outcome. It ends once, with one record."""
 
     _dispatcher: Dispatcher
