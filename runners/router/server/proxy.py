@@ -99,7 +99,8 @@ class Exchange(RequestLifecycle):
         self._answer: Answer
         self._head: bytes
         """Of the response to the client, made while the instance computes the first byte of the body."""
-        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._tail: deque[bytes]
+        """The last pieces of the body, as they were passed on."""
         self._preamble = b""
         """Events that came before the instance computed anything; until others follow, the request can be retried."""
 
@@ -107,9 +108,9 @@ class Exchange(RequestLifecycle):
     def _send_request(self, body: bytes) -> None:
         self.link = None
         self._preamble = b""
-        self._tail.clear()
         self._pool = pool = self._pools[self.instance]
         pool.send_request(self, pool.make_post(self._message.path, self._message.headers, body))
+        self._tail = deque(maxlen=TAIL_PIECES)  # the answer does not begin before the event loop goes on
 
     def _cancel_request(self) -> None:
         if self._pool is not None:
