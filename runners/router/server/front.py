@@ -320,13 +320,13 @@ class ClientConnection(asyncio.Protocol):
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
         self._body = b""  # held still
-        self._clear_request()
         if not (self._busy or self.t_full_s or self._queue or self._transport is None):
             self._serve(request)
         else:
             self._ahead_bytes += len(request.body)
             self._queue.append(request)
             self._serve_next()
+        self._clear_request()  # not before: the request is on its way by now
 
     # what a service answers with
     def finish(self, *, keep: bool) -> None:
