@@ -66,7 +66,8 @@ class Reservation(msgspec.Struct, eq=False):
     @property
     def source(self) -> str:
         """Where its KV is to come from; empty = it needs none."""
-        return self.pick.decision.prefill or self.pick.decision.migrate_from
+        decision = self.pick.decision
+        return decision.prefill or decision.migrate_from
 
     @property
     def reason(self) -> str:
