@@ -35,26 +35,19 @@ class Policy(Protocol):
         """Where the request goes and why. Called with at least one instance; never raises for a legal view."""
 
 
-class Weighing:
+class Weighing(msgspec.Struct, eq=False):
     """Instances side by side with their scores; the lowest wins, compared from left to right.
 
     Neither scores nor terms are computed before they are asked for: an owner that every gate lets pass is picked
     without any, and terms are for the record alone, which is made after the request has been sent.
     """
 
-    __slots__ = ("_make_scores", "_scores", "list_terms", "loads")
-
-    def __init__(
-        self,
-        loads: Sequence[InstanceLoad],
-        make_scores: Callable[[], Sequence[tuple[float, ...]]],
-        list_terms: Callable[[InstanceLoad], Mapping[str, float]],
-    ) -> None:
-        """`make_scores`: in the order of `loads`. `list_terms`: what an instance's score was made of, by name."""
-        self.loads = loads
-        self.list_terms = list_terms
-        self._make_scores = make_scores
-        self._scores: Sequence[tuple[float, ...]] | None = None
+    loads: Sequence[InstanceLoad]
+    _make_scores: Callable[[], Sequence[tuple[float, ...]]]
+    """In the order of `loads`."""
+    list_terms: Callable[[InstanceLoad], Mapping[str, float]]
+    """What an instance's score was made of, by name."""
+    _scores: Sequence[tuple[float, ...]] | None = None
 
     @property
     def scores(self) -> Sequence[tuple[float, ...]]:
@@ -222,32 +215,22 @@ def turn_key(tie: str, index: int, of: int, counter: int) -> int:
     return (index - counter) % of if tie == "rr" else index
 
 
-class Draft:
+class Draft(msgspec.Struct, frozen=True, eq=False):
     """A decision as the request needs it, and what its record needs in addition, made when it is asked for."""
 
-    __slots__ = ("_may", "_weighing", "_won_by_score", "decision")
-
-    def __init__(
-        self,
-        decision: Decision,
-        may: Pickable | None = None,
-        weighing: Weighing | None = None,
-        *,
-        won_by_score: bool = False,
-    ) -> None:
-        """`weighing`: the instances of `may`; without it the decision is complete."""
-        self.decision = decision
-        self._may = may
-        self._weighing = weighing
-        self._won_by_score = won_by_score
+    decision: Decision
+    may: Pickable | None = None
+    weighing: Weighing | None = None
+    """The instances of `may`; None = the decision is complete."""
+    won_by_score: bool = False
 
     def complete(self) -> Decision:
         """The decision with every instance as it was weighed or ruled out, and with how a tie was decided."""
-        decision, may, weighing = self.decision, self._may, self._weighing
+        decision, may, weighing = self.decision, self.may, self.weighing
         if may is None or weighing is None:
             return decision
         candidates = by_name([*weighing.list_candidates(), *may.ruled_out])
-        tie = tie_break(decision.instance, weighing, decision.keys) if self._won_by_score else ""
+        tie = tie_break(decision.instance, weighing, decision.keys) if self.won_by_score else ""
         return msgspec.structs.replace(decision, candidates=candidates, tie_break=tie)
 
 
