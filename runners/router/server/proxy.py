@@ -78,7 +78,9 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One request of a client: the caller of a link, and what its client connection is busy with."""
 
-    __slots__ = ("_answer", "_client", "_head", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
+    __slots__ = (
+        "_answer", "_client", "_head", "_holds_preamble", "_pool", "_pools", "_preamble", "_responses", "_tail", "link",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -99,6 +101,8 @@ class Exchange(RequestLifecycle):
         self._answer: Answer
         self._head: bytes
         """Of the response to the client, made while the instance computes the first byte of the body."""
+        self._holds_preamble: bool
+        """The answer is a stream of `/v1/responses`: its first events are held back."""
         self._tail: deque[bytes]
         """The last pieces of the body, as they were passed on."""
         self._preamble = b""
@@ -141,6 +145,7 @@ class Exchange(RequestLifecycle):
         if not self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS)):
             return False
         self._head = response_head(answer, self.instance, self._request.request)
+        self._holds_preamble = answer.events and self._message.path.startswith(RESPONSES)
         return True
 
     def body_received(self, data: bytes) -> None:
@@ -149,7 +154,7 @@ class Exchange(RequestLifecycle):
             self._tail.append(data)
             return
         self._tail.append(data)
-        if self._answer.events and self._message.path.startswith(RESPONSES):
+        if self._holds_preamble:
             self._hold_preamble(data)
         else:
             self._open_response(data)
