@@ -19,7 +19,7 @@ from results.measures.cells import collect_cells
 from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, as_specified, judge
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
-from results.records.errors import ArtifactError
+from results.records.errors import DAMAGED_JSON, ArtifactError
 
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
 
@@ -73,7 +73,7 @@ class ReferenceRates:
         """Raises ArtifactError where the text is no such file."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DAMAGED_JSON as error:
             raise ArtifactError(
                 f"reference_rates.json is damaged: {error}",
                 remedy="remove it: the analysis makes it again from Phase A",
