@@ -144,6 +144,8 @@ class ClientConnection(asyncio.Protocol):
     """One piece as it came; several are gathered, since small ones would cost many times their bytes."""
     _head_bytes: int = 0
     """Read since the request began, or since the last piece of its body."""
+    _read_bytes: int = 0
+    """Of the last read."""
     _ahead_bytes: int = 0
     """Of the bodies in the queue."""
     _serving_bytes: int = 0
@@ -195,14 +197,14 @@ class ClientConnection(asyncio.Protocol):
         self.t_read_s = monotonic()
         if self._refused:
             return
-        self._head_bytes += len(data)
+        self._read_bytes = len(data)
+        self._head_bytes += self._read_bytes
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
             self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
         if self._head_bytes > HEAD_LIMIT_BYTES:
-            part = "head" if self._in_head else "trailer section"
-            self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+            self._reject_head("head" if self._in_head else "trailer section")
 
     def _parse(self, data: bytes) -> None:
         """Parse what came. Where a request asks for another protocol, the parser stops behind its head: that is parsed
@@ -270,6 +272,9 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = False
         if len(self._headers) > HEADER_LIMIT:
             self._reject_client(431, f"a request head of more than {HEADER_LIMIT} headers", "bad_request")
+            return
+        if self._head_bytes + self._read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
+            self._reject_head("head")  # it came with one read, which is not counted where a request begins
             return
         headers = dict(self._headers)
         self._named = headers
@@ -453,6 +458,12 @@ class ClientConnection(asyncio.Protocol):
     def reject_late(self, message: str) -> None:
         """A request was not whole in time."""
         self._reject_client(408, message, "bad_request")
+
+    def _measure_head(self) -> int:
+        return len(self._path) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self._headers)
+
+    def _reject_head(self, part: str) -> None:
+        self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes
