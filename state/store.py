@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.events import Event, RunPlanned, RunState
 from results.records.layout import sync_folder
 from results.records.plan import RunPlan
@@ -64,7 +65,7 @@ def _read_back(kind: str, body: bytes) -> Event:
     """The event as every reader will see it: one that cannot be read back must not get into the journal."""
     try:
         return decode(kind, body)
-    except msgspec.DecodeError as error:
+    except DAMAGED_JSON as error:
         message = f"a {kind} event that cannot be read back: {error}"
         raise IllegalTransition(message, remedy="give every field a value of its type (NaN is null)") from error
 
@@ -259,7 +260,7 @@ class RunStore:
         for expected, (seq, t_unix_s, t_mono_ns, kind, body) in enumerate(rows, after + 1):
             try:
                 event = decode(kind, body)
-            except msgspec.DecodeError as error:
+            except DAMAGED_JSON as error:
                 raise self._make_damage_error(seq, str(error)) from error
             if seq != expected:
                 raise self._make_damage_error(expected, "it is missing")

@@ -11,7 +11,7 @@ import msgspec
 from results.capacity.read import read_points
 from results.capacity.search import Answer, Assessed, Search, Size, answer, assess
 from results.capacity.slo import Limit, parse_slo
-from results.records.errors import ResultsError
+from results.records.errors import DAMAGED_JSON, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.points import PointRecord
@@ -68,13 +68,13 @@ def analyse(root: Path) -> CapacityAnalysis:
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).inputs
         limits = parse_slo(plan.search.slo)
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, *DAMAGED_JSON, ValueError) as error:
         raise ResultsError(f"{root} holds no plan of a capacity search: {error}", remedy="name another run") from error
     records: dict[str, Mapping[Size, list[PointRecord]]] = {}
     for folder in sorted(RunLayout(root).points.glob("*")):
         try:
             points = read_points(folder)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *DAMAGED_JSON) as error:
             gaps += (Gap(folder.name, f"is damaged: {error}"),)
             continue
         records |= {rows[0].label: points for rows in points.values()}

@@ -26,7 +26,7 @@ from results.measures.saturation_criteria import (
 )
 from results.measures.summary import CellSummary, is_at_rate
 from results.records.baseline import BASELINE
-from results.records.errors import ArtifactError
+from results.records.errors import DAMAGED_JSON, ArtifactError
 
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
 
@@ -80,7 +80,7 @@ class ReferenceRates:
         """Raises ArtifactError where the text is no such file."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DAMAGED_JSON as error:
             raise ArtifactError(
                 f"reference_rates.json is damaged: {error}",
                 remedy="remove it: the analysis makes it again from Phase A",

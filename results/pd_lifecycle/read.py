@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
@@ -139,7 +140,7 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], lis
         named = parse_cell_name(path.parent.name)
         try:
             failed_cell = msgspec.json.decode(path.read_bytes(), type=_FailedCell)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *DAMAGED_JSON) as error:
             gaps.append(Gap(artifact_name(path.parent), f"{path.name} cannot be read: {error}"))
             continue
         if named is not None:
@@ -157,7 +158,7 @@ def _read_cell(path: Path) -> MeasuredCell | Gap:
         return Gap(name, "the cell was not finished: its records are not counted")
     except OSError as error:
         return Gap(name, f"{path.name} cannot be read: {error.strerror}; its records are not counted")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         return Gap(name, f"{path.name} is damaged: {error}; its records are not counted")
 
 
@@ -175,7 +176,7 @@ def read_plan(root: Path) -> tuple[tuple[PlannedConfig, ...], Settings, tuple[Ga
     """The plan's configurations and analysis settings; the defaults for an unreadable plan."""
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # run_facts names it
+    except (OSError, *DAMAGED_JSON):  # run_facts names it
         return (), DEFAULT, ()
     plan = plan if isinstance(plan, dict) else {}
     cells = plan.get("cells")
@@ -256,7 +257,7 @@ def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tupl
         content = msgspec.json.decode(layout.link.read_bytes(), type=LinkRecord)
     except FileNotFoundError:
         return stated, "", ()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *DAMAGED_JSON) as error:
         return stated, "", (Gap(artifact_name(layout.link), f"cannot be read: {error}"),)
     if content.gbps is None or content.gbps <= 0:
         return stated, content.reason or "no reason given", ()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
@@ -26,7 +27,7 @@ def engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
     for number, row in enumerate(rows, 1):
         try:
             gaps.append(_make_gap(_DECODER.decode(row)))
-        except msgspec.DecodeError as error:
+        except DAMAGED_JSON as error:
             gaps.append(Gap(path.name, f"line {number} is damaged: {error}"))
     return tuple(gaps)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 
 class Refusal(Exception):
     """The message names the problem, the remedy says what to do about it."""
@@ -25,3 +27,7 @@ class RingError(ResultsError):
 
 class ArtifactError(ResultsError):
     """An artifact that is missing, damaged, or of a version this Tracon does not know."""
+
+
+DAMAGED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that is cut or wrong, has bytes that are no UTF-8, or is nested too deeply."""

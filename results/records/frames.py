@@ -19,6 +19,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, fields_of
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import open_atomically, parquet_beside, sha256
 from results.records.schemas import CELL_VERSION, CellRecord, MetricsRecord, RequestRecord, StepRecord
 from results.records.turns import TurnRecord
@@ -115,7 +116,7 @@ def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) 
         return Loaded(None, (raw,))
     try:
         scrapes = msgspec.json.Decoder(MetricsRecord).decode_lines(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         return Loaded(None, (Gap(artifact_name(path), f"is damaged: {error}"),))
     frame = pd.DataFrame(
         {
@@ -144,7 +145,7 @@ def read_record(
         return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
     except UnknownVersion as error:
         return Gap(artifact_name(path), str(error))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
 
 
@@ -223,7 +224,7 @@ def _read_parquet(
             return None
         known = [name for name in columns or schema.names if name in written]
         return _conform_to(file.read(columns=known), schema, columns)
-    except (OSError, pa.ArrowException, msgspec.DecodeError):  # damaged
+    except (OSError, pa.ArrowException, *DAMAGED_JSON):  # damaged
         return None
 
 

@@ -30,6 +30,8 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
+
 TRANSFER_LOGS = "transfer.*.jsonl"
 """Files of the transfer probe in the folder of one launch."""
 _write_number = itertools.count()
@@ -376,7 +378,7 @@ def is_complete(record: Path, cell: str) -> bool:
         written = msgspec.json.decode(record.read_bytes())
         names: dict[str, str] = written["checksums"]
         return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
-    except (OSError, KeyError, TypeError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from results.records.errors import RingError
+from results.records.errors import DAMAGED_JSON, RingError
 
 MAGIC = b"TRCRING1"
 MISSING: int = -(2**63)
@@ -116,7 +116,7 @@ def _parse_header(path: Path, raw: bytes) -> RingHeader:
 def _parse_info(path: Path, raw: bytes, json_bytes: int) -> dict[str, Any]:
     try:
         info = msgspec.json.decode(raw[_FIXED.size : _FIXED.size + json_bytes])
-    except msgspec.DecodeError as error:
+    except DAMAGED_JSON as error:
         raise RingError(f"step ring {path.name} has a header that is no JSON: {error}", remedy=_REMEDY) from error
     if not isinstance(info, dict):
         raise RingError(f"step ring {path.name} has a header that is no JSON object", remedy=_REMEDY)
@@ -171,14 +171,16 @@ class RingReader:
         return rows[overwritten:].astype(np.int64, copy=False)
 
     def _pread(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._descriptor, size, _HEADER_BYTES + offset)
-        if len(data) < size:
-            raise RingError(
-                f"step ring {self.header.path.name} is cut short: its count promises records beyond byte "
-                f"{_HEADER_BYTES + offset + len(data)}",
-                remedy=_REMEDY,
-            )
-        return data
+        begin, end = _HEADER_BYTES + offset, os.fstat(self._descriptor).st_size
+        if begin + size <= end:  # before memory is asked for: a damaged header may promise any size
+            data = os.pread(self._descriptor, size, begin)
+            if len(data) == size:
+                return data
+            end = begin + len(data)
+        raise RingError(
+            f"step ring {self.header.path.name} is cut short: its count promises records beyond byte {end}",
+            remedy=_REMEDY,
+        )
 
     def _skip_overwritten(self) -> None:
         oldest = self._oldest_whole()

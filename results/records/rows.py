@@ -22,7 +22,7 @@ class _Stated(msgspec.Struct):
 
 
 def decode_rows(raw: bytes, kind: type[_Row]) -> tuple[_Row, ...]:
-    """The rows of a file. Raises msgspec.DecodeError for a damaged row and for one of an unknown version."""
+    """The rows of a file. Raises one of DAMAGED_JSON for a damaged row, msgspec.DecodeError for an unknown version."""
     decoder = msgspec.json.Decoder(kind)
     if kind not in _VERSIONS:
         return tuple(decoder.decode_lines(raw))

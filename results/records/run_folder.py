@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from results.records.environment import CapturedEnvironment, parse_environment
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, artifact_name
 from results.records.gpu import gpu_notes
 from results.records.host import host_notes
@@ -148,7 +149,7 @@ def _list_accepted(root: Path) -> tuple[str, ...]:
         rows = msgspec.json.Decoder(AcceptedChanges).decode_lines(path.read_bytes())
     except FileNotFoundError:
         return ()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGED_JSON) as error:
         return (f"The run was resumed with --accept-changes; what had changed cannot be read: {path.name}: {error}.",)
     return tuple(
         "The run was resumed with --accept-changes: its later cells were measured with "
@@ -264,7 +265,7 @@ def _json_object(path: Path) -> dict[str, Any] | Gap:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         return Gap(artifact_name(path), _explain_error(error))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
     return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
 

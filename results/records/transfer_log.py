@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, artifact_name
 from results.records.layout import TRANSFER_LOGS
 
@@ -192,7 +193,7 @@ def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Ga
                 statuses.append(_STATUS.decode(line))
             else:
                 events.append(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGED_JSON:
             bad += bool(line.strip())
     cut = ["ends in half a line"] if tail.strip() else []
     wrong = [f"holds {bad} damaged lines"] if bad else []

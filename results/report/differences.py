@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import ConfigLayout, RunLayout
 
 _PLAN = ("profile", "preset", "seed", "configs", "inputs")
@@ -89,7 +90,7 @@ def _find_unlike(
 def _read_plan(root: Path) -> dict[str, str]:
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
-    except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
+    except (OSError, *DAMAGED_JSON):  # a gap of the run's own analysis
         return {}
     if not isinstance(plan, dict):
         return {}
@@ -136,7 +137,7 @@ def _read_launch(layout: ConfigLayout) -> dict[str, str]:
     """Arguments and environment of the last launch, with this run's folder and ports masked."""
     try:
         launch = msgspec.json.decode(layout.config_json.read_bytes(), type=_Launch)
-    except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
+    except (OSError, *DAMAGED_JSON):  # a gap of the run's own analysis
         return {}
     folder = str(Path(launch.cwd).parent.parent) if launch.cwd else "\0"
     ports = {str(port) for port in launch.ports.values()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from results.records.errors import ResultsError
+from results.records.errors import DAMAGED_JSON, ResultsError
 from results.records.layout import LifecycleLayout, RunLayout, write_atomic
 from results.report.comparison import Comparable
 
@@ -57,7 +57,7 @@ def read_comparable(folder: Path) -> Comparable:
     remedy = "export the run again, with this version: `tracon export RUN FOLDER`"
     try:
         exported = msgspec.json.decode(path.read_bytes(), type=_Exported)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGED_JSON) as error:
         raise ResultsError(f"{path}: {error}", remedy=remedy) from error
     if exported.format != FORMAT:
         raise ResultsError(f"{path} has format {exported.format}; this version reads {FORMAT}", remedy=remedy)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, trial_layouts, write_indented_json
 from results.report.table import Column, Table, make_table
 from results.routing.read import read_planned_cells
@@ -89,7 +90,7 @@ def judge_variations(
 def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement, ...]]) -> tuple[Judgement, ...]:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON):
         stored = _Stored("", ())
     if stored.digest == digest:
         return stored.claims

@@ -12,6 +12,7 @@ import msgspec
 
 from results.measures.turns import Turns, read_turns
 from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, artifact_name, read_record, verified_bytes
 from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
 from results.records.rows import decode_rows
@@ -85,7 +86,7 @@ def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
     """The plan's cells; a plan that cannot be read is a gap of the run's facts."""
     try:
         return msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *DAMAGED_JSON):
         return ()
 
 
@@ -191,7 +192,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
     gaps = _find_altered(layout.decisions, record)
     try:
         return _decode_picks(layout.breakdown.read_bytes()), gaps
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+    except (OSError, *DAMAGED_JSON, KeyError, AttributeError) as error:
         absent = isinstance(error, FileNotFoundError)  # then it is among the missing files already
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
     if gaps:
@@ -201,7 +202,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
 
 
 def _decode_picks(raw: bytes) -> PickCounts:
-    """Decode a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it has no picks."""
+    """Decode a `breakdown.json`. Raises one of DAMAGED_JSON, or KeyError or AttributeError where it has no picks."""
     breakdown = msgspec.json.decode(raw, type=dict[str, Any])
     picks = breakdown["picks"]
     if breakdown.get("format", 1) == 1:
@@ -236,5 +237,5 @@ def read_rows(
         return (), (raw,)
     try:
         return decode_rows(raw, kind), ()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         return (), (Gap(artifact_name(path), f"is damaged: {error}"),)

@@ -11,6 +11,7 @@ import typer
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.decisions import Role
+from results.records.errors import DAMAGED_JSON
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
@@ -251,7 +252,7 @@ def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm |
         return None
     try:
         prompt = msgspec.json.decode(path.read_bytes(), type=Prewarm)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGED_JSON) as error:
         raise RunnerError(
             f"--prewarm {path}: {error}", remedy='Give a JSON file such as {"model": "NAME", "token_ids": [1, 2, 3]}.'
         ) from error

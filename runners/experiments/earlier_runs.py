@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.events import RunState
 from results.records.plan import RunPlan
 from state.workspace import RunEntry, Workspace
@@ -36,5 +37,5 @@ def read_document(path: Path, model: type[Measured]) -> Measured | None:
     """A JSON document of a run; None where it is missing, damaged, or of a version with other fields."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=model)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON):
         return None

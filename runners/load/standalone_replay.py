@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from results.measures.replay_numbers import apc_of_totals, replay_numbers
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import AttemptLayout
 from results.records.percent import format_percent
 from results.statistics.estimates import Estimate, unknown
@@ -127,7 +128,7 @@ async def _ask_served_model(options: ReplayOptions) -> _Served:
         raise RunnerError(f"{url} does not answer: {error or type(error).__name__}", remedy=remedy) from error
     try:
         models = msgspec.json.decode(answer.content, type=_Models).data if answer.status_code == 200 else []
-    except msgspec.DecodeError:
+    except DAMAGED_JSON:
         models = []
     known = {model.id: model.max_model_len for model in models}
     if options.model is None and not known:

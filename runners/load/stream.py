@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from results.measures.latency import TPOT, TTFT
+from results.records.errors import DAMAGED_JSON
 from results.records.schemas import RequestRecord, RequestStatus
 
 EVENT_LIMIT_BYTES = 16 << 20
@@ -212,7 +213,7 @@ class Exchange:
             return
         try:
             chunk = _decode_chunk(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DAMAGED_JSON as error:
             self._refuse_garbage(f"malformed chunk: {error}", payload)
             return
         if chunk.error is not None:
@@ -294,7 +295,7 @@ def _error_text(body: bytes) -> str:
     """The message in an OpenAI- or FastAPI-shaped error body, else the start of the body."""
     try:
         body_json = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except DAMAGED_JSON:
         body_json = None
     for key in ("error", "message", "detail"):
         if isinstance(body_json, dict) and key in body_json:

@@ -51,7 +51,7 @@ class _Counters:
         used = self.ongoing_tokens + self.retained_tokens + self.reserved_tokens
         free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
-        paused_for_s = max(0.0, self.paused_until_s - now)
+        paused_for_s = self.paused_until_s - now if self.paused_until_s > now else 0.0
         load = InstanceLoad(
             instance=name,
             role=self.member.role,

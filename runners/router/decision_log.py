@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap
 from results.records.layout import TrialLayout, sha256, trial_layouts
 from results.records.rows import decode_row
@@ -55,7 +56,7 @@ def read_log(path: Path, name: str) -> LoggedPicks:
         for number, line in _read_lines(path):
             try:
                 records.append(decode_row(line, decoder))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except DAMAGED_JSON as error:
                 why = str(error) if line.endswith(b"\n") else "is cut short"
                 damaged.append((number, why))
     except OSError as error:
@@ -81,7 +82,7 @@ def _check_finished(layout: TrialLayout, name: str) -> Iterator[Gap]:
     except FileNotFoundError:
         yield Gap(f"{name}/{layout.cell.name}", "is missing: the cell was not finished")
         return
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *DAMAGED_JSON) as error:
         yield Gap(f"{name}/{layout.cell.name}", f"is damaged: {error}")
         return
     recorded = cell.checksums.get(layout.decisions.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -42,8 +41,7 @@ class Request(msgspec.Struct, frozen=True):
     """The instance that stores the response it continues; empty = any instance."""
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """The resources of one pick until its outcome: counters, binding, transfer, claim. Ends once, with one record."""
 
     _dispatcher: Dispatcher
@@ -68,7 +66,8 @@ class Reservation:
     @property
     def source(self) -> str:
         """The instance to move KV from; empty = none."""
-        return self.pick.decision.prefill or self.pick.decision.migrate_from
+        decision = self.pick.decision
+        return decision.prefill or decision.migrate_from
 
     @property
     def reason(self) -> str:
@@ -236,7 +235,7 @@ class Dispatcher:
 
     def _describe_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
         """The request as the policy sees it. A request without a session has no binding."""
-        owner = self._bindings.owner_of(request.session)
+        owner, since_s, rejects, moving_to = self._bindings.describe_session(request.session, self.driver.now_s())
         return RoutedRequest(
             request=request.request,
             session=request.session,
@@ -248,10 +247,10 @@ class Dispatcher:
                 cached_by_instance(self._indexes, request.keys, request.input_tokens) if request.keys else NO_TOKENS
             ),
             owner=owner,
-            since_migration_s=self._bindings.since_migration_s(request.session, self.driver.now_s()),
-            rejects=self._bindings.refusals_of(request.session),
+            since_migration_s=since_s,
+            rejects=rejects,
             tried=tried,
-            moving_to=self._bindings.moving_to(request.session),
+            moving_to=moving_to,
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
             reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,

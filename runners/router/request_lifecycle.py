@@ -32,6 +32,8 @@ class RequestLifecycle(ABC):
     _traffic: Traffic
     _request: Request
     _message: ClientMessage
+    instance: str = ""
+    """Where its last pick sends it; empty = nowhere, or there was no pick yet."""
     t_dispatch_s: float = 0.0
     t_held_s: float = 0.0
     """When it was first held because no instance had room; 0 = never."""
@@ -48,10 +50,6 @@ class RequestLifecycle(ABC):
     _is_open: bool = False
     """The client has received the beginning of this instance's response."""
     _status: int = 0
-
-    @property
-    def instance(self) -> str:
-        return self._reservation.instance
 
     @property
     def source(self) -> str:
@@ -97,11 +95,12 @@ class RequestLifecycle(ABC):
     def _start_attempt(self) -> None:
         traffic = self._traffic
         self._reservation = reservation = traffic.dispatcher.pick_instance(self._request, self._tried)
-        if not reservation.instance and reservation.reason.startswith(HOLD) and self._may_wait():
+        self.instance = instance = reservation.instance
+        if not instance and reservation.reason.startswith(HOLD) and self._may_wait():
             self._hold_request(reservation)
             return
         traffic.held.pop(self, None)
-        if not reservation.instance:
+        if not instance:
             traffic.dispatcher.count_pick(self._request, reservation)
             why = f"no instance may take the request ({reservation.reason})"
             reservation.end("error", http_status=503, error=why)
@@ -116,7 +115,7 @@ class RequestLifecycle(ABC):
                 self._start_transfer()
             else:
                 self._wait_in_moving()
-        traffic.health.note_dispatch(reservation.instance)
+        traffic.health.note_dispatch(instance)
 
     def _may_wait(self) -> bool:
         """A request in flight may free room when it ends, and this one has not been held for too long."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from results.records.decisions import DecisionRecord, RoutedRequest
+from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, read_record
 from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
@@ -59,7 +60,7 @@ def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping
     try:
         events = _read_events(layout, cell)
         router = _describe_router(run, layout, cell, records[0].request, settings.get(cell.cell, {}), events)
-    except (RunnerError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
+    except (RunnerError, OSError, *DAMAGED_JSON, KeyError, ValueError) as error:
         return CellParity(cell.cell, cell.label, None, f"{type(error).__name__}: {error}")
     return CellParity(cell.cell, cell.label, compare_log(records, router, events))
 

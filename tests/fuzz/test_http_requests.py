@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import HEAD_LIMIT_BYTES, ClientConnection, HttpRequest
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.router.server.test_hostile import Holding, connected
@@ -106,6 +106,21 @@ def test_what_is_whole_is_served_whole_however_it_is_cut(sent: list[bytes], cuts
     requests, answered, _ = serve(b"".join(sent), cuts)
     assert [request.body for request in requests] == [BODY] * len(sent)
     assert answered == b""
+
+
+@given(
+    st.integers(-60_000, -1_000) | st.integers(0, 200_000), st.lists(st.integers(0, 1 << 20), max_size=6), st.booleans()
+)
+@settings(max_examples=examples(60))
+@example(1, [], False)
+@example(150_000, [], True)
+def test_a_head_beyond_its_limit_is_refused_however_it_comes(beyond: int, cuts: list[int], ahead: bool) -> None:
+    """All of it with one read too, behind another request too."""
+    long = LINE + b"X: %b\r\nContent-Length: 14\r\n\r\n" % (b"y" * (HEAD_LIMIT_BYTES + beyond)) + BODY
+    requests, answered, service = serve(SIZED * ahead + long, cuts)
+    assert len(requests) == ahead + (beyond < 0)
+    assert answered[:12] == (b"" if beyond < 0 else b"HTTP/1.1 431")
+    assert service.held_bytes == 0
 
 
 @pytest.mark.parametrize("data", REFUSED)

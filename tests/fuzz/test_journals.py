@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.records.decisions import DecisionRecord
+from results.records.events import Noted
 from runners.router.decision_log import read_log
 from state.errors import StateError
+from state.events import Recorded
 from state.store import STATE_FILE, RunStore
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
@@ -78,3 +80,42 @@ def test_a_journal_that_is_cut_or_damaged(
         except StateError as error:
             assert STATE_FILE in str(error) or str(folder) in str(error)
             assert error.remedy
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, tuple[Recorded, ...]]:
+    """A run's file and its write-ahead log while the run goes on, and its events: the plan, then pairs."""
+    folder = tmp_path_factory.mktemp("logged")
+    with a_run(folder) as store:
+        for number in range(6):
+            note = Noted("info", "run", f"note {number}")
+            store.append(note, note)
+        log = folder / f"{STATE_FILE}-wal"
+        return (folder / STATE_FILE).read_bytes(), log.read_bytes(), tuple(store.events())
+
+
+@given(data=st.data())
+@settings(max_examples=examples(60))
+def test_a_write_ahead_log_cut_at_any_byte_loses_whole_transactions_at_its_end(
+    data: st.DataObject,
+    logged: tuple[bytes, bytes, tuple[Recorded, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    file, log, events = logged
+    cut = data.draw(st.integers(0, len(log)))
+    folder = tmp_path_factory.getbasetemp() / "cut_log"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / STATE_FILE).write_bytes(file)
+    (folder / f"{STATE_FILE}-wal").write_bytes(log[:cut])
+    for read_only in (True, False):
+        with RunStore.open(folder, read_only=read_only) as store:
+            left = tuple(store.events())
+            assert left == events[: len(left)]
+            assert len(left) % 2 == 1, "a pair is one transaction"
+            assert (len(left) == len(events)) >= (cut == len(log))
+            assert store.find_problems() == ()
+            assert store.view().last_seq == len(left)
+    with RunStore.open(folder) as store:
+        store.append(Noted("info", "run", "goes on"))
+        assert store.find_problems() == ()

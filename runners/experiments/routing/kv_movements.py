@@ -14,6 +14,7 @@ from launch.profile import ConnectorConfig, Kind
 from launch.transfer_request import transferring
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
+from results.records.errors import DAMAGED_JSON
 from results.statistics.estimates import mean
 from runners.campaign.engine_group import Member
 from runners.router.spec import KvEndpoint
@@ -45,7 +46,7 @@ def kv_bytes_per_token(model: Path) -> int | None:
         size = config.get("head_dim") or config["hidden_size"] // heads
         element = _BYTES_OF[config.get("torch_dtype") or config["dtype"]]
         return int(2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * size * element)
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ZeroDivisionError):
+    except (OSError, *DAMAGED_JSON, KeyError, TypeError, ZeroDivisionError):
         return None
 
 

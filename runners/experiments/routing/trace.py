@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, sha256, write_indented_json
 from results.records.turns import TraceRecord
 from runners.errors import CellFailed
@@ -82,7 +83,7 @@ def read_record(path: Path) -> TraceRecord | None:
     try:
         record = msgspec.json.decode(_record_beside(path).read_bytes(), type=TraceRecord)
         return record if sha256(path) == record.sha256 else None
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED_JSON):
         return None
 
 

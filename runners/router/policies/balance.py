@@ -28,7 +28,8 @@ class RoundRobin(WholePolicy, frozen=True, kw_only=True):
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         weighing = weigh_instances(request, may.loads, lambda load, new: (), "rr", cluster.picks)
-        return draft_for(self.name, may, weighing, ("turns_away",), "turn")
+        turn = may.loads[cluster.picks % len(may.loads)]  # no two are equally far from it: scores are for the record
+        return draft_for(self.name, may, weighing, ("turns_away",), "turn", winner=turn)
 
 
 class LoadOnly(WholePolicy, frozen=True, kw_only=True):

@@ -35,26 +35,19 @@ class Policy(Protocol):
         """Choose an instance and give the reason. `cluster` has at least one instance. Never raises on a valid view."""
 
 
-class Weighing:
+class Weighing(msgspec.Struct, eq=False):
     """Instances with their scores; the lowest wins, compared from left to right.
 
     Scores and terms are computed on demand: an owner that passes every gate is picked without them, and terms are only
     needed for the record, which is written after the request has been sent.
     """
 
-    __slots__ = ("_make_scores", "_scores", "list_terms", "loads")
-
-    def __init__(
-        self,
-        loads: Sequence[InstanceLoad],
-        make_scores: Callable[[], Sequence[tuple[float, ...]]],
-        list_terms: Callable[[InstanceLoad], Mapping[str, float]],
-    ) -> None:
-        """`make_scores`: in the order of `loads`. `list_terms`: the terms of an instance's score, by name."""
-        self.loads = loads
-        self.list_terms = list_terms
-        self._make_scores = make_scores
-        self._scores: Sequence[tuple[float, ...]] | None = None
+    loads: Sequence[InstanceLoad]
+    _make_scores: Callable[[], Sequence[tuple[float, ...]]]
+    """In the order of `loads`."""
+    list_terms: Callable[[InstanceLoad], Mapping[str, float]]
+    """The terms of an instance's score, by name."""
+    _scores: Sequence[tuple[float, ...]] | None = None
 
     @property
     def scores(self) -> Sequence[tuple[float, ...]]:
@@ -217,32 +210,22 @@ def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
     }
 
 
-class Draft:
+class Draft(msgspec.Struct, frozen=True, eq=False):
     """A decision, with what its record needs in addition; `complete` computes that on demand."""
 
-    __slots__ = ("_may", "_weighing", "_won_by_score", "decision")
-
-    def __init__(
-        self,
-        decision: Decision,
-        may: Pickable | None = None,
-        weighing: Weighing | None = None,
-        *,
-        won_by_score: bool = False,
-    ) -> None:
-        """`weighing`: of the instances of `may`; None = the decision is complete."""
-        self.decision = decision
-        self._may = may
-        self._weighing = weighing
-        self._won_by_score = won_by_score
+    decision: Decision
+    may: Pickable | None = None
+    weighing: Weighing | None = None
+    """Of the instances of `may`; None = the decision is complete."""
+    won_by_score: bool = False
 
     def complete(self) -> Decision:
         """The decision with every candidate, weighed or ruled out, and with the tie-break."""
-        decision, may, weighing = self.decision, self._may, self._weighing
+        decision, may, weighing = self.decision, self.may, self.weighing
         if may is None or weighing is None:
             return decision
         candidates = by_name([*weighing.list_candidates(), *may.ruled_out])
-        tie = tie_break(decision.instance, weighing, decision.keys) if self._won_by_score else ""
+        tie = tie_break(decision.instance, weighing, decision.keys) if self.won_by_score else ""
         return msgspec.structs.replace(decision, candidates=candidates, tie_break=tie)
 
 

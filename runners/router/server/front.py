@@ -144,6 +144,8 @@ class ClientConnection(asyncio.Protocol):
     """A single piece is stored as it is; several are joined, as small pieces would take many times their bytes."""
     _head_bytes: int = 0
     """Bytes read since the request began, or since the last piece of its body."""
+    _read_bytes: int = 0
+    """Bytes of the last read."""
     _ahead_bytes: int = 0
     """Bytes of the bodies in the queue."""
     _serving_bytes: int = 0
@@ -195,14 +197,14 @@ class ClientConnection(asyncio.Protocol):
         self.t_read_s = monotonic()
         if self._refused:
             return
-        self._head_bytes += len(data)
+        self._read_bytes = len(data)
+        self._head_bytes += self._read_bytes
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
             self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
         if self._head_bytes > HEAD_LIMIT_BYTES:
-            part = "head" if self._in_head else "trailer section"
-            self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+            self._reject_head("head" if self._in_head else "trailer section")
 
     def _parse(self, data: bytes) -> None:
         """Parse data. The parser stops after a head that asks for an upgrade, which HTTP lets a server ignore: the head
@@ -271,6 +273,9 @@ class ClientConnection(asyncio.Protocol):
         if len(self._headers) > HEADER_LIMIT:
             self._reject_client(431, f"a request head of more than {HEADER_LIMIT} headers", "bad_request")
             return
+        if self._head_bytes + self._read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
+            self._reject_head("head")  # it came with one read, which is not counted where a request begins
+            return
         headers = dict(self._headers)
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
@@ -320,13 +325,13 @@ class ClientConnection(asyncio.Protocol):
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
         self._body = b""  # still counted in held_bytes, so `_clear_request` must not subtract it
-        self._clear_request()
         if not (self._busy or self.t_full_s or self._queue or self._transport is None):
             self._serve(request)
         else:
             self._ahead_bytes += len(request.body)
             self._queue.append(request)
             self._serve_next()
+        self._clear_request()  # not before: the request is on its way by now
 
     # how a service answers
     def finish(self, *, keep: bool) -> None:
@@ -453,6 +458,12 @@ class ClientConnection(asyncio.Protocol):
     def reject_late(self, message: str) -> None:
         """A request was not complete in time."""
         self._reject_client(408, message, "bad_request")
+
+    def _measure_head(self) -> int:
+        return len(self._path) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self._headers)
+
+    def _reject_head(self, part: str) -> None:
+        self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes

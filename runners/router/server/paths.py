@@ -14,6 +14,8 @@ ROUTED = {
     ),
 }  # fmt: skip
 """Path of a POST that the policy routes -> True for every API except completions."""
+ROUTED_TARGETS = {path.encode(): chat for path, chat in ROUTED.items()}
+"""The same by request target; few targets have a query after the path."""
 PASSED_ON = {
     ("GET", "/v1/models"),
     ("GET", "/version"),

@@ -78,7 +78,9 @@ class Arrival:
 class Exchange(RequestLifecycle):
     """One client request: the caller of an instance's link, and the open request of a client connection."""
 
-    __slots__ = ("_answer", "_client", "_head", "_pool", "_pools", "_preamble", "_responses", "_tail", "link")
+    __slots__ = (
+        "_answer", "_client", "_head", "_holds_preamble", "_pool", "_pools", "_preamble", "_responses", "_tail", "link",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -99,7 +101,10 @@ class Exchange(RequestLifecycle):
         self._answer: Answer
         self._head: bytes
         """Head of the response to the client, built while the instance computes the first body byte."""
-        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._holds_preamble: bool
+        """The answer is a stream of `/v1/responses`: its first events are held back."""
+        self._tail: deque[bytes]
+        """The last pieces of the body that were passed on."""
         self._preamble = b""
         """Events sent before the instance computes anything: while it has only these, the request can be retried."""
 
@@ -107,9 +112,9 @@ class Exchange(RequestLifecycle):
     def _send_request(self, body: bytes) -> None:
         self.link = None
         self._preamble = b""
-        self._tail.clear()
         self._pool = pool = self._pools[self.instance]
         pool.send_request(self, pool.make_post(self._message.path, self._message.headers, body))
+        self._tail = deque(maxlen=TAIL_PIECES)  # the answer does not begin before the event loop goes on
 
     def _cancel_request(self) -> None:
         if self._pool is not None:
@@ -140,6 +145,7 @@ class Exchange(RequestLifecycle):
         if not self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS)):
             return False
         self._head = response_head(answer, self.instance, self._request.request)
+        self._holds_preamble = answer.events and self._message.path.startswith(RESPONSES)
         return True
 
     def body_received(self, data: bytes) -> None:
@@ -148,7 +154,7 @@ class Exchange(RequestLifecycle):
             self._tail.append(data)
             return
         self._tail.append(data)
-        if self._answer.events and self._message.path.startswith(RESPONSES):
+        if self._holds_preamble:
             self._hold_preamble(data)
         else:
             self._open_response(data)

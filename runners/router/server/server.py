@@ -29,7 +29,7 @@ from runners.router.reporting import ignore_event
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
 from runners.router.server.pages import Pages
-from runners.router.server.paths import ROUTED
+from runners.router.server.paths import ROUTED, ROUTED_TARGETS
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
@@ -257,7 +257,9 @@ class Server:
                 del self._by_peer[connection.peer]
 
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None:
-        chat = ROUTED.get(request.path)
+        chat = ROUTED_TARGETS.get(request.target)
+        if chat is None:
+            chat = ROUTED.get(request.path)
         if chat is None or request.method != "POST":
             if self.held_bytes > self.held_limit_bytes:
                 connection.refuse(503, "the router holds as many bytes for clients as it may", "router_overloaded")

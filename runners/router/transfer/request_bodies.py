@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from results.records.errors import DAMAGED_JSON
 from runners.router.response_facts import count_usage
 
 TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
@@ -57,7 +58,7 @@ def read_request(path: str, body: bytes) -> ClientRequest:
         raw = _read_fields(body)
         ids = None if chat else _read_ids(raw.pop("prompt", b""))
         fields = {name: msgspec.json.decode(value) for name, value in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED_JSON as error:
         raise Unfit("its body is no JSON object, or has no prompt, or more than one") from error
     if fields.get(OWN) is not None:
         raise Unfit(f"it carries {OWN} of its own")
@@ -100,7 +101,7 @@ def token_ids(page: bytes) -> tuple[int, ...]:
     """The tokens in an answer of /tokenize. Raises Unfit."""
     try:
         tokens = msgspec.json.decode(page, type=dict[str, Any]).get("tokens")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         raise Unfit("/tokenize answers no JSON object") from error
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise Unfit("/tokenize gives no tokens")
@@ -150,7 +151,7 @@ def read_answer(page: bytes) -> StepAnswer:
     try:
         body = msgspec.json.decode(page, type=dict[str, Any])
         reason = body["choices"][0]["finish_reason"]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
+    except (*DAMAGED_JSON, LookupError, TypeError) as error:
         raise Unfit("its answer is no completion") from error
     usage = count_usage(body.get("usage"))
     return StepAnswer(body, str(reason), usage.prompt_tokens, usage.cached_tokens)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from launch.transfer_request import DECODE, PREFILL, Transferring
+from results.records.errors import DAMAGED_JSON
 from runners.router.spec import KvEndpoint
 
 SOURCE_CACHED = "remote_prefill_cached_tokens"
@@ -123,7 +124,7 @@ def engine_id(page: bytes) -> str:
     """
     try:
         ranks = msgspec.json.decode(page, type=dict[str, dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED_JSON as error:
         raise Unsound(f"its bootstrap server answers no JSON of ranks: {error}") from error
     ids = [entry.get("engine_id") for entry in ranks.values()]
     if len(ids) != 1 or not isinstance(ids[0], str) or not ids[0]:

@@ -27,6 +27,11 @@ def test_round_robin_takes_turns_among_those_that_are_up() -> None:
     decision = RoundRobin().decide(ask(), view(*loads))
     assert {one.instance: one.ruled_out for one in decision.candidates}["b"] == "breaker open"
     assert not decision.binds
+    for picks in range(5):
+        decision = RoundRobin().decide(ask(), view(*loads, picks=picks))
+        ranked = {name: score for name, score in scores(decision).items() if score}
+        lowest = min(ranked, key=ranked.__getitem__)
+        assert (decision.instance, decision.tie_break) == (lowest, ""), "the record shows why it was its turn"
 
 
 def test_load_only_goes_by_requests_then_tokens_then_turn() -> None:

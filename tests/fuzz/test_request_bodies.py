@@ -1,0 +1,78 @@
+"""Whatever a request's body holds: the router routes it, and makes of it what an engine can read, or moves no KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from runners.router.facts import MAX_TOKENS_LIMIT, SESSION_LIMIT, read_facts
+from runners.router.transfer.request_bodies import (
+    OWN,
+    Unfit,
+    add_pull_params,
+    handover_prefill_body,
+    prefix_body,
+    read_request,
+    require_movable_prefix,
+    require_one_prefill,
+    tokenize_body,
+)
+from tests.examples import examples
+from tests.fuzz.mutations import mutated
+
+COMPLETION = (
+    b'{"model":"m","prompt":[1,22,333,4444,5],"max_tokens":4,"stream":true,"seed":7,"session_id":"s","user":"u"}'
+)
+CHAT = b'{"messages":[{"role":"user","content":"hello"}],"tools":[{"type":"function"}],"max_completion_tokens":9}'
+RESPONSE = b'{"input":"hello","instructions":"be brief","previous_response_id":"resp_1","max_output_tokens":3}'
+EMBEDDING = b'{"input":[[1,2,3],[4,5]],"n":1,"logit_bias":{"5":1.5},"temperature":0.5}'
+BODIES = mutated([COMPLETION, CHAT, RESPONSE, EMBEDDING]) | st.binary(max_size=40)
+BLOCK = 2
+HUGE = b'{"prompt":[1,2],"seed":%b}' % (b"9" * 30)
+
+
+@given(BODIES, st.booleans())
+@settings(max_examples=examples(300))
+@example(HUGE, False)
+@example(b'{"prompt":' + b"[" * 3000 + b"1" + b"]" * 3000 + b"}", False)
+@example(b'{"input":' + b"[" * 3000 + b"1" + b"]" * 3000 + b"}", True)
+def test_what_a_request_is_routed_by(body: bytes, chat: bool) -> None:
+    facts = read_facts(body, BLOCK, chat=chat)
+    assert facts == read_facts(body, BLOCK, chat=chat), "whatever was read before it"
+    assert len(facts.session) <= SESSION_LIMIT
+    assert 0 <= facts.max_tokens <= MAX_TOKENS_LIMIT
+    assert 0 <= facts.input_tokens <= len(body)
+    assert len(facts.keys) * BLOCK <= facts.input_tokens + 1
+
+
+@given(BODIES, st.sampled_from(["/v1/completions", "/v1/chat/completions?x=1"]))
+@settings(max_examples=examples(300))
+@example(HUGE, "/v1/completions")
+@example(b'{"prompt":[1,%b]}' % (b"9" * 30), "/v1/completions")
+@example(b'{"prompt":[1,2],"seed":1e999}', "/v1/completions")
+@example(b'{"prompt":"\xff"}', "/v1/completions")
+def test_what_moves_kv_for_a_request(body: bytes, path: str) -> None:
+    params: dict[str, Any] = {"do_remote_prefill": True}
+    try:
+        asked = read_request(path, body)
+    except Unfit as error:
+        assert str(error)
+        return
+    for require in (require_movable_prefix, require_one_prefill):
+        try:
+            require(asked)
+        except Unfit as error:
+            assert str(error)
+    made = [tokenize_body(asked)]
+    made += [
+        msgspec.json.encode(one) for one in (prefix_body(asked, [1], params, 1), handover_prefill_body(asked, params))
+    ]
+    assert all(isinstance(msgspec.json.decode(one), dict) for one in made)
+    pulled = msgspec.json.decode(add_pull_params(body, params))
+    assert pulled.pop(OWN) == params
+    sent = msgspec.json.decode(body)
+    sent.pop(OWN, None)
+    assert pulled == sent
