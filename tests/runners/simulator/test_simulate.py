@@ -162,9 +162,10 @@ def test_ticks_of_a_pace_report_each_instance_over_the_hosts_last_seconds(
     assert any(tick.router.migrations for tick in ticks)
 
 
-def test_without_a_decision_log_the_turns_are_the_same(trace: Path, tmp_path: Path) -> None:
-    run(trace, "unified", tmp_path / "logged")
-    spec = make_spec(trace, "unified", tmp_path / "bare")
+@pytest.mark.parametrize(("policy", "prefill"), [("unified", 0), ("ear", 0), ("static_pd", 2)])
+def test_without_a_decision_log_the_turns_are_the_same(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
+    run(trace, policy, tmp_path / "logged", prefill)
+    spec = make_spec(trace, policy, tmp_path / "bare", prefill=prefill)
     simulate(msgspec.structs.replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
     for name in ("metrics.jsonl", "engines.jsonl"):
         assert (tmp_path / "logged" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
