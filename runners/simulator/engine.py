@@ -91,8 +91,8 @@ class Engine:
         self._began_ns = 0
         self._stride = 0
         """Steps that end together at the timer; 0 = none is under way."""
-        self._pace = 1.0
-        """By how much these steps take longer than the model says."""
+        self._slowdown = 1.0
+        """By how much these steps take longer because of other engines."""
         self._work = StepWork(0, 0.0, 0, 0)
         """Of the first of them."""
 
@@ -187,7 +187,7 @@ class Engine:
         if self._jumps and not (preempted or delayed or self._work.prefill_tokens):
             self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
-        self._pace = self._noise.draw_factor(self._stride) * self._cores.begin_step()
+        self._slowdown = self._cores.begin_step()
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
@@ -381,9 +381,10 @@ class Engine:
         A request that is cancelled meanwhile makes it no shorter.
         """
         work, step = self._work, self.model.step
+        pace = self._noise.find_factor(steps) * self._slowdown
         if steps == 1:
-            return round(1e9 * self._pace * step.step_s(*work))
-        return round(1e9 * self._pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
+            return round(1e9 * pace * step.step_s(*work))
+        return round(1e9 * pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
 
     def _cut_stride(self) -> None:
         """Something has come: the steps taken at once end with the one under way now."""
@@ -406,6 +407,7 @@ class Engine:
         stride, batch = self._stride, self._batch
         last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
         self._stride, self._batch, self._timer = 0, [], None
+        self._noise.pass_steps(stride)
         self._cores.end_step()
         self.steps += stride
         begun: list[Job] = []

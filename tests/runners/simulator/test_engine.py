@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -17,7 +18,16 @@ from hypothesis import strategies as st
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job
-from runners.simulator.step_time import SharedCores, StepTime, prefill_context
+from runners.simulator.step_time import (
+    FORGET_AT,
+    STEADY,
+    Noise,
+    ResidualNoise,
+    SharedCores,
+    StepNoise,
+    StepTime,
+    prefill_context,
+)
 
 BLOCK = 16
 
@@ -38,10 +48,11 @@ def serve(
     *,
     jumps: bool = True,
     priorities: Sequence[int] = (),
+    noise: Noise = STEADY,
 ) -> tuple[Engine, list[Seen]]:
     """Each request is (arrival in s, keys, input tokens, output tokens); run until all have ended."""
     clock = SimulatedClock()
-    engine = Engine(model, BLOCK, clock, jumps=jumps)
+    engine = Engine(model, BLOCK, clock, jumps=jumps, noise=noise)
     begin_ns = clock.now_ns()
     seen: list[Seen] = []
 
@@ -331,6 +342,41 @@ def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
     computed = sum(one.job.input_tokens - one.job.cached_tokens for one in at_once)
     again = any(one.job.preemptions for one in at_once)
     assert fast.computed_tokens == computed or (again and fast.computed_tokens > computed - BLOCK * blocks)
+
+
+def make_noise(kind: str) -> Noise:
+    if kind == "drawn":
+        return StepNoise(0.4, "seed")
+    return ResidualNoise([random.Random(place).uniform(0.3, 3.0) for place in range(37)], "seed")
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["drawn", "residual"]))
+def test_a_step_has_its_noise_whatever_is_taken_at_once_with_it_and_cut_by_whom(
+    cases: list[Case], blocks: int, budget: int, sequences: int, kind: str
+) -> None:
+    """Without a term for the context of decodes: its growth within steps taken at once meets their mean factor."""
+    model = a_model(
+        StepTime(0.01, 1e-4, 1e-3, 1e-7), kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget,
+        max_sequences=sequences,
+    )  # fmt: skip
+    fast, at_once = serve(model, cases, noise=make_noise(kind))
+    slow, single = serve(model, cases, jumps=False, noise=make_noise(kind))
+    for one, other in zip(at_once, single, strict=True):
+        assert one.first_s == pytest.approx(other.first_s, abs=1e-6)
+        assert one.end_s == pytest.approx(other.end_s, abs=1e-6)
+    assert (fast.steps, fast.computed_tokens) == (slow.steps, slow.computed_tokens)
+
+
+def test_drawn_noise_has_the_mean_one_and_its_deviation_for_each_step() -> None:
+    noise, steps = StepNoise(0.3, "seed"), 20 * FORGET_AT
+    factors = []
+    for _ in range(steps):
+        factors.append(noise.find_factor(1))
+        noise.pass_steps(1)
+    assert statistics.fmean(factors) == pytest.approx(1.0, abs=0.01)
+    assert statistics.stdev(map(math.log, factors)) == pytest.approx(0.3, rel=0.03)
+    assert StepNoise(0.3, "seed").find_factor(steps) == pytest.approx(statistics.fmean(factors))
 
 
 Kind = Literal["plain", "retains", "pulls", "leaves"]
