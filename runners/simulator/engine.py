@@ -85,6 +85,8 @@ class Engine:
         """Their KV has come; they are admitted before those that wait, who may need the blocks that they hold."""
         self._retained: set[Job] = set()
         """They have ended, and keep their blocks for another engine."""
+        self._blocked: tuple[Job, int] | None = None
+        """The last one that was first in line and found no room, and the pool's gains by then."""
         self._jobs = 0
         self._batch: list[tuple[Job, int]] = []
         self._timer: Timer | None = None
@@ -240,18 +242,26 @@ class Engine:
             job = line[0]
             if job.queued_ns > seen_ns:
                 return True
+            if self._is_blocked(job):
+                break
             if job.on_allocated is not None:
                 if not self._allocate_prompt(job):
+                    self._blocked = job, self.blocks.gains
                     break
                 continue
             new = self._admit(job, budget)
             if not new:
+                self._blocked = job, self.blocks.gains
                 break
             line.popleft()
             self._running.append(job)
             self._batch.append((job, new))
             budget -= new
         return False
+
+    def _is_blocked(self, job: Job) -> bool:
+        """It found no room, and nothing has changed since that could give it some: its prompt is not matched again."""
+        return self._blocked == (job, self.blocks.gains)
 
     def _allocate_prompt(self, job: Job) -> bool:
         """Give a request whose KV comes from elsewhere blocks for its prompt, and have it wait for that.

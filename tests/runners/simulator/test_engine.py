@@ -425,6 +425,98 @@ def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_ba
     assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
 
 
+class AsksAgain(Engine):
+    """The rule of reference: whoever is first in line is matched against the pool at every attempt."""
+
+    def _is_blocked(self, job: Job) -> bool:
+        return False
+
+
+Schedule = list[tuple[int, int, str]]
+"""When, which request, what."""
+
+
+def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: list[tuple[Kind, float]]) -> Schedule:
+    """Requests of all kinds to their ends, and what became of each."""
+    events: Schedule = []
+
+    def note(number: int, what: str) -> None:
+        events.append((clock.now_ns(), number, what))
+
+    def start(number: int, case: Case, kind: Kind, delay_s: float) -> Job:
+        at_s, keys, prompt, answer = case
+
+        def end() -> None:
+            note(number, f"end, {job.cached_tokens} cached, {job.preemptions} preempted")
+            clock.call_later(delay_s, partial(engine.release, job))
+
+        def pull() -> None:
+            note(number, "allocated")
+            clock.call_later(delay_s, partial(engine.resume, job))
+
+        job = Job(keys, prompt, answer, partial(note, number, "first"), end, priority=number % 2)
+        job.retains = kind == "retains"
+        job.on_allocated = pull if kind == "pulls" else None
+        if kind == "leaves":
+            clock.call_later(at_s + delay_s, partial(engine.cancel, job))
+        clock.call_later(at_s, partial(engine.submit, job))
+        return job
+
+    for number, case in enumerate(cases):
+        start(number, case, *kinds[number])
+    clock.run()
+    return events
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    workloads(),
+    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
+    st.integers(12, 24), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)  # fmt: skip
+def test_whoever_found_no_room_is_asked_again_only_where_that_could_change_the_schedule(
+    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, budget: int, sequences: int, scheduling: str,
+    is_async: bool,
+) -> None:  # fmt: skip
+    model = a_model(
+        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget, max_sequences=sequences, scheduling=scheduling,
+        async_scheduling=is_async,
+    )  # fmt: skip
+    schedules, ends = [], []
+    for kind in (Engine, AsksAgain):
+        clock = SimulatedClock()
+        engine = kind(model, BLOCK, clock)
+        schedules.append(play(engine, clock, cases, kinds))
+        ends.append((engine.steps, engine.computed_tokens, engine.prompts, engine.blocks.used, clock.now_ns()))
+    assert schedules[0] == schedules[1]
+    assert ends[0] == ends[1]
+
+
+def test_a_blocked_prompt_is_matched_once_while_others_come() -> None:
+    class Counting(Engine):
+        attempts = 0
+
+        def _find_cached(self, job: Job) -> Sequence[int]:
+            self.attempts += 1
+            return super()._find_cached(job)
+
+    clock = SimulatedClock()
+    engine = Counting(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    first = Job((), 4 * BLOCK, 3 * BLOCK, nothing, nothing)
+    engine.submit(first)
+    clock.advance(0.05)
+    blocked = Job((), 6 * BLOCK, 1, nothing, nothing)
+    engine.submit(blocked)
+    for place in range(20):
+        clock.call_later(0.01 * place, partial(engine.submit, Job((), BLOCK, 1, nothing, nothing)))
+    clock.advance(0.3)
+    assert (first.generated < first.output_tokens, blocked.generated, engine.waiting) == (True, 0, 21)
+    assert engine.attempts == 2
+    clock.run()
+    assert (engine.waiting, engine.blocks.used, blocked.generated) == (0, 0, 1)
+
+
 @given(st.integers(0, 500), st.integers(1, 200))
 def test_the_context_of_a_chunk_is_the_sum_over_its_tokens(computed: int, tokens: int) -> None:
     assert prefill_context(computed, tokens) == sum(computed + place + 1 for place in range(tokens))
