@@ -351,7 +351,9 @@ def make_noise(kind: str) -> Noise:
 
 
 @settings(max_examples=100, deadline=None)
-@given(workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["drawn", "residual"]))
+@given(
+    workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["drawn", "residual"])
+)
 def test_a_step_has_its_noise_whatever_is_taken_at_once_with_it_and_cut_by_whom(
     cases: list[Case], blocks: int, budget: int, sequences: int, kind: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a task on another node sends back, without a cluster: the same files and outcome as here, with or without a log."""
+"""What a task of a cluster sends back, without one: the files and outcome of this host, with or without a log."""
 
 from __future__ import annotations
 
