@@ -74,8 +74,9 @@ def test_the_options_of_load_floor_have_one_split_and_none_that_is_not_simulated
     assert {30.0, 120.0} == {of.transfer_rules(policy).timeout_s for policy in of.policies}
 
 
-def test_a_pair_of_the_hair_trigger_is_left_alone_after_one_failure_for_the_rest_of_the_replay() -> None:
-    of = read_preset("fleet-load-floor")
+@pytest.mark.parametrize("preset", SPLITS)
+def test_a_pair_of_the_hair_trigger_is_left_alone_after_one_failure_for_the_rest_of_the_replay(preset: str) -> None:
+    of = read_preset(preset)
     (rules,) = (of.transfer_rules(one) for one in of.policies if one.label.endswith("hair-trigger"))
     assert rules.failures_to_quarantine == 1
     assert rules.quarantine_s > of.replay.max_duration_s
