@@ -85,14 +85,16 @@ class Engine:
         """Their KV has come; they are admitted before those that wait, who may need the blocks that they hold."""
         self._retained: set[Job] = set()
         """They have ended, and keep their blocks for another engine."""
+        self._blocked: tuple[Job, int] | None = None
+        """The last one that was first in line and found no room, and the pool's gains by then."""
         self._jobs = 0
         self._batch: list[tuple[Job, int]] = []
         self._timer: Timer | None = None
         self._began_ns = 0
         self._stride = 0
         """Steps that end together at the timer; 0 = none is under way."""
-        self._pace = 1.0
-        """By how much these steps take longer than the model says."""
+        self._slowdown = 1.0
+        """By how much these steps take longer because of other engines."""
         self._work = StepWork(0, 0.0, 0, 0)
         """Of the first of them."""
 
@@ -187,7 +189,7 @@ class Engine:
         if self._jumps and not (preempted or delayed or self._work.prefill_tokens):
             self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
-        self._pace = self._noise.draw_factor(self._stride) * self._cores.begin_step()
+        self._slowdown = self._cores.begin_step()
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
@@ -240,18 +242,26 @@ class Engine:
             job = line[0]
             if job.queued_ns > seen_ns:
                 return True
+            if self._is_blocked(job):
+                break
             if job.on_allocated is not None:
                 if not self._allocate_prompt(job):
+                    self._blocked = job, self.blocks.gains
                     break
                 continue
             new = self._admit(job, budget)
             if not new:
+                self._blocked = job, self.blocks.gains
                 break
             line.popleft()
             self._running.append(job)
             self._batch.append((job, new))
             budget -= new
         return False
+
+    def _is_blocked(self, job: Job) -> bool:
+        """It found no room, and nothing has changed since that could give it some: its prompt is not matched again."""
+        return self._blocked == (job, self.blocks.gains)
 
     def _allocate_prompt(self, job: Job) -> bool:
         """Give a request whose KV comes from elsewhere blocks for its prompt, and have it wait for that.
@@ -381,9 +391,10 @@ class Engine:
         A request that is cancelled meanwhile makes it no shorter.
         """
         work, step = self._work, self.model.step
+        pace = self._noise.find_factor(steps) * self._slowdown
         if steps == 1:
-            return round(1e9 * self._pace * step.step_s(*work))
-        return round(1e9 * self._pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
+            return round(1e9 * pace * step.step_s(*work))
+        return round(1e9 * pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
 
     def _cut_stride(self) -> None:
         """Something has come: the steps taken at once end with the one under way now."""
@@ -406,6 +417,7 @@ class Engine:
         stride, batch = self._stride, self._batch
         last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
         self._stride, self._batch, self._timer = 0, [], None
+        self._noise.pass_steps(stride)
         self._cores.end_step()
         self.steps += stride
         begun: list[Job] = []

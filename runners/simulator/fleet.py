@@ -25,7 +25,7 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, RouterOutcome
 from runners.router.traffic import Traffic
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine
+from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.spec import SimulationSpec
 from runners.simulator.step_time import Noise, SharedCores, StepNoise, draw_residuals
@@ -60,7 +60,7 @@ class Fleet:
         self.block_tokens = block = spec.replay.block_tokens
         cores = SharedCores(spec.contention)
         self.engines = {
-            name: Engine(model, block, clock, noise=_make_noise(spec, name), cores=cores)
+            name: Engine(_add_latency(model, spec), block, clock, noise=_make_noise(spec, name), cores=cores)
             for name, model in spec.models.items()
         }
         self.keys: dict[str, tuple[int, ...]] = {}
@@ -212,6 +212,11 @@ class SimulatedRequest(RequestLifecycle):
 
     def _end(self) -> None:
         self._fleet.keys.pop(self._request.request, None)
+
+
+def _add_latency(model: EngineModel, spec: SimulationSpec) -> EngineModel:
+    """The model as its requests meet it: all of them come through the router."""
+    return msgspec.structs.replace(model, frontend_s=model.frontend_s + spec.router_latency_s)
 
 
 def _make_noise(spec: SimulationSpec, instance: str) -> Noise:

@@ -35,6 +35,9 @@ class KvBlocks:
         self._anonymous = 0
         """Blocks in use that have no key: of answers, and of partly filled prompts' ends."""
         self._named_used = 0
+        self.gains = 0
+        """Grows where blocks become free or new keys are cached. Between two gains no request comes to have room: to
+        use cached blocks that are idle takes as many free ones as it saves, and an eviction saves nothing."""
 
     @property
     def free(self) -> int:
@@ -86,6 +89,7 @@ class KvBlocks:
             users[key] = 1
         self._anonymous -= len(new)
         self._named_used += len(new)
+        self.gains += bool(new)
         return new
 
     def release(self, keys: Sequence[int], anonymous: int) -> int:
@@ -94,6 +98,7 @@ class KvBlocks:
         Returns the number under which the `anonymous` ones can be reclaimed; 0 = there are none.
         """
         self._anonymous -= anonymous
+        self.gains += 1
         number = 0
         if anonymous:
             self._left += 1

@@ -34,7 +34,7 @@ INSTALL = "install it with `pip install 'tracon[ray]'`, on every node"
 
 
 class RemoteEnd(NamedTuple):
-    """What a task sends back: its last line, and the files that it wrote, compressed."""
+    """What a task sends back: its last line, and the files that it wrote, compressed; empty = it wrote none."""
 
     line: bytes
     requests: bytes
@@ -84,7 +84,7 @@ class RaySimulations:
             raise
         except self._ray.exceptions.RayError as error:
             raise SimulationError(f"the task failed on the Ray cluster: {error}", remedy=INSTALL) from error
-        return _take_end(RemoteEnd(*end), spec)
+        return take_end(RemoteEnd(*end), spec)
 
     def _put_trace(self, path: str) -> Any:  # noqa: ANN401  # a reference of Ray's
         if path not in self._traces:
@@ -105,7 +105,7 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
         local = msgspec.structs.replace(
             spec,
             replay=replace(spec.replay, trace_path=str(paths[0]), requests_path=str(paths[1])),
-            router=replace(spec.router, decisions_path=str(paths[2])),
+            router=replace(spec.router, decisions_path=str(paths[2]) if spec.router.decisions_path else ""),
             samples_path=str(paths[3]),
         )
         try:
@@ -113,11 +113,12 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
         except RunnerError as error:
             failure = ChildFailure.of(error)
             return RemoteEnd(msgspec.json.encode(SimulationLine(failure=failure)), b"", b"", b"")
-        written = (zlib.compress(path.read_bytes(), 1) for path in paths[1:])
+        written = (zlib.compress(path.read_bytes(), 1) if path.exists() else b"" for path in paths[1:])
         return RemoteEnd(msgspec.json.encode(line), *written)
 
 
-def _take_end(end: RemoteEnd, spec: SimulationSpec) -> SimulationOutcome:
+def take_end(end: RemoteEnd, spec: SimulationSpec) -> SimulationOutcome:
+    """Write the files where the spec wants them; returns the outcome. Raises SimulationError for a failure."""
     line = msgspec.json.decode(end.line, type=SimulationLine)
     if line.failure is not None:
         failure = line.failure
@@ -129,5 +130,6 @@ def _take_end(end: RemoteEnd, spec: SimulationSpec) -> SimulationOutcome:
         spec.samples_path: end.samples,
     }
     for path, content in files.items():
-        Path(path).write_bytes(zlib.decompress(content))
+        if path:
+            Path(path).write_bytes(zlib.decompress(content))
     return line.outcome

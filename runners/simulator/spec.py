@@ -43,6 +43,9 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     `step_noise`."""
     contention: float = 0.0
     """A step takes this share longer for each other engine that computes when it begins: they share cores."""
+    router_latency_s: float = 0.0
+    """From a pick until the engine has the request, and the same for the requests that move KV. The view counts it from
+    the pick on, as a live router's does. Requests do not queue in the router."""
 
 
 class SimulationTick(msgspec.Struct, frozen=True):

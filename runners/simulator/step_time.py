@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+FORGET_AT = 1024
+"""Steps taken, after which a noise drops what it holds of them."""
+
 
 class StepWork(NamedTuple):
     """The work of one step, as StepTime names it."""
@@ -66,26 +69,52 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Noise(Protocol):
-    """By which factor steps take longer than the model says."""
+    """By which factor steps take longer than the model says.
 
-    def draw_factor(self, steps: int) -> float:
-        """Of this many steps in a row, together."""
+    Each step of an engine has a factor of its own, by its number. So an arrival that cuts steps taken at once changes
+    nothing of those before it, and no factor is lost.
+    """
+
+    def find_factor(self, steps: int) -> float:
+        """The mean over the next `steps` steps, which remain the next ones."""
+
+    def pass_steps(self, steps: int) -> None:
+        """These have been taken."""
 
 
 class StepNoise:
-    """Draws by which factor steps take longer than the model says: log-normal, its mean 1, a pure function of seed."""
+    """Factors drawn from a log-normal distribution with the mean 1, a pure function of the seed."""
 
     def __init__(self, sigma: float, seed: str) -> None:
         """`sigma`: standard deviation of the logarithm of one step's time; 0 = none."""
         self._sigma = sigma
         self._random = random.Random(seed)
+        self._sums = [0.0]
+        """Of all factors drawn before each step: of those that are still needed, and maybe of some before them."""
+        self._next = 0
+        """Index of the next step's."""
 
-    def draw_factor(self, steps: int) -> float:
-        """For this many steps together, whose noise averages out."""
+    def find_factor(self, steps: int) -> float:
         if not self._sigma:
             return 1.0
-        sigma = self._sigma / math.sqrt(steps)
-        return math.exp(self._random.gauss(0.0, sigma) - sigma**2 / 2)
+        end = self._next + steps
+        self._draw_sums(end)
+        return (self._sums[end] - self._sums[self._next]) / steps
+
+    def pass_steps(self, steps: int) -> None:
+        if not self._sigma:
+            return
+        self._next += steps
+        self._draw_sums(self._next)
+        if self._next >= FORGET_AT:
+            del self._sums[: self._next]
+            self._next = 0
+
+    def _draw_sums(self, end: int) -> None:
+        """Draw as many factors as it takes for `_sums` to have this index."""
+        sums, sigma, draw = self._sums, self._sigma, self._random.gauss
+        for _ in range(end + 1 - len(sums)):
+            sums.append(sums[-1] + math.exp(draw(-(sigma**2) / 2, sigma)))
 
 
 STEADY = StepNoise(0.0, "")
@@ -112,11 +141,12 @@ class ResidualNoise:
         self._count = len(residuals)
         self._next = random.Random(seed).randrange(self._count)
 
-    def draw_factor(self, steps: int) -> float:
+    def find_factor(self, steps: int) -> float:
         rounds, end = divmod(self._next + steps, self._count)
-        total = rounds * self._sums[-1] + self._sums[end] - self._sums[self._next]
-        self._next = end
-        return total / steps
+        return (rounds * self._sums[-1] + self._sums[end] - self._sums[self._next]) / steps
+
+    def pass_steps(self, steps: int) -> None:
+        self._next = (self._next + steps) % self._count
 
 
 class SharedCores:

@@ -136,6 +136,7 @@ class Capacity:
         path = context.layout.trace_of(sized.params.get("trace", ""), sized.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
         spec = make_simulation_spec(sized, grid, path, trace.block_tokens, folder, context)
+        spec = msgspec.structs.replace(spec, router=replace(spec.router, decisions_path=""))  # no number needs the log
 
         def show(tick: SimulationTick) -> None:
             if cell.cell == self._ahead.turn:

@@ -165,6 +165,7 @@ def make_simulation_spec(
         samples_path=str(TrialLayout(folder).engines),
         step_noise=grid.simulation.step_noise,
         contention=grid.simulation.contention_share,
+        router_latency_s=grid.simulation.router_s,
         residuals=engine.residuals if grid.simulation.residual_noise is True else (),
     )
 

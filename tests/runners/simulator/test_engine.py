@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -17,7 +18,16 @@ from hypothesis import strategies as st
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job
-from runners.simulator.step_time import SharedCores, StepTime, prefill_context
+from runners.simulator.step_time import (
+    FORGET_AT,
+    STEADY,
+    Noise,
+    ResidualNoise,
+    SharedCores,
+    StepNoise,
+    StepTime,
+    prefill_context,
+)
 
 BLOCK = 16
 
@@ -38,10 +48,11 @@ def serve(
     *,
     jumps: bool = True,
     priorities: Sequence[int] = (),
+    noise: Noise = STEADY,
 ) -> tuple[Engine, list[Seen]]:
     """Each request is (arrival in s, keys, input tokens, output tokens); run until all have ended."""
     clock = SimulatedClock()
-    engine = Engine(model, BLOCK, clock, jumps=jumps)
+    engine = Engine(model, BLOCK, clock, jumps=jumps, noise=noise)
     begin_ns = clock.now_ns()
     seen: list[Seen] = []
 
@@ -333,6 +344,43 @@ def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
     assert fast.computed_tokens == computed or (again and fast.computed_tokens > computed - BLOCK * blocks)
 
 
+def make_noise(kind: str) -> Noise:
+    if kind == "drawn":
+        return StepNoise(0.4, "seed")
+    return ResidualNoise([random.Random(place).uniform(0.3, 3.0) for place in range(37)], "seed")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["drawn", "residual"])
+)
+def test_a_step_has_its_noise_whatever_is_taken_at_once_with_it_and_cut_by_whom(
+    cases: list[Case], blocks: int, budget: int, sequences: int, kind: str
+) -> None:
+    """Without a term for the context of decodes: its growth within steps taken at once meets their mean factor."""
+    model = a_model(
+        StepTime(0.01, 1e-4, 1e-3, 1e-7), kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget,
+        max_sequences=sequences,
+    )  # fmt: skip
+    fast, at_once = serve(model, cases, noise=make_noise(kind))
+    slow, single = serve(model, cases, jumps=False, noise=make_noise(kind))
+    for one, other in zip(at_once, single, strict=True):
+        assert one.first_s == pytest.approx(other.first_s, abs=1e-6)
+        assert one.end_s == pytest.approx(other.end_s, abs=1e-6)
+    assert (fast.steps, fast.computed_tokens) == (slow.steps, slow.computed_tokens)
+
+
+def test_drawn_noise_has_the_mean_one_and_its_deviation_for_each_step() -> None:
+    noise, steps = StepNoise(0.3, "seed"), 20 * FORGET_AT
+    factors = []
+    for _ in range(steps):
+        factors.append(noise.find_factor(1))
+        noise.pass_steps(1)
+    assert statistics.fmean(factors) == pytest.approx(1.0, abs=0.01)
+    assert statistics.stdev(map(math.log, factors)) == pytest.approx(0.3, rel=0.03)
+    assert StepNoise(0.3, "seed").find_factor(steps) == pytest.approx(statistics.fmean(factors))
+
+
 Kind = Literal["plain", "retains", "pulls", "leaves"]
 
 
@@ -377,6 +425,98 @@ def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_ba
             assert (first[number], ended[number], job.generated) == (1, 1, job.output_tokens)
         assert max(first[number], ended[number]) <= 1
     assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
+
+
+class AsksAgain(Engine):
+    """The rule of reference: whoever is first in line is matched against the pool at every attempt."""
+
+    def _is_blocked(self, job: Job) -> bool:
+        return False
+
+
+Schedule = list[tuple[int, int, str]]
+"""When, which request, what."""
+
+
+def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: list[tuple[Kind, float]]) -> Schedule:
+    """Requests of all kinds to their ends, and what became of each."""
+    events: Schedule = []
+
+    def note(number: int, what: str) -> None:
+        events.append((clock.now_ns(), number, what))
+
+    def start(number: int, case: Case, kind: Kind, delay_s: float) -> Job:
+        at_s, keys, prompt, answer = case
+
+        def end() -> None:
+            note(number, f"end, {job.cached_tokens} cached, {job.preemptions} preempted")
+            clock.call_later(delay_s, partial(engine.release, job))
+
+        def pull() -> None:
+            note(number, "allocated")
+            clock.call_later(delay_s, partial(engine.resume, job))
+
+        job = Job(keys, prompt, answer, partial(note, number, "first"), end, priority=number % 2)
+        job.retains = kind == "retains"
+        job.on_allocated = pull if kind == "pulls" else None
+        if kind == "leaves":
+            clock.call_later(at_s + delay_s, partial(engine.cancel, job))
+        clock.call_later(at_s, partial(engine.submit, job))
+        return job
+
+    for number, case in enumerate(cases):
+        start(number, case, *kinds[number])
+    clock.run()
+    return events
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    workloads(),
+    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
+    st.integers(12, 24), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)  # fmt: skip
+def test_whoever_found_no_room_is_asked_again_only_where_that_could_change_the_schedule(
+    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, budget: int, sequences: int, scheduling: str,
+    is_async: bool,
+) -> None:  # fmt: skip
+    model = a_model(
+        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget, max_sequences=sequences, scheduling=scheduling,
+        async_scheduling=is_async,
+    )  # fmt: skip
+    schedules, ends = [], []
+    for kind in (Engine, AsksAgain):
+        clock = SimulatedClock()
+        engine = kind(model, BLOCK, clock)
+        schedules.append(play(engine, clock, cases, kinds))
+        ends.append((engine.steps, engine.computed_tokens, engine.prompts, engine.blocks.used, clock.now_ns()))
+    assert schedules[0] == schedules[1]
+    assert ends[0] == ends[1]
+
+
+def test_a_blocked_prompt_is_matched_once_while_others_come() -> None:
+    class Counting(Engine):
+        attempts = 0
+
+        def _find_cached(self, job: Job) -> Sequence[int]:
+            self.attempts += 1
+            return super()._find_cached(job)
+
+    clock = SimulatedClock()
+    engine = Counting(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    first = Job((), 4 * BLOCK, 3 * BLOCK, nothing, nothing)
+    engine.submit(first)
+    clock.advance(0.05)
+    blocked = Job((), 6 * BLOCK, 1, nothing, nothing)
+    engine.submit(blocked)
+    for place in range(20):
+        clock.call_later(0.01 * place, partial(engine.submit, Job((), BLOCK, 1, nothing, nothing)))
+    clock.advance(0.3)
+    assert (first.generated < first.output_tokens, blocked.generated, engine.waiting) == (True, 0, 21)
+    assert engine.attempts == 2
+    clock.run()
+    assert (engine.waiting, engine.blocks.used, blocked.generated) == (0, 0, 1)
 
 
 @given(st.integers(0, 500), st.integers(1, 200))

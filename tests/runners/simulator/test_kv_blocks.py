@@ -10,6 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from runners.simulator.kv_blocks import KvBlocks
 
 CAPACITY = 8
+PROBES = [
+    ([10 * family + place + 1 for place in range(depth)], depth + more)
+    for family in range(3)
+    for depth in (0, 3, 5)
+    for more in (0, 3)
+]
+"""Requests that wait: the keys of their prompts, and all blocks that they need."""
 
 
 class Blocks(RuleBasedStateMachine):
@@ -19,6 +26,8 @@ class Blocks(RuleBasedStateMachine):
         super().__init__()
         self.blocks = KvBlocks(CAPACITY, 16)
         self.open: list[tuple[list[int], int]] = []
+        self.seen: dict[int, tuple[int, bool]] = {}
+        """By place among PROBES: the pool's gains, and whether it had room for that request."""
 
     @rule(family=st.integers(0, 2), depth=st.integers(0, 5), more=st.integers(0, 3))
     def admit(self, family: int, depth: int, more: int) -> None:
@@ -63,6 +72,15 @@ class Blocks(RuleBasedStateMachine):
         assert 0 <= self.blocks.free <= CAPACITY
         for named, _ in self.open:
             assert all(self.blocks.match((key,)) for key in named), "what a request uses stays"
+
+    @invariant()
+    def no_request_comes_to_have_room_without_a_gain(self) -> None:
+        for place, (keys, count) in enumerate(PROBES):
+            cached = keys[: self.blocks.match(keys)]
+            has_room = count - len(cached) + self.blocks.idle_among(cached) <= self.blocks.free
+            gains, had_room = self.seen.get(place, (0, True))
+            assert had_room or not has_room or self.blocks.gains > gains
+            self.seen[place] = self.blocks.gains, has_room
 
 
 TestBlocks = Blocks.TestCase

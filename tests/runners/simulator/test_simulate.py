@@ -162,9 +162,10 @@ def test_ticks_of_a_pace_report_each_instance_over_the_hosts_last_seconds(
     assert any(tick.router.migrations for tick in ticks)
 
 
-def test_without_a_decision_log_the_turns_are_the_same(trace: Path, tmp_path: Path) -> None:
-    run(trace, "unified", tmp_path / "logged")
-    spec = make_spec(trace, "unified", tmp_path / "bare")
+@pytest.mark.parametrize(("policy", "prefill"), [("unified", 0), ("ear", 0), ("static_pd", 2)])
+def test_without_a_decision_log_the_turns_are_the_same(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
+    run(trace, policy, tmp_path / "logged", prefill)
+    spec = make_spec(trace, policy, tmp_path / "bare", prefill=prefill)
     simulate(msgspec.structs.replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
     for name in ("metrics.jsonl", "engines.jsonl"):
         assert (tmp_path / "logged" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
@@ -317,6 +318,31 @@ def test_noise_of_steps_depends_on_the_replays_seed_alone(trace: Path, tmp_path:
     assert served(1, 0.2, "again") == one
     assert served(2, 0.2, "other seed") != one
     assert served(1, 0.0, "no noise") == served(2, 0.0, "no noise, other seed") != one
+
+
+def test_each_request_takes_the_routers_latency_to_its_engine(tmp_path: Path) -> None:
+    path, latency_s = tmp_path / "trace.jsonl", 0.02
+    made = trace_of(chain("a", 4))
+    write_trace(path, made.facts, made.sessions)
+    ttfts_s = []
+    for name, seconds in (("none", 0.0), ("some", latency_s)):
+        spec = make_spec(path, "unified", tmp_path / name, block_tokens=made.facts.block_tokens)
+        simulate(msgspec.structs.replace(spec, router_latency_s=seconds), lambda _: None)
+        turns = read_turns(tmp_path / name)
+        ttfts_s.append([((turn.t_first_token_ns or 0) - (turn.t_send_ns or 0)) / 1e9 for turn in turns])
+    assert len(ttfts_s[0]) == 4
+    assert ttfts_s[1] == pytest.approx([ttft_s + latency_s for ttft_s in ttfts_s[0]], abs=1e-6)
+
+
+@pytest.mark.parametrize(("policy", "prefill"), [("ear", 0), ("static_pd", 2), ("lmetric", 0)])
+def test_a_slow_router_loses_no_turn_and_no_transfer(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
+    spec = make_spec(trace, policy, tmp_path, prefill=prefill)
+    outcome, records = simulate_changed(spec, tmp_path, router_latency_s=0.05)
+    assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
+    turns = read_turns(tmp_path)
+    assert min((turn.t_first_token_ns or 0) - (turn.t_send_ns or 0) for turn in turns) >= 50_000_000
+    if policy != "lmetric":
+        assert "transferred" in {one.status for one in list_transfers(records)}
 
 
 def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:

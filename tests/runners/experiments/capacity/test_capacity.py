@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -125,6 +127,24 @@ def test_killed_in_the_middle_it_repeats_no_point_and_ends_with_the_same_answer(
     assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
     assert {path: path.stat().st_ino for path in finished} == finished
     assert read_aggregate(again) == read_aggregate(folder)
+
+
+def test_a_point_writes_no_decision_log(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search would write gigabytes only to delete them."""
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    written: list[set[str]] = []
+
+    def note_files(folder: Path) -> None:
+        written.append({path.name for path in folder.iterdir()})
+        shutil.rmtree(folder)
+
+    module = "runners.experiments.capacity.experiment.shutil"
+    monkeypatch.setattr(module, SimpleNamespace(rmtree=note_files))
+    work(create_run(Workspace(tmp_path), plan_search("search.max_instances=2")), experiment_named, accept_changes=False)
+    assert len(written) >= 3
+    for names in written:
+        assert "metrics.jsonl" in names
+        assert "decisions.jsonl" not in names
 
 
 def test_the_plan_can_be_made_again_from_what_it_holds() -> None:

@@ -247,6 +247,15 @@ def test_engines_of_a_grid_that_schedules_by_priority_are_simulated_so() -> None
         assert shape_model(grid, engine, "both", None).scheduling == scheduling
 
 
+def test_the_latency_of_the_router_is_in_the_plan_where_it_is_set() -> None:
+    assert "router_latency_s" not in plan_run().plan.inputs["grid"]["simulation"], "earlier plans have no such key"
+    slow = plan_run("simulation.router_latency_s=0.0005").plan
+    assert slow.inputs["grid"]["simulation"]["router_latency_s"] == 0.0005
+    assert slow.fingerprint != plan_run().plan.fingerprint
+    with pytest.raises(RunnerError, match=r"\.router_latency_s must not be below 0"):
+        plan_run("simulation.router_latency_s=-0.1")
+
+
 def test_a_plan_of_real_engines_says_nothing_of_simulations() -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset="baselines")
     inputs = prepare_run(experiment_named("routing"), asked, need_engine=False).plan.inputs

@@ -1,0 +1,132 @@
+"""The presets that simulate eight instances: what they compare, on which traces, and that a recorded one runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.profile import load_profile
+from results.records.layout import trial_layouts
+from runners.campaign.experiment import RunOptions
+from runners.campaign.run_process import work
+from runners.campaign.start import create_run, options_of
+from runners.errors import ExitCode
+from runners.experiments.registry import experiment_named
+from runners.experiments.routing.engine_model import describe_model, shape_model
+from runners.experiments.routing.grid import EXPERIMENT, Grid, is_drawn, read_grid
+from runners.simulator.engine_file import read_engine
+from state.workspace import Workspace
+from tests.runners.prepared import prepare
+
+H20, H200 = "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"
+RECORDED = ("fleet-agentic", "fleet-mooncake")
+SPLITS = {"fleet-load-floor": 4, "fleet-load-floor-1p": 1}
+
+
+def read_preset(preset: str, profile: str = H20) -> Grid:
+    return read_grid(load_profile(profile).experiments[EXPERIMENT], profile, preset)
+
+
+@pytest.mark.parametrize("preset", [*RECORDED, *SPLITS, "fleet-inflight-64", "fleet-inflight-128"])
+def test_each_simulates_eight_instances_with_traces_of_their_own_in_each_trial(preset: str) -> None:
+    of = read_preset(preset)
+    assert (of.instances, of.config) == (8, "mooncake_both")
+    assert of.simulation is not None
+    assert of.simulation.engine == "h20-qwen3-coder-30b-a3b"
+    assert of.trials >= 5
+    assert is_drawn(of.trace)
+    assert not of.further_traces, "else --trace would be refused"
+    prepared = prepare(RunOptions(EXPERIMENT, H20, preset))
+    assert not prepared.draft.needs_engine
+    assert prepared.plan.inputs["simulated"]
+    assert prepare(options_of(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint
+
+
+@pytest.mark.parametrize("preset", RECORDED)
+def test_recorded_traces_are_replayed_under_the_policies_of_fleet(preset: str, tmp_path: Path) -> None:
+    of, fleet = read_preset(preset), read_preset("fleet")
+    assert of.policies == fleet.policies
+    trace = tmp_path / "recorded.jsonl"
+    trace.touch()
+    grid = prepare(RunOptions(EXPERIMENT, H20, preset, trace=str(trace))).plan.inputs["grid"]
+    assert (grid["trace"]["source"], grid["trace"]["sessions"]) == (str(trace), of.trace.sessions)
+
+
+@pytest.mark.parametrize("limit", [64, 128])
+def test_the_routing_logs_policies_are_compared_with_a_limit_on_sessions_in_flight(limit: int) -> None:
+    of, fleet = read_preset(f"fleet-inflight-{limit}"), read_preset("fleet")
+    assert {"unified", "sticky", "lmetric", "load_only"} <= {policy.name for policy in of.policies}
+    assert all(policy in fleet.policies for policy in of.policies)
+    assert (of.trace, of.replay.max_inflight_sessions) == (fleet.trace, limit)
+
+
+@pytest.mark.parametrize("preset", SPLITS)
+def test_the_options_of_load_floor_have_one_split_and_none_that_is_not_simulated(preset: str) -> None:
+    of = read_preset(preset)
+    assert {of.roles(policy).count("prefill") for policy in of.policies} == {SPLITS[preset]}
+    parameters = [dict(policy.parameters) for policy in of.policies]
+    assert {0, 50, 200} <= {one.get("load_floor_bonus", 0) for one in parameters}
+    names = {name for one in parameters for name in one}
+    assert {"cold_bonus", "order", "overlap_discount", "min_overlap_share", "floor_form", "backpressure_above"} <= names
+    assert "prewarm_tokens" not in names
+    assert {30.0, 120.0} == {of.transfer_rules(policy).timeout_s for policy in of.policies}
+
+
+@pytest.mark.parametrize("preset", SPLITS)
+def test_a_pair_of_the_hair_trigger_is_left_alone_after_one_failure_for_the_rest_of_the_replay(preset: str) -> None:
+    of = read_preset(preset)
+    (rules,) = (of.transfer_rules(one) for one in of.policies if one.label.endswith("hair-trigger"))
+    assert rules.failures_to_quarantine == 1
+    assert rules.quarantine_s > of.replay.max_duration_s
+
+
+def test_h200s_are_simulated_as_h20s_are() -> None:
+    of, fleet = read_preset("fleet", H200), read_preset("fleet")
+    assert of.policies == fleet.policies
+    assert (of.instances, of.gpus, of.trials, of.trace) == (fleet.instances, fleet.gpus, fleet.trials, fleet.trace)
+    assert of.replay.max_inflight_sessions == fleet.replay.max_inflight_sessions == 0
+    assert "H200" in describe_model(of)
+    assert describe_model(of).endswith("(UNCALIBRATED)")
+    engine = read_engine("h200-qwen3-coder-30b-a3b")
+    assert shape_model(of, engine, "both", None).max_batched_tokens == engine.model.max_batched_tokens
+    longest = load_profile(H20).engine.max_model_len
+    assert prepare(RunOptions(EXPERIMENT, H200, "fleet")).draft.profile.engine.max_model_len == longest
+
+
+def test_an_h200_is_faster_than_an_h20_up_to_contexts_of_30000_tokens() -> None:
+    """Beyond some 76,000 it is not: the H20's figures show no growth with the context, and none is modelled there."""
+    slow, fast = (read_engine(f"{gpu}-qwen3-coder-30b-a3b") for gpu in ("h20", "h200"))
+    for tokens, context in ((1, 0), (8192, 0), (2048, 30_000)):
+        attended = tokens * context + tokens * (tokens + 1) / 2
+        assert fast.model.step.step_s(tokens, attended, 0, 0) < slow.model.step.step_s(tokens, attended, 0, 0)
+    for sequences in (1, 10, 64):
+        work = (0, 0.0, sequences, sequences * 30_000)
+        assert fast.model.step.step_s(*work) < slow.model.step.step_s(*work)
+    assert fast.model.kv_capacity_tokens > slow.model.kv_capacity_tokens
+    assert slow.link is not None
+    assert fast.link is not None
+    assert fast.link.transfer_s(30_000) < slow.link.transfer_s(30_000)
+
+
+def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    trace = tmp_path / "mooncake.jsonl"
+    rows = [
+        {"timestamp": 200 * row, "input_length": 1500, "output_length": 5, "hash_ids": [0, 1, 2 + row]}
+        for row in range(12)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = RunOptions(
+        EXPERIMENT, H20, "fleet-mooncake", trace=str(trace), trials=3, settings=("trace.sessions=8",),
+        policies=("unified", "static PD-disagg 6P+2D"),
+    )  # fmt: skip
+    folder = create_run(Workspace(tmp_path / "runs"), prepare(asked))
+    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    cells = [json.loads(layout.cell.read_bytes()) for layout in trial_layouts(folder)]
+    assert len(cells) == 6
+    assert {engine["block_tokens"] for cell in cells for engine in cell["engines"]} == {512}
+    assert {cell["trace"]["requests"] for cell in cells} == {8}
+    traces = {(cell["trial"], cell["trace"]["sha256"]) for cell in cells}
+    assert len(traces) == len({sha256 for _, sha256 in traces}) == 3, "each trial draws requests of its own"
