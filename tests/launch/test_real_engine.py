@@ -95,11 +95,11 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             result = await verify(instance, config, profile, tmp_path / "verify_plain.log")
             family = psutil.Process(instance.pid).children(recursive=True)
             meeting = meeting_folders(temporary)
-            report = await instance.stop(profile.launch.stop_grace_s, 0.0)
+            await instance.stop(profile.launch.stop_grace_s, 0.0)
             assert result.passed, result.reason
             assert family, "the engine core is a process of its own"
             assert running([instance.pid, *(process.pid for process in family)]) == []
-            assert report.exit_code == 0, instance.tail(60)
+            assert instance.exit_code == 0, instance.tail(60)
             assert len(meeting) == 1, "the file where its workers meet"
             assert meeting_folders(temporary) == []
     assert names_in(temporary) <= {f"torchinductor_{getpass.getuser()}"}
