@@ -149,7 +149,7 @@ def resume(
     with RunStore.open(folder) as store:
         if lease_state(store).live:
             _refuse_pace_of_live_run(pace)
-            _ask_run(folder, "resume", "", "")
+            _ask_run(folder, "resume", "", "", json=json)
             return
         if not accept_changes:
             _refuse_changes(store.view())
