@@ -15,6 +15,7 @@ from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer
 from results.report.table import Column, Table, gap_table, make_table
 from results.statistics.estimates import LEVEL, figure
+from results.statistics.judgement import TRIALS_REMEDY
 from results.statistics.trials import MIN_PAIRED
 
 FIGURE = 1
@@ -24,10 +25,13 @@ def build_page(analysis: CapacityAnalysis) -> Page:
     answers, questions = list[PageAnswer](), list[OpenQuestion]()
     for policy in sorted(analysis.policies, key=_order):
         text = describe_answer(policy)
-        if policy.answer.unfinished is None and policy.answer.fewest is not None:
-            answers.append(PageAnswer(policy.label, policy.answer.fewest.phrase, text, FIGURE))
-        else:
+        if policy.answer.unfinished is not None or policy.answer.fewest is None:
             questions.append(OpenQuestion(policy.label, text, _find_remedy(policy), FIGURE))
+        elif analysis.traces < MIN_PAIRED:
+            seen = f"{_describe_traces(analysis)} at each point: another trace of the same load may differ. {text}"
+            questions.append(OpenQuestion(policy.label, seen, TRIALS_REMEDY, FIGURE))
+        else:
+            answers.append(PageAnswer(policy.label, policy.answer.fewest.phrase, text, FIGURE))
     gaps, policies = len(analysis.gaps), format_count(len(analysis.policies), "policy", "policies")
     return Page(
         question=f"SIMULATED: how few instances hold {analysis.slo}?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -66,3 +67,10 @@ def test_of_the_splits_of_a_size_the_figure_shows_the_one_that_the_answer_rests_
     assert one.answer.fewest == Size(3, 2)
     (row,) = build_figures(analysis(one))[0].table.to_dict("records")
     assert (row["size"], row["objective"]) == ("2P+1D", str(Standing.HOLDS))
+
+
+@pytest.mark.parametrize(("traces", "answers"), [(1, 0), (2, 0), (3, 1)])
+def test_fewer_than_three_traces_give_no_answer(traces: int, answers: int) -> None:
+    page = build_page(replace(analysis(policy(Search(1, 8), {Size(1): HOLDS})), traces=traces))
+    assert (len(page.answers), len(page.undecided)) == (answers, 1 - answers)
+    assert answers or "`--trials 3`" in page.undecided[0].decides
