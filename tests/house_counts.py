@@ -58,12 +58,14 @@ TURN_DECLARATIONS = (
     ("runners/trace/session.py", "Turn"),
     ("runners/load/replay_plan.py", "PlannedTurn"),
     ("runners/load/stream.py", "Exchange"),
-    ("runners/load/turn_records.py", "unsent_record"),
-    ("runners/load/turn_records.py", "sent_record"),
+    ("runners/load/stream.py", "sent_fields"),
+    ("runners/load/stream.py", "unsent_fields"),
     ("runners/load/replay.py", "make_turn_record"),
+    ("runners/load/replay.py", "make_unsent_record"),
+    ("runners/simulator/replay.py", "end_turn"),
     ("results/records/turns.py", "TurnRecord"),
     ("results/measures/turns.py", "Turns"),
-    ("runners/cli/session.py", "SessionPick"),
+    ("runners/cli/session.py", "_describe_pick"),
 )
 """What lists fields of a turn: file and name. At e7ebcb5 also a schema and the columns of counts, now derived."""
 
@@ -231,12 +233,12 @@ def count_turn_steps(root: Path) -> int:
 
 
 def defines(modules: list[Module], path: str, name: str) -> bool:
-    """Whether the file has a class or function of this name at its top level."""
+    """Whether the file has a class, function or method of this name."""
     return any(
         isinstance(node, Function | ast.ClassDef) and node.name == name
         for module in modules
         if str(module.path) == path
-        for node in module.tree.body
+        for node in ast.walk(module.tree)
     )
 
 

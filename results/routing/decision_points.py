@@ -242,6 +242,8 @@ def _judge_d4(floor: LoadFloor) -> tuple[Outcome, str]:
     text = f"{refused} picks of sessions that some instance had refused, {moved} sent elsewhere for it, {held} held"
     if not refused:
         return Outcome.OPEN, f"refusals are counted where they happen, and there was none: {text}"
+    if few := few_launches(floor.trials, "policy"):
+        return Outcome.UNDECIDED, f"{few}: {text}"
     return (Outcome.HOLDS if moved else Outcome.UNDECIDED), text
 
 

@@ -406,6 +406,8 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
 def test_refusals_answer_whether_they_are_counted() -> None:
     assert answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"].outcome == Outcome.HOLDS
     assert answered(run_of(variant("plain", rejects=2)))["D4"].outcome == Outcome.UNDECIDED
+    one_trial = replace(run_of(variant("plain", rejects=9, reject_moves=2)), trials=1)
+    assert answered(one_trial)["D4"].outcome == Outcome.UNDECIDED
 
 
 def test_failures_and_quarantines_answer_the_window() -> None:
