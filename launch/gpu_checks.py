@@ -332,7 +332,8 @@ def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
     settings = " and ".join(f"engine.{name} = {new}" for name, _, new in changed)
     if profile.name not in profile_names():
         return f"{small}; or write {settings} into the profile"
-    edits = " ".join(f"-e 's/^{name} = {old}/{name} = {new}/'" for name, old, new in changed)
+    # Of the first such line alone: a preset may state the same.
+    edits = " ".join(f"-e '0,/^{name} = {old}/s//{name} = {new}/'" for name, old, new in changed)
     copy = f"sed {edits} launch/profiles/{profile.name}.toml >smaller.toml && make gpu GPU_PROFILE=./smaller.toml"
     return f"measure with {settings}: `{copy}`; or {small}"
 

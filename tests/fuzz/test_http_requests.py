@@ -114,6 +114,7 @@ def test_what_is_whole_is_served_whole_however_it_is_cut(sent: list[bytes], cuts
 @settings(max_examples=examples(60))
 @example(1, [], False)
 @example(150_000, [], True)
+@example(0, [32_853], False)
 def test_a_head_beyond_its_limit_is_refused_however_it_comes(beyond: int, cuts: list[int], ahead: bool) -> None:
     """All of it with one read too, behind another request too."""
     long = LINE + b"X: %b\r\nContent-Length: 14\r\n\r\n" % (b"y" * (HEAD_LIMIT_BYTES + beyond)) + BODY

@@ -146,6 +146,8 @@ class ClientConnection(asyncio.Protocol):
     """Bytes read since the request began, or since the last piece of its body."""
     _read_bytes: int = 0
     """Bytes of the last read."""
+    _first_read_bytes: int = 0
+    """Bytes of the read in which the request began; `_head_bytes` does not count them."""
     _ahead_bytes: int = 0
     """Bytes of the bodies in the queue."""
     _serving_bytes: int = 0
@@ -257,6 +259,7 @@ class ClientConnection(asyncio.Protocol):
     # httptools
     def on_message_begin(self) -> None:
         self._head_bytes = 0  # the rest was cleared after the last request
+        self._first_read_bytes = self._read_bytes
         self.t_begin_s = self.t_read_s
 
     def on_url(self, url: bytes) -> None:
@@ -273,8 +276,8 @@ class ClientConnection(asyncio.Protocol):
         if len(self._headers) > HEADER_LIMIT:
             self._reject_client(431, f"a request head of more than {HEADER_LIMIT} headers", "bad_request")
             return
-        if self._head_bytes + self._read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
-            self._reject_head("head")  # it came with one read, which is not counted where a request begins
+        if self._head_bytes + self._first_read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
+            self._reject_head("head")  # the first read may have held an earlier request too, so the head is measured
             return
         headers = dict(self._headers)
         self._named = headers
