@@ -207,7 +207,7 @@ class SimulatedTransfers:
         engine = self._engines[movement.transfer.target]
         tokens = job.input_tokens - job.computed
         movement.change_transfer(
-            external_tokens=tokens, blocks=-(-tokens // engine.blocks.block_tokens),
+            external_tokens=tokens, local_tokens=job.computed, blocks=-(-tokens // engine.blocks.block_tokens),
             bytes=tokens * self._link.kv_bytes_per_token, bytes_from="tokens", counted_by="model",
         )  # fmt: skip
         engine.resume(job)

@@ -188,6 +188,8 @@ def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(trace: Pat
             continue
         transfer, turn = record.outcome.transfer, turns[record.request.request]
         assert transfer.external_tokens is not None
+        assert transfer.local_tokens is not None
+        assert transfer.local_tokens + transfer.external_tokens == transfer.prefix_tokens
         assert (turn.cached_tokens or 0) >= transfer.external_tokens > 0
         assert transfer.bytes == transfer.external_tokens * 1000
         assert transfer.t_done_ns > transfer.t_begin_ns
