@@ -235,7 +235,7 @@ class Dispatcher:
 
     def _describe_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
         """The request as the policy sees it. A request without a session has no binding."""
-        owner, since_s, rejects, moving_to = self._bindings.describe_session(request.session, self.driver.now_s())
+        owner = self._bindings.owner_of(request.session)
         return RoutedRequest(
             request=request.request,
             session=request.session,
@@ -247,10 +247,10 @@ class Dispatcher:
                 cached_by_instance(self._indexes, request.keys, request.input_tokens) if request.keys else NO_TOKENS
             ),
             owner=owner,
-            since_migration_s=since_s,
-            rejects=rejects,
+            since_migration_s=self._bindings.since_migration_s(request.session, self.driver.now_s()),
+            rejects=self._bindings.refusals_of(request.session),
             tried=tried,
-            moving_to=moving_to,
+            moving_to=self._bindings.moving_to(request.session),
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
             reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,

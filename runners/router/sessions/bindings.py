@@ -22,18 +22,6 @@ class BindingVersion(NamedTuple):
     instance: str
 
 
-class SessionView(NamedTuple):
-    """What a pick may know of a session; the defaults are those of one that is not known."""
-
-    owner: str = ""
-    since_migration_s: float | None = None
-    rejects: Mapping[str, int] = _NONE
-    moving_to: str = ""
-
-
-_UNKNOWN = SessionView()
-
-
 @dataclass(eq=False, slots=True)
 class MigrationClaim:
     """The right to migrate a session. Where routers share bindings, one request of one router has it at a time."""
@@ -112,14 +100,6 @@ class Bindings:
         """Sessions known."""
         return len(self._sessions)
 
-    def describe_session(self, session: str, now: float) -> SessionView:
-        """All that the next four methods return, in one call: every pick asks for it."""
-        row = self._sessions.get(session)
-        if row is None:
-            return _UNKNOWN
-        since_s = None if row.migrated_s is None else now - row.migrated_s
-        return SessionView(row.home, since_s, dict(row.rejects) if row.rejects else _NONE, self.moving_to(session))
-
     def owner_of(self, session: str) -> str:
         """The instance that holds the session's KV, or that its first request was sent to; empty = none."""
         row = self._sessions.get(session)
@@ -127,7 +107,8 @@ class Bindings:
 
     def since_migration_s(self, session: str, now: float) -> float | None:
         """Seconds since its last committed migration; None = never. Other rebinds do not count."""
-        return self.describe_session(session, now).since_migration_s
+        row = self._sessions.get(session)
+        return None if row is None or row.migrated_s is None else now - row.migrated_s
 
     def moving_to(self, session: str) -> str:
         """The target of the session's migrating request; empty = none."""
@@ -136,7 +117,8 @@ class Bindings:
 
     def refusals_of(self, session: str) -> Mapping[str, int]:
         """Refusals of this session in a row, by instance."""
-        return self.describe_session(session, 0.0).rejects
+        row = self._sessions.get(session)
+        return dict(row.rejects) if row and row.rejects else _NONE
 
     def count_active(self, instance: str) -> int:
         """Sessions bound to it now, including those whose first request is open."""

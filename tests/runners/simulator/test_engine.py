@@ -428,7 +428,7 @@ def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_ba
 
 
 class AsksAgain(Engine):
-    """The rule of reference: whoever is first in line is matched against the pool at every attempt."""
+    """The reference rule: the first waiting request is matched against the pool at every attempt."""
 
     def _is_blocked(self, job: Job) -> bool:
         return False
@@ -477,7 +477,7 @@ def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: list[t
     st.integers(12, 24), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
     st.booleans(),
 )  # fmt: skip
-def test_whoever_found_no_room_is_asked_again_only_where_that_could_change_the_schedule(
+def test_a_blocked_request_is_matched_again_only_where_that_could_change_the_schedule(
     cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, budget: int, sequences: int, scheduling: str,
     is_async: bool,
 ) -> None:  # fmt: skip
