@@ -87,8 +87,9 @@ def export_run(source: Path, target: Path) -> tuple[Path, ...]:
 
     Raises ResultsError where `source` is no run or `target` is one, OSError where a file cannot be written.
     """
-    from results.report.export import export_results
+    from results.report.export import export_results, refuse_run_folder
 
+    refuse_run_folder(target)  # before the analysis, which takes long
     results = results_of(source)
     analysis = results.write(source)
     return export_results(source, target, _build_comparable(results, analysis, source))

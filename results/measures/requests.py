@@ -31,10 +31,14 @@ def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
 
 def _select_slow(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The requests due in the window, with those that timed out as if the drain had cut them."""
-    due = due_in_window(frame, record).copy()
+    due = due_in_window(frame, record)
     timed_out = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool)
-    due.loc[timed_out & (due["status"] == RequestStatus.ERROR.value), "status"] = RequestStatus.CUT.value
-    return due
+    late = timed_out & (due["status"] == RequestStatus.ERROR.value)
+    if not late.any():
+        return due
+    slow = due.copy()
+    slow.loc[late, "status"] = RequestStatus.CUT.value
+    return slow
 
 
 def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int | None]:
@@ -56,16 +60,20 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
     Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
-    first token has not even a bound of TPOT: `count_lost_tpot`.
+    first token has not even a bound of TPOT: `_count_lost_tpot`.
     """
-    samples = metric_samples(pa.Table.from_pandas(_select_slow(frame, record), preserve_index=False))
-    cut = censored_samples(frame, record)
-    return {name: np.append(values, np.full(len(cut.get(name, ())), np.inf)) for name, values in samples.items()}
+    slow = _select_slow(frame, record)
+    return _append_censored(slow, _bound_censored(_select_cut(slow)))
 
 
-def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
-    """Lower bounds for the requests due in the window that were cut or timed out before their TTFT, TPOT or E2E."""
-    cut = _select_cut(frame, record)
+def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
+    """Every declared metric of these requests; each of `waited` follows as infinity."""
+    samples = metric_samples(pa.Table.from_pandas(slow, preserve_index=False))
+    return {name: np.append(values, np.full(len(waited.get(name, ())), np.inf)) for name, values in samples.items()}
+
+
+def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
+    """Lower bounds for the requests that were cut or timed out before their TTFT, TPOT or E2E."""
     answered = cut["t_first_token_ns"].notna()
     decoding = cut[answered & (cut["output_tokens"] > 1)]
     intervals = decoding["output_tokens"].to_numpy(dtype=np.float64) - 1
@@ -76,14 +84,12 @@ def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Sa
     }
 
 
-def count_lost_tpot(frame: pd.DataFrame, record: CellRecord) -> int:
-    """How many requests due in the window were cut or timed out before their first token and so have no TPOT."""
-    cut = _select_cut(frame, record)
+def _count_lost_tpot(cut: pd.DataFrame) -> int:
+    """How many requests were cut or timed out before their first token and so have no TPOT."""
     return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
 
 
-def _select_cut(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
-    slow = _select_slow(frame, record)
+def _select_cut(slow: pd.DataFrame) -> pd.DataFrame:
     return slow[slow["status"] == RequestStatus.CUT.value]
 
 
@@ -98,12 +104,15 @@ def _waited_ns(frame: pd.DataFrame, since: str) -> Samples:
 
 def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """p50, p90 and p99 of every declared metric with their order-statistic intervals."""
-    samples = None if frame is None else latency_samples(frame, record)
-    waited = {} if frame is None else censored_samples(frame, record)
-    lost = {} if frame is None else {TPOT.name: count_lost_tpot(frame, record)}
     estimates: dict[str, Estimate] = {}
-    for name in METRICS:
-        values = None if samples is None else samples[name]
+    if frame is None:
+        for name in METRICS:
+            estimates |= percentile_estimates(name, None, _UNREADABLE)
+        return estimates
+    slow = _select_slow(frame, record)
+    cut = _select_cut(slow)
+    waited, lost = _bound_censored(cut), {TPOT.name: _count_lost_tpot(cut)}
+    for name, values in _append_censored(slow, waited).items():
         estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, 0))
     return estimates
 
@@ -116,16 +125,15 @@ def throughput(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Esti
         names = ("effective_throughput_per_s", "offered_throughput_per_s", "throughput_ratio", "cohort_ratio")
         return stated | dict.fromkeys((*names, "cached_prompt_tokens"), unknown(_UNREADABLE))
     window_s = (record.t_window_end_ns - record.t_window_start_ns) / 1e9
-    whole = frame[frame["status"] == RequestStatus.OK.value]
-    ended = whole["t_end_ns"]
+    ended = frame["t_end_ns"][frame["status"] == RequestStatus.OK.value]
     inside = int(((ended >= record.t_window_start_ns) & (ended < record.t_window_end_ns)).sum())
-    due = len(due_in_window(frame, record))
-    cached = due_in_window(whole, record)["cached_tokens"]
+    due = due_in_window(frame, record)
+    cached = due["cached_tokens"][due["status"] == RequestStatus.OK.value]
     return stated | {
         "effective_throughput_per_s": Estimate(inside / window_s, n=inside),
-        "offered_throughput_per_s": Estimate(due / window_s, n=due),
+        "offered_throughput_per_s": Estimate(len(due) / window_s, n=len(due)),
         "throughput_ratio": Estimate(inside / window_s / requested, n=inside),
-        "cohort_ratio": _cohort_ratio(due_in_window(frame, record)),
+        "cohort_ratio": _cohort_ratio(due),
         "cached_prompt_tokens": Estimate(float(cached.sum()), n=int(cached.count()))
         if cached.count()
         else unknown("the engine did not report cached tokens"),

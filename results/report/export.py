@@ -27,16 +27,21 @@ class _Exported(msgspec.Struct, frozen=True):
     comparable: Comparable
 
 
-def export_results(source: Path, target: Path, comparable: Comparable | None) -> tuple[Path, ...]:
-    """Copy the analysis's files from the run folder `source` to `target`, and write comparable.json beside them.
-
-    Other files in `target` stay. Returns the files written, by name. Raises ResultsError where `target` is or is inside
-    the folder of a run, OSError where it cannot be written.
-    """
+def refuse_run_folder(target: Path) -> None:
+    """Raises ResultsError where `target` is or is inside the folder of a run."""
     target = target.resolve()
     run = next((folder for folder in (target, *target.parents) if RunLayout(folder).plan.exists()), None)
     if run is not None:
         raise ResultsError(f"{run} is the folder of a run", remedy="name a folder outside of it; a new one is made")
+
+
+def export_results(source: Path, target: Path, comparable: Comparable | None) -> tuple[Path, ...]:
+    """Copy the analysis's files from the run folder `source` to `target`, and write comparable.json beside them.
+
+    `target`: as `refuse_run_folder` allows; other files in it stay. Returns the files written, by name. Raises OSError
+    where it cannot be written.
+    """
+    target = target.resolve()
     masks = _list_masks(source)
     written = []
     for path in _list_files(source):

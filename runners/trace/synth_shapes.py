@@ -8,6 +8,7 @@ the sums of the sessions, and repeats; a remaining error changes the number of t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +69,10 @@ class Shapes:
         return float(self.lengths.mean())
 
 
+@functools.lru_cache(maxsize=8)
 def find_shapes(target: Statistics, sessions: int) -> Shapes:
-    """The shapes closest to the statistics, for a trace of this many sessions."""
+    """The shapes closest to the statistics, for a trace of this many sessions; cached, as traces of all seeds share
+    them."""
     ranks = min(sessions, RANKS)
     masses = np.diff(session_mass(target, np.arange(ranks + 1) / ranks))
     new_share = 1 - target.apc_bound_intra

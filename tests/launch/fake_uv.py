@@ -6,9 +6,9 @@ before exiting with 2 in the packages step, or empty.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from venv import EnvBuilder
 
 STUBS = {
     "torch.py": "class version:\n    cuda = '13.0'\n",
@@ -35,7 +35,8 @@ def main(log: Path, failure: str, arguments: list[str]) -> int:
     with log.open("a") as file:
         file.write(" ".join(arguments) + "\n")
     if arguments[0] == "venv":
-        return make_environment(Path(arguments[-1]))
+        make_environment(Path(arguments[-1]))
+        return 0
     if "--requirements" in arguments:
         if failure:
             print(failure)
@@ -47,12 +48,11 @@ def main(log: Path, failure: str, arguments: list[str]) -> int:
     return 0
 
 
-def make_environment(root: Path) -> int:
-    done = subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(root)], check=False)
+def make_environment(root: Path) -> None:
+    EnvBuilder(symlinks=True).create(root)
     wanted = root / "lib" / "python3.11"
     if not wanted.exists():  # the tests run on another Python than the engines do
         wanted.symlink_to(next((root / "lib").glob("python3.*")).name)
-    return done.returncode
 
 
 def install_stubs(site_packages: Path, lock: Path) -> None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from launch.command import build_launch, write_launch
-from launch.environment import find_engine
+from launch.environment import Engine, find_engine
 from launch.instance import http_client
 from launch.local import LocalBackend
 from launch.patching import PatchUse
@@ -111,50 +111,55 @@ STALL_S = 2.0
 """Short enough to wait for, and longer than what a busy host does to a process that nothing holds up."""
 
 
-@pytest.mark.parametrize(("number", "executor"), [(signal.SIGSEGV, "uni"), (signal.SIGKILL, "mp")])
-async def test_what_stops_the_processes_of_a_serving_engine_is_named(
-    tmp_path: Path, number: signal.Signals, executor: str
-) -> None:
+async def test_what_stops_the_processes_of_a_serving_engine_is_named(tmp_path: Path) -> None:
     """First the process with the model is held up, then a signal ends the engine process."""
-    base, engine = load_profile("cpu-tiny"), find_engine("cpu")
-    profile = msgspec.structs.replace(base, launch=msgspec.structs.replace(base.launch, executor=executor))
+    engine = find_engine("cpu")
     patches = PatchUse(engine)
     patches.apply()
     try:
-        async with LocalBackend(engine) as backend:
-            spec = build_launch(
-                profile, load_config("plain"), engine,
-                instance="plain-1", port=own_port(22_000, 2), layout=ConfigLayout(tmp_path), launch=1,
-                extra_env={"TRACON_STALL_S": str(STALL_S)},
-            )  # fmt: skip
-            instance = await backend.start(spec, ignore_start)
-            await instance.wait_ready(START_S)
-            async with http_client(instance.url) as client:
-                body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
-                answer = await client.post("/v1/completions", json=body, timeout=START_S)
-            assert answer.status_code == 200
-            instance.read_stalls()  # of a start on a busy host
-            (core,) = psutil.Process(instance.pid).children()
-            with_model = psutil.Process(pid_with_model(instance.log()))
-            assert with_model.pid in {child.pid for child in core.children()} if executor == "mp" else {core.pid}
-            with_model.suspend()
-            await asyncio.sleep(2 * STALL_S)
-            with_model.resume()
-            stall = (await wait_for(instance.read_stalls))[0]
-            assert re.fullmatch(rf"no Python thread ran for [\d.]+ s \(pid {with_model.pid}\)", stall.text)
-            assert stall.frame
-            assert await instance.find_death() is None
-            signal_main_thread(core.pid, number)
-            death = await wait_for(instance.find_death)
-            assert (death.ended_by, death.process, death.pid) == (number.name, "EngineCore", core.pid)
-            if number is signal.SIGSEGV:
-                assert "vllm/v1/engine/core.py" in death.frame
-            else:
-                assert "OOM killer" in death.kernel
-            assert number.name in await instance.explain_death()
-            assert death.last_lines
+        async with LocalBackend(engine) as backend:  # one for both: its fork server imports vLLM once
+            for number, executor in ((signal.SIGSEGV, "uni"), (signal.SIGKILL, "mp")):
+                await stop_an_engine(backend, engine, tmp_path / executor, number, executor)
     finally:
         patches.revert()
+
+
+async def stop_an_engine(
+    backend: LocalBackend, engine: Engine, folder: Path, number: signal.Signals, executor: str
+) -> None:
+    base = load_profile("cpu-tiny")
+    profile = msgspec.structs.replace(base, launch=msgspec.structs.replace(base.launch, executor=executor))
+    spec = build_launch(
+        profile, load_config("plain"), engine,
+        instance=f"plain-{executor}", port=own_port(22_000, 2), layout=ConfigLayout(folder), launch=1,
+        extra_env={"TRACON_STALL_S": str(STALL_S)},
+    )  # fmt: skip
+    instance = await backend.start(spec, ignore_start)
+    await instance.wait_ready(START_S)
+    async with http_client(instance.url) as client:
+        body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
+        answer = await client.post("/v1/completions", json=body, timeout=START_S)
+    assert answer.status_code == 200
+    instance.read_stalls()  # of a start on a busy host
+    (core,) = psutil.Process(instance.pid).children()
+    with_model = psutil.Process(pid_with_model(instance.log()))
+    assert with_model.pid in {child.pid for child in core.children()} if executor == "mp" else {core.pid}
+    with_model.suspend()
+    await asyncio.sleep(2 * STALL_S)
+    with_model.resume()
+    stall = (await wait_for(instance.read_stalls))[0]
+    assert re.fullmatch(rf"no Python thread ran for [\d.]+ s \(pid {with_model.pid}\)", stall.text)
+    assert stall.frame
+    assert await instance.find_death() is None
+    signal_main_thread(core.pid, number)
+    death = await wait_for(instance.find_death)
+    assert (death.ended_by, death.process, death.pid) == (number.name, "EngineCore", core.pid)
+    if number is signal.SIGSEGV:
+        assert "vllm/v1/engine/core.py" in death.frame
+    else:
+        assert "OOM killer" in death.kernel
+    assert number.name in await instance.explain_death()
+    assert death.last_lines
 
 
 def signal_main_thread(pid: int, number: signal.Signals) -> None:

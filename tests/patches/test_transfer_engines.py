@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from launch import patching
 from launch.command import build_launch, write_launch
@@ -24,7 +25,7 @@ from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 PROFILE = load_profile("cpu-tiny")
 BLOCK, BYTES_PER_TOKEN, LAYERS = 128, 512, 2
@@ -33,6 +34,14 @@ CONTEXT, NEW = 2 * BLOCK, 3 * BLOCK
 FLUSHED_S = 10.0
 
 Line = dict[str, Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[LocalBackend]:
+    engine = find_engine("cpu")
+    patching.apply(engine)
+    async with LocalBackend(engine) as made:
+        yield made
 
 
 @asynccontextmanager
@@ -96,13 +105,9 @@ def seeded(source: random.Random) -> tuple[list[int], list[int]]:
     return prompt[:CONTEXT], prompt
 
 
-async def test_a_transfer_of_mooncake_leaves_its_whole_way(tmp_path: Path) -> None:
-    engine, source = find_engine("cpu"), random.Random(1)
-    patching.apply(engine)
-    async with (
-        LocalBackend(engine) as backend,
-        pair(backend, engine, "mooncake_both", tmp_path) as (prefill, decode),
-    ):
+async def test_a_transfer_of_mooncake_leaves_its_whole_way(backend: LocalBackend, tmp_path: Path) -> None:
+    source = random.Random(1)
+    async with pair(backend, find_engine("cpu"), "mooncake_both", tmp_path) as (prefill, decode):
         address = f"http://127.0.0.1:{prefill.ports[BOOTSTRAP_PORT]}"
         async with httpx.AsyncClient() as client:
             peer = next(iter((await client.get(f"{address}/query")).json().values()))["engine_id"]
@@ -157,13 +162,9 @@ async def test_a_transfer_of_mooncake_leaves_its_whole_way(tmp_path: Path) -> No
     assert d("steps")["step_p50_us"] > 0
 
 
-async def test_a_transfer_of_nixl_leaves_what_it_shows(tmp_path: Path) -> None:
-    engine, source = find_engine("cpu"), random.Random(2)
-    patching.apply(engine)
-    async with (
-        LocalBackend(engine) as backend,
-        pair(backend, engine, "nixl_both", tmp_path) as (prefill, decode),
-    ):
+async def test_a_transfer_of_nixl_leaves_what_it_shows(backend: LocalBackend, tmp_path: Path) -> None:
+    source = random.Random(2)
+    async with pair(backend, find_engine("cpu"), "nixl_both", tmp_path) as (prefill, decode):
         offered: Line = {}
         for _ in range(2):
             context, prompt = seeded(source)

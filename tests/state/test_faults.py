@@ -322,25 +322,35 @@ def _write_much(folder: Path, answers: Connection) -> None:
             time.sleep(0.002)
 
 
+COPIES = 10
+"""Of one run: its journal grows all the time, and with it what it takes to read a copy."""
+
+
 def test_a_copy_of_a_live_run_is_whole_or_refused(tmp_path: Path) -> None:
     """The writer turns its log over every few transactions, so that some copies are torn."""
-    folder = tmp_path / "run"
-    a_run(folder).close()
-    receiver, sender = FORK.Pipe(duplex=False)
-    writer = FORK.Process(target=_write_much, args=(folder, sender), daemon=True)
-    writer.start()
-    try:
-        assert receiver.poll(60)
-        for number in range(examples(40)):
-            copy = tmp_path / f"copy-{number}"
-            with contextlib.suppress(shutil.Error):  # the log's files may vanish on the way, as under cp -r
-                shutil.copytree(folder, copy)
-            with contextlib.suppress(StoreUnusable), RunStore.open(copy, read_only=True) as store:
-                assert store.find_problems() == ()
-            shutil.rmtree(copy)
-    finally:
-        writer.kill()
-        writer.join()
+    for number in range(examples(4)):
+        folder = tmp_path / f"run-{number}"
+        a_run(folder).close()
+        receiver, sender = FORK.Pipe(duplex=False)
+        writer = FORK.Process(target=_write_much, args=(folder, sender), daemon=True)
+        writer.start()
+        try:
+            assert receiver.poll(60)
+            for _ in range(COPIES):
+                _copy_and_check(folder, tmp_path / "copy")
+            assert writer.is_alive(), "every copy was one of a live run"
+        finally:
+            writer.kill()
+            writer.join()
+        shutil.rmtree(folder)
+
+
+def _copy_and_check(folder: Path, copy: Path) -> None:
+    with contextlib.suppress(shutil.Error):  # the log's files may vanish on the way, as under cp -r
+        shutil.copytree(folder, copy)
+    with contextlib.suppress(StoreUnusable), RunStore.open(copy, read_only=True) as store:
+        assert store.find_problems() == ()
+    shutil.rmtree(copy)
 
 
 def test_a_copy_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyse import Analysis
 from results.connector_tax.report import build_report
+from results.measures.saturation import choose_reference_rates
 from results.measures.step_records import write_steps
 from results.records.frames import STEP_SCHEMA
 from results.records.layout import ConfigLayout, RunLayout, sha256
@@ -29,6 +30,7 @@ OWN_RATE = "own_rate"
 SIGMA = 0.25
 Z90 = float(stats.norm.ppf(0.9))
 DATE = "20260131"
+THRESHOLDS: Mapping[str, float] = {"throughput_ratio": 0.95, "waiting_p50": 1.0, "ttft_p90_growth": 1.5}
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ def write_run(root: Path, run: Run) -> RunLayout:
 def write_measured_run(root: Path, run: Run) -> RunLayout:
     """The same with the reference rates that its Phase A gives."""
     layout = write_run(root, run)
-    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
+    layout.reference_rates.write_bytes(choose_reference_rates(root, THRESHOLDS).to_json())
     return layout
 
 
@@ -412,7 +414,7 @@ def _plan(run: Run, loads: Sequence[Load]) -> dict[str, Any]:
             "profile": {"engine": {"kind": "cpu"}},
             "engine": {"versions": {"vllm": "0.32.0", "nixl": "1.5.1"}},
             "grid": {
-                "saturation": {"throughput_ratio": 0.95, "waiting_p50": 1.0, "ttft_p90_growth": 1.5},
+                "saturation": THRESHOLDS,
                 "phase_b": _plan_shapes(run),
             },
         },

@@ -70,7 +70,11 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _figure(root: Path, number: int) -> Figure:
-    return {figure.number: figure for figure in build_figures(analyse(root), root)}[number]
+    return _find_figure(analyse(root), root, number)
+
+
+def _find_figure(analysis: Analysis, root: Path, number: int) -> Figure:
+    return {figure.number: figure for figure in build_figures(analysis, root)}[number]
 
 
 def test_no_image_names_a_day_or_a_version(drawn: dict[int, Figure]) -> None:
@@ -152,8 +156,7 @@ def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path)
 def test_a_figure_that_lacks_its_config_says_so(tmp_path: Path, config: str, number: int) -> None:
     configs = {name: truth for name, truth in RUN.configs.items() if name != config}
     write_run(tmp_path, replace(RUN, configs=configs, skipped={config: "it did not load"}))
-    write_results(tmp_path)
-    figure = _figure(tmp_path, number)
+    figure = _find_figure(write_results(tmp_path), tmp_path, number)
     assert config in figure.missing
     for report in ("report.md", "report.html"):
         assert f"Figure {number}." in (tmp_path / report).read_text()

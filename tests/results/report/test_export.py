@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,26 +24,41 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(params=WRITERS)
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    folder = tmp_path / "runs" / "monday"
-    folder.mkdir(parents=True)
-    WRITERS[request.param](folder)
-    return folder
+@dataclass(frozen=True)
+class Exported:
+    """A run and the folder that its results were exported to."""
+
+    run: Path
+    folder: Path
+    written: tuple[Path, ...]
+    """What `export_run` returned."""
 
 
-def test_an_exported_folder_compares_as_its_run_does(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "handed on"
-    export_run(run, folder)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """An experiment's run and its export, made when first wanted. It is shared: a test that writes takes a copy."""
+
+    @cache
+    def make(experiment: str) -> Exported:
+        run = tmp_path_factory.mktemp("runs") / "monday"
+        run.mkdir()
+        WRITERS[experiment](run)
+        folder = tmp_path_factory.mktemp("out") / "handed on"
+        return Exported(run, folder, export_run(run, folder))
+
+    return make
+
+
+@pytest.mark.parametrize("experiment", WRITERS)
+def test_an_exported_folder_compares_as_its_run_does(made: Callable[[str], Exported], experiment: str) -> None:
+    run, folder = made(experiment).run, made(experiment).folder
+    expected = to_json(compare_runs(run, run))
     for first, second in ((run, folder), (folder, run), (folder, folder)):
-        compared = to_json(compare_runs(first, second))
-        assert compared == to_json(compare_runs(run, run))
+        assert to_json(compare_runs(first, second)) == expected
 
 
-def test_an_exported_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tax_run(tmp_path / "monday")
-    folder = tmp_path / "handed on"
-    export_run(tmp_path / "monday", folder)
+def test_an_exported_folder_is_read_once(made: Callable[[str], Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+    tax = made("connector-tax")
     read: list[Path] = []
 
     def read_counted(path: Path) -> Comparable:
@@ -48,13 +66,14 @@ def test_an_exported_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
         return read_comparable(path)
 
     monkeypatch.setattr("results.report.export.read_comparable", read_counted)
-    compare_runs(tmp_path / "monday", folder)
-    assert read == [folder]
+    compare_runs(tax.run, tax.folder)
+    assert read == [tax.folder]
 
 
-def test_it_holds_what_the_run_found_and_no_raw_artifact(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "handed on"
-    written = export_run(run, folder)
+@pytest.mark.parametrize("experiment", WRITERS)
+def test_it_holds_what_the_run_found_and_no_raw_artifact(made: Callable[[str], Exported], experiment: str) -> None:
+    exported = made(experiment)
+    run, folder, written = exported.run, exported.folder, exported.written
     assert sorted(written) == sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path.name for path in written}
     assert {"report.md", "report.html", "MANIFEST.tsv", "aggregate.csv", "verdicts.json", "comparable.json"} <= names
@@ -87,26 +106,32 @@ def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Pa
     assert not [secret for secret in ("ada", "mirror.corp") if secret in text]
 
 
-def test_a_run_folder_is_never_written_into(run: Path) -> None:
+@pytest.mark.parametrize("experiment", WRITERS)
+def test_a_run_folder_is_never_written_into(made: Callable[[str], Exported], experiment: str) -> None:
+    """It is refused before the run is analysed."""
+    run = made(experiment).run
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     for target in (run, run / "below"):
         with pytest.raises(ResultsError, match="is the folder of a run") as caught:
             export_run(run, target)
         assert caught.value.remedy
     assert not RunLayout(run).comparable.exists()
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [(b"{", "truncated"), (b'{"format": 1}', "comparable"), (None, "format 99")],
 )
-def test_a_damaged_or_newer_file_is_refused_with_the_remedy(tmp_path: Path, content: bytes | None, says: str) -> None:
-    run, folder = tmp_path / "monday", tmp_path / "out"
-    write_tax_run(run)
-    export_run(run, folder)
+def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
+    made: Callable[[str], Exported], tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    tax = made("connector-tax")
+    folder = Path(shutil.copytree(tax.folder, tmp_path / "out"))
     path = RunLayout(folder).comparable
     path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":1', b'"format":99', 1))
     with pytest.raises(ResultsError, match=says) as caught:
-        compare_runs(run, folder)
+        compare_runs(tax.run, folder)
     assert "tracon export" in caught.value.remedy
 
 

@@ -45,15 +45,12 @@ def test_every_command_and_option_has_help() -> None:
                 assert parameter.help, f"{name} --{parameter.name} is missing its help"
 
 
-def test_version_and_help(tmp_path: Path) -> None:
+def test_version_and_help_with_shell_completion(tmp_path: Path) -> None:
     assert tracon("--version", workspace=tmp_path).stdout.startswith("tracon ")
     shown = tracon("--help", workspace=tmp_path)
     assert shown.returncode == 0
     assert "resume" in shown.stdout
-
-
-def test_shell_completion_is_offered(tmp_path: Path) -> None:
-    assert "--install-completion" in tracon("--help", workspace=tmp_path).stdout
+    assert "--install-completion" in shown.stdout
 
 
 def test_plan_prints_what_it_promises(tmp_path: Path) -> None:

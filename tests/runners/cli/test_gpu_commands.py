@@ -29,8 +29,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path / "host"
 
 
-def make_cuda_environment(root: Path) -> Path:
-    """An environment with stubs of all that is locked for CUDA, every one of which can be imported; its Python."""
+@pytest.fixture(scope="module")
+def cuda_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with stubs of all that is locked for CUDA, every one of which can be imported."""
+    root = tmp_path_factory.mktemp("cuda") / "env"
     fake_uv.make_environment(root)
     packages = root / "lib" / "python3.11" / "site-packages"
     fake_uv.install_stubs(packages, lock_file("cuda"))
@@ -46,9 +48,8 @@ def make_cuda_environment(root: Path) -> Path:
 
 
 @pytest.mark.skipif(not HEADER.is_file(), reason="this Python has no headers, which an engine on a GPU needs")
-def test_a_gpu_host_that_lacks_nothing_passes_the_strict_doctor(host: Path, tmp_path: Path) -> None:
-    python = make_cuda_environment(tmp_path / "env")
-    asked = ("doctor", "--profile", CODER, "--strict", "--engine-python", str(python))
+def test_a_gpu_host_that_lacks_nothing_passes_the_strict_doctor(host: Path, cuda_python: Path, tmp_path: Path) -> None:
+    asked = ("doctor", "--profile", CODER, "--strict", "--engine-python", str(cuda_python))
     done = tracon(*asked, "--json", workspace=tmp_path)
     report = data(done)
     assert [row for row in report["rows"] if row["state"] == "missing"] == []
@@ -124,9 +125,8 @@ H100_BYTES, H200_BYTES = 81_559 << 20, 143_771 << 20
 REFUSALS = ("fits into none of the GPUs", "other processes hold memory of GPU 0, 1", "is taken by")
 
 
-def refuse_run(folder: Path, options: tuple[str, ...]) -> set[str]:
+def refuse_run(python: Path, workspace: Path, options: tuple[str, ...]) -> set[str]:
     """Why a run does not start. A taken port is looked at last: it stops the runs that nothing else refuses."""
-    python, workspace = make_cuda_environment(folder / "env"), folder / "runs"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = tracon(
             "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
@@ -148,10 +148,10 @@ def refuse_run(folder: Path, options: tuple[str, ...]) -> set[str]:
     ids=["no GPU", "accepted", "one GPU"],
 )
 def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
-    gpus: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
+    gpus: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, cuda_python: Path, tmp_path: Path
 ) -> None:
     FakeHost(host, [FakeGpu(used=0, total=total) for total in gpus]).write_tools()
-    assert refuse_run(tmp_path, options) == {reason}
+    assert refuse_run(cuda_python, tmp_path / "runs", options) == {reason}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
     ids=["both GPUs", "accepted", "one GPU"],
 )
 def test_a_run_is_refused_whose_gpus_others_hold(
-    used: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, tmp_path: Path
+    used: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, cuda_python: Path, tmp_path: Path
 ) -> None:
     """With a free GPU engines take that one."""
     FakeHost(host, [FakeGpu(used=gib << 30, total=H200_BYTES) for gib in used]).write_tools()
-    assert refuse_run(tmp_path, options) == {reason}
+    assert refuse_run(cuda_python, tmp_path / "runs", options) == {reason}

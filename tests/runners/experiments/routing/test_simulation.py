@@ -126,7 +126,8 @@ def test_no_file_of_a_run_holds_a_secret_of_its_profile(
     text = (PROFILES_FOLDER / "h20-qwen3-coder-30b.toml").read_text()
     text = text.replace("[engine]", '[engine]\nextra_args = ["--api-key", "swordfish"]', 1)
     (tmp_path / "own.toml").write_text(text.replace("[engine.env]", '[engine.env]\nMY_TOKEN = "swordfish"', 1))
-    folder = create_run(Workspace(tmp_path / "runs"), plan_run(profile=str(tmp_path / "own.toml")))
+    own = plan_run(profile=str(tmp_path / "own.toml"), trials=1)  # the files of all trials are alike
+    folder = create_run(Workspace(tmp_path / "runs"), own)
     assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
     stored = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert any(b"<redacted>" in content for content in stored)
