@@ -60,14 +60,56 @@ def test_patches_need_nothing_but_the_standard_library_to_be_imported() -> None:
         assert names <= allowed | lazily_imported_with, f"{path.name} imports {names - allowed}"
 
 
+POLICIES = ROOT / "runners" / "router" / "policies"
+POLICIES_MAY_IMPORT = {"results.records", "runners.errors", "runners.router.policies"}
+LOADS_A_FILE = "user_file.py"  # runs the file of a user's policy, before the router starts
+IMPURE = {
+    "asyncio", "concurrent", "contextvars", "datetime", "http", "httpx", "io", "logging", "multiprocessing", "os",
+    "pathlib", "queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
+    "subprocess", "tempfile", "threading", "time", "urllib", "uuid", "uvloop", "zmq",
+}  # fmt: skip
+"""Modules of a clock, of chance, or of the world outside the process."""
+IMPURE_CALLS = {"__import__", "eval", "exec", "input", "open", "print"}
+
+
+def impurities(path: Path) -> set[str]:
+    """What a module imports or calls that a pure function has no use for."""
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return {name.split(".")[0] for name in imports_of(path)} & IMPURE | called & IMPURE_CALLS
+
+
+@pytest.mark.parametrize("path", sorted(POLICIES.glob("*.py")), ids=lambda path: path.name)
+def test_a_policy_is_a_pure_function(path: Path) -> None:
+    ours = {name for name in imports_of(path) if name.split(".")[0] in MAY_IMPORT}
+    assert {name for name in ours if not any(is_within(name, allowed) for allowed in POLICIES_MAY_IMPORT)} == set()
+    if path.name != LOADS_A_FILE:
+        assert impurities(path) == set()
+
+
+def test_an_impure_policy_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "policy.py"
+    path.write_text("import math\nfrom time import monotonic\n\n\ndef decide():\n    import os.path\n    open('x')\n")
+    assert impurities(path) == {"time", "os", "open"}
+
+
 def named_imports() -> dict[str, set[str]]:
     """What the registries import by name, which no import statement shows."""
     from console.panels.registry import MODULES as PANELS
-    from runners.experiments.registry import FOLDERS
+    from results.registry import FOLDERS as RESULTS
+    from runners.experiments.registry import FOLDERS as EXPERIMENTS
+    from runners.router.policies import MODULES as POLICY_MODULES
 
+    policies = {f"runners.router.policies.{name}" for name in POLICY_MODULES}
     return {
         "console.panels.registry": {f"console.panels.{name}" for name in PANELS},
-        "runners.experiments.registry": {f"runners.experiments.{folder}.entry" for folder in FOLDERS},
+        "results.registry": {f"results.{folder}.experiment" for folder in RESULTS},
+        "runners.experiments.registry": {f"runners.experiments.{folder}.entry" for folder in EXPERIMENTS},
+        "runners.router.policies": policies,
+        "runners.router.policies.reasons": policies,
     }
 
 
@@ -85,9 +127,20 @@ def test_no_import_runs_in_a_circle(graph: dict[str, set[str]]) -> None:
     assert house_counts.circles(graph) == []
 
 
-def test_a_circle_is_noticed(graph: dict[str, set[str]]) -> None:
-    closed = {**graph, "state.run": graph["state.run"] | {"state.store"}}
-    assert [group for group in house_counts.circles(closed) if {"state.run", "state.store"} <= set(group)]
+@pytest.mark.parametrize(
+    ("module", "imports"),
+    [
+        ("state.run", "state.store"),
+        ("console.panels.events", "console.panels.registry"),
+        ("results.routing.write", "results.registry"),
+        ("runners.router.policies.ear", "runners.router.policies"),
+        ("runners.router.policies.balance", "runners.router.policies.reasons"),
+    ],
+)
+def test_a_circle_is_noticed(graph: dict[str, set[str]], module: str, imports: str) -> None:
+    """Also one that closes only through what a registry imports by name."""
+    closed = {**graph, module: graph[module] | {imports}}
+    assert [group for group in house_counts.circles(closed) if {module, imports} <= set(group)]
 
 
 @pytest.mark.parametrize(
