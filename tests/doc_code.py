@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+
+from results.measures.latency import METRICS, RequestMetric
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 
@@ -27,3 +31,13 @@ def load_module(path: Path, text: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def declared_metric(folder: Path) -> Iterator[RequestMetric]:
+    """The page's metric, from a file in the folder; it is declared until the end of the block."""
+    metric: RequestMetric = load_module(folder / "client_wait.py", code_blocks()["client_wait.py"]).WAITED
+    try:
+        yield metric
+    finally:
+        del METRICS[metric.name]

@@ -1,5 +1,5 @@
-"""What docs/extending.md adds works as written there, from outside the packages; its metric and panel have tests beside
-those of results and console.
+"""What docs/extending.md adds works as written there, from outside the packages: on the command line, in reports and in
+the console. Its panel and its metric have further tests beside those of console and results.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from console.findings import Report, analyse_folder
+from console.panels.stages import StagesPanel
 from launch.profile import PROFILES_FOLDER
 from results import registry as results_registry
+from results.records.events import CellChanged, CellState, RunChanged, RunState
 from results.records.layout import RunLayout
+from results.report.table import Table
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import RunOptions
+from runners.campaign.run_process import work
 from runners.campaign.start import create_run
 from runners.cli import app
 from runners.errors import ExitCode
@@ -28,11 +32,26 @@ from runners.router.policies import make_policy
 from state import lease as leases
 from state.store import RunStore
 from state.workspace import Workspace
-from tests.doc_code import code_blocks, load_module
+from tests.console.conftest import NARROW, press_and_see, sees, texts, until, watching
+from tests.console.test_results import opened
+from tests.doc_code import code_blocks, declared_metric, load_module
+from tests.results.connector_tax import synthetic as taxes
+from tests.results.routing import synthetic as routing
 from tests.runners.prepared import prepare
 from tests.runners.router import views
 
 NAME = "start-time"
+POLICY = "fewest_requests spare=1"
+"""The policy with its parameter, as plans and reports name it."""
+SHORT = (
+    "trace.sessions=12",
+    "trace.tokens=1.0",
+    "trace.output_tokens=0.1",
+    "trace.turns=3",
+    "replay.time_scale=1.0",
+    "simulation.step_noise=0.05",
+)
+"""Settings of a simulated run that takes seconds."""
 
 
 @pytest.fixture
@@ -158,9 +177,122 @@ def test_a_config_in_the_folder_is_known_everywhere(
     assert sorted(plan["configs"]) == ["nixl_tcp", "plain"]
 
 
-def test_the_policy_is_used_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "fewest_requests.py"
+def finish_cells(folder: Path, stage: str) -> Path:
+    """The run has ended, by its journal, with the cells of this stage measured."""
+    with RunStore.open(folder) as store:
+        done = [CellChanged(cell.cell, CellState.DONE, 1) for cell in store.plan.cells if cell.stage == stage]
+        store.append(RunChanged(RunState.RUNNING), *done, RunChanged(RunState.DONE))
+    return folder
+
+
+@pytest.fixture
+def taxed(config: str, tmp_path: Path) -> Path:
+    """A run of the config, planned by its path; its artifacts are made up."""
+    prepared = prepare(RunOptions("connector-tax", preset="smoke", configs=("plain", "noop_connector", config)))
+    folder = create_run(Workspace(tmp_path / "runs"), prepared)
+    configs = {name: taxes.Behaviour() for name in prepared.plan.configs}
+    taxes.write_run(folder, taxes.Run(configs, rates_per_s=(4.0, 8.0), requests=80, steps=60))
+    return finish_cells(folder, "phase-a")
+
+
+async def test_a_config_by_its_path_is_in_the_report_and_in_the_console(taxed: Path) -> None:
+    assert "nixl_tcp" in tracon("report", str(taxed)).stdout
+    async with watching(taxed, NARROW) as pilot:
+        await sees(pilot, "nixl_tcp")  # Stages
+        panel = await opened(pilot, "configs")
+        await sees(pilot, "nixl_tcp")
+        assert panel.report is not None
+        lines = [line.name for line in panel.report.charts[0].lines]
+    assert lines == ["plain", "noop_connector", "nixl_tcp"], "after those of the specification"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mine") / "fewest_requests.py"
     path.write_text(code_blocks()["fewest_requests.py"], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def routed(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run under the policy, its engines simulated. No figure is drawn: that takes longer than all else."""
+    options = RunOptions(
+        "routing",
+        "h20-qwen3-coder-30b",
+        "baselines",
+        policies=(str(policy),),
+        settings=("spare=1", *SHORT),
+        trials=1,
+        simulated=True,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr("results.routing.write.build_figures", lambda analysis: ())
+        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), prepare(options))
+        assert work(folder, registry.experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def test_the_policy_is_used_by_its_path(policy: Path) -> None:
     cluster = views.view(views.load("a", 3), views.load("b", 1))
-    assert make_policy(str(path), {}).decide(views.ask(), cluster).instance == "b"
-    assert make_policy(str(path), {"spare": 1}).decide(views.ask(tried=("b",)), cluster).reason == "no_instance"
+    assert make_policy(str(policy), {}).decide(views.ask(), cluster).instance == "b"
+    assert make_policy(str(policy), {"spare": 1}).decide(views.ask(tried=("b",)), cluster).reason == "no_instance"
+
+
+def test_the_policy_is_described_and_planned_on_the_command_line(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(policy.parent)
+    described = tracon("policies", "./fewest_requests.py").stdout
+    for part in ("fewest_requests: The instance with the fewest requests in flight.", "source: mine", "spare"):
+        assert part in described
+    arguments = ("--policy", "./fewest_requests.py", "--set", "spare=1", "-w", str(tmp_path), "--json")
+    plan = json.loads(tracon("plan", "routing", *arguments).stdout)
+    replays = [cell for cell in plan["cells"] if cell["kind"] == "replay"]
+    assert {cell["label"] for cell in replays} == {POLICY}
+    assert all(cell["params"]["parameters"] == {"spare": 1} for cell in replays)
+
+
+def test_a_run_under_the_policy_is_reported_and_explained(policy: Path, routed: Path) -> None:
+    assert POLICY in tracon("report", str(routed)).stdout
+    aggregate = json.loads(tracon("report", str(routed), "--json").stdout)["aggregate"]
+    assert [(row["label"], row["policy"]) for row in aggregate["policies"]] == [(POLICY, str(policy))]
+    assert [set(cell["reasons"]) for cell in aggregate["cells"]] == [{"fewest_requests"}]
+    (explained,) = json.loads(tracon("why", str(routed), "#0", "--json").stdout)
+    assert any(line.startswith("Policy fewest_requests, reason `fewest_requests`") for line in explained["text"])
+    arguments = ("--policy", str(policy), "--set", "spare=1", "--json")
+    (repeated,) = json.loads(tracon("whatif", str(routed), *arguments).stdout)
+    assert repeated["agreement"] == 1.0
+
+
+async def test_a_run_under_the_policy_is_in_the_console(routed: Path) -> None:
+    async with watching(routed, NARROW) as pilot:
+        stages = pilot.app.screen.query_one(StagesPanel)
+        await until(pilot, lambda: any(POLICY in " ".join(texts(row)) for row in stages.table.rows), "no such cell")
+        await press_and_see(pilot, "7", "fewest_requests   as of", "decided by  fewest_requests")
+        await opened(pilot, "end-to-end")
+        await sees(pilot, POLICY)
+
+
+@pytest.fixture
+def waited(tmp_path: Path) -> Iterator[Path]:
+    """A run whose artifacts are made up while the metric is declared."""
+    with declared_metric(tmp_path):
+        options = RunOptions("routing", preset="smoke", policies=("lmetric", "sticky"))
+        folder = create_run(Workspace(tmp_path / "runs"), prepare(options))
+        truths = (routing.Truth("lmetric", ttft_s=0.1), routing.Truth("sticky", ttft_s=0.2))
+        routing.write_run(folder, routing.World(sessions=6, turns=3, trials=2), truths)
+        yield finish_cells(folder, "trials")
+
+
+async def test_the_metric_is_a_table_of_the_report_and_a_section_of_the_console(waited: Path) -> None:
+    assert "client wait (ms)" in tracon("report", str(waited)).stdout
+    async with watching(waited, NARROW) as pilot:
+        panel = await opened(pilot, "client-wait-ms")
+        assert panel.report is not None
+        table = panel.report.sections["client-wait-ms"]
+        lines = " ".join(" ".join(panel.table.text()).split())
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["lmetric", "sticky"]
+    for row in table.rows:
+        assert all(text in lines for text in row), row

@@ -27,9 +27,12 @@ def metric_samples(table: pa.Table) -> dict[str, Samples]:
 
 
 def read_columns(table: pa.Table) -> dict[str, Column]:
-    """The fields that declared metrics read. Raises KeyError where the table lacks one."""
+    """The fields that declared metrics read. One that these records lack, as the open loop's lack `t_due_ns`, is known
+    of none.
+    """
     names: Iterable[str] = dict.fromkeys(name for metric in METRICS.values() for name in metric.reads)
-    return {name: _column(table[name]) for name in names}
+    lacking = pa.chunked_array([pa.nulls(len(table), pa.int64())])
+    return {name: _column(table[name] if name in table.column_names else lacking) for name in names}
 
 
 def seconds_between(until: pa.ChunkedArray, since: pa.ChunkedArray | int) -> Samples:

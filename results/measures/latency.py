@@ -7,13 +7,14 @@ time W_turn of specs/ear section 5.4. Every stamp is the client's own (`SentRequ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from results.records.schemas import RequestStatus
+from results.records.schemas import RequestRecord, RequestStatus
+from results.records.turns import TurnRecord
 
 Samples = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -95,12 +96,20 @@ E2E = RequestMetric(
 
 METRICS: dict[str, RequestMetric] = {}
 """By name, in the order in which tables show them."""
+_RECORDED = frozenset(one.name for one in (*fields(RequestRecord), *fields(TurnRecord)))
+"""Fields of the records of requests: of the open loop and of replays."""
 
 
 def declare(metric: RequestMetric) -> None:
-    """Add a metric: frames, summaries and reports have it from now on. Raises ValueError where the name is taken."""
+    """Add a metric: frames, summaries and reports have it from now on.
+
+    Raises ValueError where the name is taken, or no record has a field that the metric reads.
+    """
     if metric.name in METRICS:
         raise ValueError(f"a metric {metric.name} is declared already")
+    unrecorded = [name for name in metric.reads if name not in _RECORDED]
+    if unrecorded:
+        raise ValueError(f"metric {metric.name} reads {', '.join(unrecorded)}, which no record of a request has")
     METRICS[metric.name] = metric
 
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from results.measures.latency import METRICS, RequestMetric, declare
+from results.measures.cells import analyse_cell
+from results.measures.latency import RequestMetric, declare
 from results.measures.replay_numbers import replay_numbers
-from results.records.layout import trial_layouts
+from results.records.layout import ConfigLayout, trial_layouts
 from results.routing.read import load_cell
 from results.routing.write import write_results
-from tests.doc_code import code_blocks, load_module
+from runners.cli import app
+from tests.doc_code import declared_metric
+from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
 from tests.results.routing.synthetic import Truth, World, write_run
 
 
 @pytest.fixture
 def metric(tmp_path: Path) -> Iterator[RequestMetric]:
     """The one of docs/extending.md."""
-    yield load_module(tmp_path / "client_wait.py", code_blocks()["client_wait.py"]).WAITED
-    del METRICS["wait_s"]
+    with declared_metric(tmp_path) as declared:
+        yield declared
 
 
 @pytest.fixture
@@ -47,8 +52,25 @@ def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> Non
     report = (root / "report.md").read_text()
     assert "client wait (ms)" in report
     assert "wait_p50_s" in (root / "aggregate.csv").read_text()
+    printed = json.loads(CliRunner().invoke(app, ["report", str(root), "--json"]).stdout)
+    for row in printed["aggregate"]["policies"]:
+        assert row["values"]["wait_p50_s"]["value"] == pytest.approx(analysis.value(row["label"], "wait_p50_s").value)
+
+
+def test_where_records_lack_a_field_that_it_reads_it_alone_is_unknown(metric: RequestMetric, tmp_path: Path) -> None:
+    """Requests of the open loop have no `t_due_ns`."""
+    folder = ConfigLayout(tmp_path / "results" / "20260131_plain")
+    values = analyse_cell(write_cell(folder, Cell("plain", Behaviour(), Load(requests=40), steps=0))).values
+    assert values["wait_p50_s"].value is None
+    assert values["wait_p50_s"].reason
+    assert values["ttft_p50_s"].value is not None
 
 
 def test_two_metrics_of_one_name_are_refused(metric: RequestMetric) -> None:
     with pytest.raises(ValueError, match="wait_s"):
         declare(metric)
+
+
+def test_a_metric_of_a_field_that_no_record_has_is_refused(metric: RequestMetric) -> None:
+    with pytest.raises(ValueError, match="reads t_dew_ns, which no record"):
+        declare(replace(metric, name="dew_s", reads=("t_dew_ns", "t_first_token_ns")))
