@@ -50,3 +50,5 @@ class ExperimentResults(Generic[Analysis]):
     """By name of a document: converts one of an older version."""
     why_no_compare: str = ""
     """Why two runs are not compared, and what is compared instead."""
+    times_steps: bool = False
+    """The engines of its runs report the durations of their steps."""

@@ -9,13 +9,13 @@ from console.glossary import Entry
 from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
+from results.records.errors import ResultsError
 from results.records.events import CellState, RunState
+from results.registry import results_named
 from results.report.terms import term
 from state.model import RunView
 
 HEADING = "Steps, share per bucket"
-TIMING_EXPERIMENT = "connector-tax"
-"""The experiment whose engines report their steps; the probes of others time transfers."""
 TIMED = "step_timing_available"
 """In the summary of the cell that applies the step probe: whether engines report their steps."""
 
@@ -27,12 +27,20 @@ def explain_no_steps(view: RunView) -> str:
         if TIMED in cell.summary:
             timed = cell.summary[TIMED]
             return f"{so_far}: no engine has reported a step" if timed else f"no step timing: {cell.summary['reason']}"
-    if view.cells and view.plan.experiment != TIMING_EXPERIMENT:
+    if view.cells and not _times_steps(view.plan.experiment):
         return f"a {view.plan.experiment} run does not time engine steps"
     probe = next((cell for cell in view.cells.values() if cell.plan.kind == "probe"), None)
     if probe is None or probe.state in (CellState.PENDING, CellState.RUNNING):
         return f"{so_far}: the step probe is not applied"
     return f"no step timing: {probe.reason}"
+
+
+def _times_steps(experiment: str) -> bool:
+    """False of an unknown experiment. A probe alone is no sign: those of others time transfers."""
+    try:
+        return results_named(experiment).times_steps
+    except ResultsError:
+        return False
 
 
 class StepsPanel(Panel):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from results.capacity.analyse import CapacityAnalysis
-from results.capacity.report import FIGURE
-from results.capacity.search import Standing, best_split
+from results.capacity.report import FIGURE, name_outcome
+from results.capacity.search import best_split
 from results.records.count import format_count
 from results.report.figure import Figure
 from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
 from results.report.marks import draw_line
+from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -52,7 +53,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
                     "value_low": estimate.low,
                     "value_high": estimate.high,
                     "reason": estimate.reason or "",
-                    "objective": str(point.standing),
+                    "objective": name_outcome(point),
                     "simulated": analysis.facts.simulated,
                 }
 
@@ -68,7 +69,7 @@ def draw_capacity(figure: Figure) -> Drawing:
         for label, pen in pen_of.items():
             known = rows[(rows["label"] == label) & rows["value"].notna()]
             draw_line(axes, known["instances"], known, "value", pen)
-            short = known[known["objective"] != str(Standing.HOLDS)]
+            short = known[known["objective"] != str(Outcome.HOLDS)]
             hollow = {"color": pen.color, "markerfacecolor": "white", "zorder": 4}
             axes.plot(short["instances"], short["value"], pen.marker, **hollow)
         axes.axhline(limit_s, color="black", linewidth=0.9, linestyle=(0, (4, 2)))

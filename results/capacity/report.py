@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
-from results.capacity.search import Assessed, Size, Standing
+from results.capacity.search import Assessed, Size
 from results.capacity.slo import Limit
 from results.records.count import format_count
 from results.records.percent import format_percent
@@ -15,10 +15,16 @@ from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer
 from results.report.table import Column, Table, gap_table, make_table
 from results.statistics.estimates import LEVEL, figure
-from results.statistics.judgement import TRIALS_REMEDY
+from results.statistics.judgement import TRIALS_REMEDY, Outcome
 from results.statistics.trials import MIN_PAIRED
 
 FIGURE = 1
+_OBJECTIVE = {Outcome.HOLDS: "holds", Outcome.FAILS: "misses", Outcome.UNDECIDED: "undecided"}
+
+
+def name_outcome(point: Assessed) -> str:
+    """As tables and files write it: a size misses the objective where the rule fails."""
+    return _OBJECTIVE[point.outcome]
 
 
 def build_page(analysis: CapacityAnalysis) -> Page:
@@ -62,12 +68,12 @@ def describe_answer(policy: PolicyCapacity) -> str:
         at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
         return f"no size of up to {Size(policy.search.most).phrase} holds it{at}."
     held = policy.points[answer.fewest]
-    parts = [f"{answer.fewest.phrase} {_name_standing(answer.fewest, held)} ({_describe_values(held)})"]
+    parts = [f"{answer.fewest.phrase} {_state_outcome(answer.fewest, held)} ({_describe_values(held)})"]
     below = [size for size in policy.points if size.instances == answer.fewest.instances - 1]
     if below:
         nearest = min(below, key=lambda size: policy.points[size].distance)
         point = policy.points[nearest]
-        parts.append(f"{nearest.text} {_name_standing(nearest, point)} ({_describe_values(point)})")
+        parts.append(f"{nearest.text} {_state_outcome(nearest, point)} ({_describe_values(point)})")
     if answer.possible is not None and answer.possible != answer.fewest:
         parts.append(f"undecided from {answer.possible.text} on")
     if answer.not_monotone:
@@ -76,10 +82,10 @@ def describe_answer(policy: PolicyCapacity) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _name_standing(size: Size, point: Assessed) -> str:
-    one = {Standing.HOLDS: "holds it", Standing.MISSES: "misses it", Standing.UNDECIDED: "is undecided"}
-    more = {Standing.HOLDS: "hold it", Standing.MISSES: "miss it", Standing.UNDECIDED: "are undecided"}
-    return (one if size.instances == 1 else more)[point.standing]
+def _state_outcome(size: Size, point: Assessed) -> str:
+    one = {Outcome.HOLDS: "holds it", Outcome.FAILS: "misses it", Outcome.UNDECIDED: "is undecided"}
+    more = {Outcome.HOLDS: "hold it", Outcome.FAILS: "miss it", Outcome.UNDECIDED: "are undecided"}
+    return (one if size.instances == 1 else more)[point.outcome]
 
 
 def _describe_values(point: Assessed) -> str:
@@ -141,7 +147,7 @@ def _build_points(analysis: CapacityAnalysis) -> Table:
     columns: tuple[Column[tuple[PolicyCapacity, Size]], ...] = (
         Column("policy", lambda row: row[0].label),
         Column("instances", lambda row: row[1].text),
-        Column("objective", lambda row: str(row[0].points[row[1]].standing)),
+        Column("objective", lambda row: name_outcome(row[0].points[row[1]])),
         *(_limit_column(limit) for limit in analysis.limits),
         Column("turns completed", lambda row: _share_completed(*row), "%", 4, 100),
     )

@@ -11,24 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from results.capacity.slo import Limit
 from results.statistics.estimates import Estimate, unknown
+from results.statistics.judgement import Outcome
 from results.statistics.launch_fit import mean_over_launches
 
 UNSERVED = 1e3
 """Distance from the objective of a size whose percentile is unserved, before the share of unserved turns is added."""
-
-
-class Standing(StrEnum):
-    """Whether a size holds the objective."""
-
-    HOLDS = "holds"
-    """Every trace meets every limit, and so does the upper end of each interval."""
-    MISSES = "misses"
-    """Every trace misses one limit, or the lower end of its interval does."""
-    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +45,12 @@ class Size:
 class Assessed:
     """One size, over all its traces."""
 
-    standing: Standing
+    outcome: Outcome
+    """Of the rule that the size holds the objective.
+
+    HOLDS: every trace meets every limit, and so does the upper end of each interval. FAILS: every trace misses one
+    limit, or the lower end of its interval does. Never OPEN: a trace misses a limit whose percentile is unserved.
+    """
     distance: float
     """The largest logarithm of a value over its limit: below 0 all are met on average."""
     estimates: Mapping[str, Estimate]
@@ -92,17 +87,17 @@ class Answer:
 def assess(limits: Sequence[Limit], rows: Sequence[Mapping[str, float | None]], served: Sequence[float]) -> Assessed:
     """`rows`: values by limit, one row per trace. `served`: per trace, the share of its turns that completed."""
     estimates = {limit.name: _estimate([row[limit.name] for row in rows]) for limit in limits}
-    standings = {_judge(limit, [row[limit.name] for row in rows], estimates[limit.name]) for limit in limits}
-    standing = Standing.UNDECIDED
-    if Standing.MISSES in standings:
-        standing = Standing.MISSES
-    elif standings == {Standing.HOLDS}:
-        standing = Standing.HOLDS
+    outcomes = {_judge(limit, [row[limit.name] for row in rows], estimates[limit.name]) for limit in limits}
+    outcome = Outcome.UNDECIDED
+    if Outcome.FAILS in outcomes:
+        outcome = Outcome.FAILS
+    elif outcomes == {Outcome.HOLDS}:
+        outcome = Outcome.HOLDS
     ratios = []
     for limit in limits:
         value = estimates[limit.name].value
         ratios.append(UNSERVED + 1 - min(served) if value is None else math.log(value / limit.limit_s))
-    return Assessed(standing, max(ratios), estimates)
+    return Assessed(outcome, max(ratios), estimates)
 
 
 def _estimate(values: Sequence[float | None]) -> Estimate:
@@ -115,40 +110,40 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
     return replace(logs.transform(math.exp), basis=basis)
 
 
-def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Standing:
+def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Outcome:
     met = [value is not None and value <= limit.limit_s for value in values]
     if all(met) and (estimate.high is None or estimate.high <= limit.limit_s):
-        return Standing.HOLDS
+        return Outcome.HOLDS
     if not any(met) or (estimate.low is not None and estimate.low > limit.limit_s):
-        return Standing.MISSES
-    return Standing.UNDECIDED
+        return Outcome.FAILS
+    return Outcome.UNDECIDED
 
 
 def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[Size, ...], Size | None]:
     """The sizes of `points` that the search visited, in order, and the size it needs next; None = it is over."""
     visited: dict[Size, None] = {}
-    known: dict[int, Standing] = {}
+    known: dict[int, Outcome] = {}
     while (count := _choose_count(search, known)) is not None:
-        standing, wanted = _settle_count(search, points, count, visited)
-        if standing is None:
+        outcome, wanted = _settle_count(search, points, count, visited)
+        if outcome is None:
             return tuple(visited), wanted
-        known[count] = standing
+        known[count] = outcome
     return tuple(visited), None
 
 
 def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
     """The answer of the points, whether or not the search is over."""
     _, unfinished = trace_path(search, points)
-    holding = sorted(size for size, point in points.items() if point.standing is Standing.HOLDS)
+    holding = sorted(size for size, point in points.items() if point.outcome is Outcome.HOLDS)
     if not holding:
-        undecided = sorted(size for size, point in points.items() if point.standing is Standing.UNDECIDED)
+        undecided = sorted(size for size, point in points.items() if point.outcome is Outcome.UNDECIDED)
         return Answer(None, undecided[0] if undecided else None, (), unfinished)
     fewest = holding[0]
     best = {size.instances: best_split(points, size.instances) for size in points}
     larger = (size for count, size in sorted(best.items()) if count > fewest.instances)
-    failing = tuple(size for size in larger if points[size].standing is not Standing.HOLDS)
+    failing = tuple(size for size in larger if points[size].outcome is not Outcome.HOLDS)
     possible = fewest
-    while (below := best.get(possible.instances - 1)) and points[below].standing is Standing.UNDECIDED:
+    while (below := best.get(possible.instances - 1)) and points[below].outcome is Outcome.UNDECIDED:
         possible = below
     return Answer(fewest, possible, failing, unfinished)
 
@@ -156,12 +151,12 @@ def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
     """Of the sizes with this many instances, the one that holds the objective, else the nearest to it."""
     splits = [size for size in points if size.instances == count]
-    return min(splits, key=lambda size: (points[size].standing is not Standing.HOLDS, points[size].distance))
+    return min(splits, key=lambda size: (points[size].outcome is not Outcome.HOLDS, points[size].distance))
 
 
-def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
+def _choose_count(search: Search, known: Mapping[int, Outcome]) -> int | None:
     """The number of instances to settle next; None = the answer and its neighbours are known."""
-    holding = [count for count, standing in known.items() if standing is Standing.HOLDS]
+    holding = [count for count, outcome in known.items() if outcome is Outcome.HOLDS]
     if not holding:
         largest = max(known, default=0)
         if not largest:
@@ -172,7 +167,7 @@ def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
     if fewest - below > 1:
         return (below + fewest) // 2
     undecided = fewest - 1
-    while known.get(undecided) is Standing.UNDECIDED:
+    while known.get(undecided) is Outcome.UNDECIDED:
         undecided -= 1
     for count in (fewest + 1, fewest - 2, undecided):
         if search.least <= count <= search.most and count not in known:
@@ -182,14 +177,14 @@ def _choose_count(search: Search, known: Mapping[int, Standing]) -> int | None:
 
 def _settle_count(
     search: Search, points: Mapping[Size, Assessed], count: int, visited: dict[Size, None]
-) -> tuple[Standing | None, Size | None]:
-    """The standing of this many instances, or the size that must be simulated first."""
+) -> tuple[Outcome | None, Size | None]:
+    """The outcome of this many instances, or the size that must be simulated first."""
     if not search.pooled:
         size = Size(count)
         if size not in points:
             return None, size
         visited[size] = None
-        return points[size].standing, None
+        return points[size].outcome, None
     low, high = 1, count - 1
     while True:
         middle = (low + high) // 2
@@ -198,10 +193,10 @@ def _settle_count(
             if size not in points:
                 return None, size
             visited[size] = None
-            if points[size].standing is Standing.HOLDS:
-                return Standing.HOLDS, None
+            if points[size].outcome is Outcome.HOLDS:
+                return Outcome.HOLDS, None
         if low == high:
-            return points[Size(count, low)].standing, None
+            return points[Size(count, low)].outcome, None
         if points[Size(count, middle)].distance <= points[Size(count, middle + 1)].distance:
             high = middle
         else:

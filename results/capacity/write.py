@@ -10,7 +10,7 @@ import pandas as pd
 
 from results.capacity.analyse import CapacityAnalysis, PolicyCapacity, analyse
 from results.capacity.figures import build_figures, draw_capacity
-from results.capacity.report import FIGURE, build_page, build_report, describe_answer
+from results.capacity.report import FIGURE, build_page, build_report, describe_answer, name_outcome
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
@@ -64,7 +64,12 @@ def _list_answers(analysis: CapacityAnalysis) -> list[dict[str, Any]]:
             **msgspec.to_builtins(policy.answer),
             "why": describe_answer(policy),
             "points": [
-                {"size": msgspec.to_builtins(size), **msgspec.to_builtins(point)}
+                {
+                    "size": msgspec.to_builtins(size),
+                    "standing": name_outcome(point),
+                    "distance": point.distance,
+                    "estimates": msgspec.to_builtins(point.estimates),
+                }
                 for size, point in policy.points.items()
             ],
         }
@@ -84,7 +89,7 @@ def build_rows(analysis: CapacityAnalysis) -> pd.DataFrame:
             "turns": record.turns,
             "completed": record.completed,
             **{f"{name}_s": value for name, value in record.values.items()},
-            "objective": str(policy.points[size].standing),
+            "objective": name_outcome(policy.points[size]),
             "simulated": record.simulated,
         }
         for policy in analysis.policies

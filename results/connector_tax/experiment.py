@@ -70,4 +70,5 @@ RESULTS = ExperimentResults(
     charts=_build_charts,
     page=_build_page,
     comparable=_list_comparable,
+    times_steps=True,
 )

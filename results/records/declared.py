@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
-from functools import cache
 
 from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
@@ -202,17 +200,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         )
     ),
 )  # fmt: skip
-
-
-def is_declared(path: str) -> bool:
-    """Whether a file, by its path below the run's folder, is one that this module names."""
-    return any(pattern.fullmatch(path) for pattern in _compile_patterns())
-
-
-@cache
-def _compile_patterns() -> tuple[re.Pattern[str], ...]:
-    named = [where for one in DECLARED for where in one.where] + [one.where for one in OTHER_FILES]
-    return tuple(re.compile(re.sub(r"<\w+>", "[^/]+", name.replace(".", r"\."))) for name in named)
 
 
 def records_page() -> str:

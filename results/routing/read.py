@@ -108,12 +108,6 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
 
 
-def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
-    """The cell in this folder, or why its record cannot be read."""
-    record = _read_record(layout.cell)
-    return record if isinstance(record, Gap) else _load_artifacts(layout, record)
-
-
 def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
     turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from results.records.declared import is_declared
 from tests.goldens.comparison import Renames, differences, read_expected, read_renames
 from tests.goldens.fields import list_fields, renamed_lines
 from tests.goldens.fixture import ARCHIVE, HERE, unpack, write_checksums
@@ -29,6 +28,7 @@ from tests.goldens.outputs import (
     read_table,
     shorten,
 )
+from tests.results.records.declared_files import is_declared
 
 NO_RENAMES = Renames()
 

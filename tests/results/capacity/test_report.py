@@ -10,10 +10,12 @@ import pytest
 from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
 from results.capacity.figures import build_figures
 from results.capacity.report import build_page, build_report, describe_answer
-from results.capacity.search import Answer, Assessed, Search, Size, Standing, answer
+from results.capacity.search import Answer, Assessed, Search, Size, answer
+from results.capacity.write import build_aggregate, build_rows
 from results.records.frames import Gap
 from results.records.points import PointRecord
 from results.records.run_folder import RunFacts
+from results.statistics.judgement import Outcome
 from tests.results.capacity.test_search import LIMITS, assess_value
 
 ONE_OF_MANY = re.compile(r"\b1 (instances|policies|traces|gaps|replays)\b")
@@ -53,7 +55,7 @@ def test_one_instance_is_no_plural(one: PolicyCapacity, said: str) -> None:
 @pytest.mark.parametrize("distinct_traces", [0, 1])
 @pytest.mark.parametrize("points", [{Size(1): HOLDS}, {Size(1): MISSES}])
 def test_nothing_that_is_one_is_a_plural(points: dict[Size, Assessed], distinct_traces: int) -> None:
-    assert {HOLDS.standing, MISSES.standing} == {Standing.HOLDS, Standing.MISSES}
+    assert {HOLDS.outcome, MISSES.outcome} == {Outcome.HOLDS, Outcome.FAILS}
     whole = analysis(policy(Search(1, 1), points), distinct_traces=distinct_traces, gaps=(Gap("a", "is damaged"),))
     said = f"{build_page(whole)} {build_report(whole)} {build_figures(whole)[0].caption}"
     assert ONE_OF_MANY.findall(said) == []
@@ -66,7 +68,17 @@ def test_of_the_splits_of_a_size_the_figure_shows_the_one_that_the_answer_rests_
     one = policy(Search(3, 3), points)
     assert one.answer.fewest == Size(3, 2)
     (row,) = build_figures(analysis(one))[0].table.to_dict("records")
-    assert (row["size"], row["objective"]) == ("2P+1D", str(Standing.HOLDS))
+    assert (row["size"], row["objective"]) == ("2P+1D", "holds")
+
+
+def test_a_size_that_fails_the_rule_misses_the_objective_in_every_file() -> None:
+    whole = analysis(policy(Search(1, 8), {Size(1): MISSES, Size(2): UNDECIDED, Size(3): HOLDS}))
+    written = ["misses", "undecided", "holds"]
+    (one,) = build_aggregate(whole)["policies"]
+    assert [point["standing"] for point in one["points"]] == written
+    assert [list(point) for point in one["points"]] == [["size", "standing", "distance", "estimates"]] * 3
+    assert build_rows(whole)["objective"].to_list() == written
+    assert build_figures(whole)[0].table["objective"].to_list() == written
 
 
 @pytest.mark.parametrize(("traces", "answers"), [(1, 0), (2, 0), (3, 1)])

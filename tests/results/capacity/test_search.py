@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from results.capacity.search import Answer, Assessed, Search, Size, Standing, answer, assess, trace_path
+from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, trace_path
 from results.capacity.slo import Limit, parse_slo
+from results.statistics.judgement import Outcome
 
 LIMITS = (Limit("ttft", 90, 2.0),)
 
@@ -81,15 +82,15 @@ def test_a_size_that_was_not_simulated_in_every_trace_is_asked_for_again() -> No
         assert missing not in visited
 
 
-def test_standings() -> None:
-    assert assess_value(1.0).standing is Standing.HOLDS
-    assert assess_value(4.0).standing is Standing.MISSES
-    assert assess_value(1.95, spread=1.2).standing is Standing.UNDECIDED
+def test_outcomes() -> None:
+    assert assess_value(1.0).outcome is Outcome.HOLDS
+    assert assess_value(4.0).outcome is Outcome.FAILS
+    assert assess_value(1.95, spread=1.2).outcome is Outcome.UNDECIDED
     unserved = assess(LIMITS, [{"ttft_p90": 1.0}, {"ttft_p90": None}], (1.0, 0.7))
-    assert unserved.standing is Standing.UNDECIDED
+    assert unserved.outcome is Outcome.UNDECIDED
     assert unserved.estimates["ttft_p90"].value is None
     assert "1 of 2 traces" in (unserved.estimates["ttft_p90"].reason or "")
-    assert assess(LIMITS, [{"ttft_p90": None}], (0.7,)).standing is Standing.MISSES
+    assert assess(LIMITS, [{"ttft_p90": None}], (0.7,)).outcome is Outcome.FAILS
 
 
 def test_an_objective_is_read_with_its_units() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from launch.environment import Engine, capture
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
-from results.records.declared import DECLARED, is_declared, records_page
+from results.records.declared import DECLARED, records_page
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
@@ -20,6 +20,7 @@ from results.records.schemas import SentRequest
 from results.records.turns import TurnRecord
 from state.events import KINDS
 from tests.fake_gpus import FakeGpu, make_host
+from tests.results.records.declared_files import is_declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

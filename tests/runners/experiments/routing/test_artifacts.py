@@ -16,7 +16,7 @@ from results.records.layout import RunLayout, TrialLayout, is_complete, write_at
 from results.records.plan import CellPlan
 from results.records.schemas import MetricsRecord, RequestStatus
 from results.records.turns import EngineSample, TraceRecord, TurnRecord
-from results.routing.read import LoadedCell, load_cell
+from results.routing.read import LoadedCell, load_cells
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.experiments.first_error import first_error
@@ -115,6 +115,11 @@ class Subject:
         )
         return publish_cell(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
 
+    def load(self) -> LoadedCell:
+        """The run's only cell, as the analysis reads it."""
+        (loaded,), _ = load_cells(self.context.layout.root)
+        return loaded
+
 
 @pytest.fixture
 def subject(tmp_path: Path) -> Subject:
@@ -123,8 +128,7 @@ def subject(tmp_path: Path) -> Subject:
 
 def test_the_bundle_is_whole_and_the_analysis_reads_all_of_it(subject: Subject) -> None:
     headline = subject.put()
-    loaded = load_cell(subject.layout)
-    assert isinstance(loaded, LoadedCell)
+    loaded = subject.load()
     assert loaded.gaps == ()
     assert loaded.record.trace["apc_bound_any"] == pytest.approx(96 / 300)
     assert loaded.record.replay["amplification"] == 1.5
@@ -166,8 +170,7 @@ def test_what_the_engines_logged_of_kv_is_part_of_the_cell(subject: Subject) -> 
     lines(subject.folder / log, {"event": "status"})
     lines(subject.folder / log.with_name("engine_step.engine.77.ring"), {})
     subject.put()
-    loaded = load_cell(subject.layout)
-    assert isinstance(loaded, LoadedCell)
+    loaded = subject.load()
     assert [name for name in loaded.record.checksums if "transfer" in name] == [str(log)]
     assert not [name for name in loaded.record.checksums if "ring" in Path(name).suffix]
     assert subject.experiment.adopt(CELL) is not None
@@ -193,8 +196,7 @@ def test_what_a_cut_short_attempt_left_makes_room(subject: Subject) -> None:
 
 def test_a_replay_that_ended_early_is_degraded_and_counts_what_was_never_sent(subject: Subject) -> None:
     subject.put(stop_reason="hard_stop", cut=1, never_sent=3)
-    loaded = load_cell(subject.layout)
-    assert isinstance(loaded, LoadedCell)
+    loaded = subject.load()
     assert loaded.record.replay["cut"] == 4
     assert "hard_stop" in loaded.degraded
     adopted = subject.experiment.adopt(CELL)

@@ -1,0 +1,19 @@
+"""Whether a file of a run is among those that `results/records/declared.py` lists."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from results.records.declared import DECLARED, OTHER_FILES
+
+
+def is_declared(path: str) -> bool:
+    """`path`: below the run's folder."""
+    return any(pattern.fullmatch(path) for pattern in _compile_patterns())
+
+
+@cache
+def _compile_patterns() -> tuple[re.Pattern[str], ...]:
+    named = [where for one in DECLARED for where in one.where] + [one.where for one in OTHER_FILES]
+    return tuple(re.compile(re.sub(r"<\w+>", "[^/]+", name.replace(".", r"\."))) for name in named)
