@@ -1,7 +1,8 @@
 """What the declaration of a record states of each field, and how rows of text become records.
 
 A record is declared once, as a frozen dataclass or msgspec Struct. The annotation is a field's type, the end of its
-name its unit, and the string below it its description. `results.records.frames.arrow_schema` derives the Arrow schema.
+name its unit, and the string below it its description. `results.records.frames.arrow_schema` derives the Arrow schema,
+`results.records.declared.json_schemas` the JSON Schemas.
 """
 
 from __future__ import annotations

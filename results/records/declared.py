@@ -1,12 +1,17 @@
 """Every record that a run writes, and the file that holds it.
 
-`python -m results.records.declared > docs/records.md` writes the page from this list.
+`python -m results.records.declared > docs/records.md` writes the page from this list,
+`python -m results.records.declared --json-schema > docs/records.schema.json` the JSON Schemas.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
@@ -35,6 +40,8 @@ class Declared:
     record: type
     where: tuple[str, ...]
     """The files whose rows it is, below the run's folder; or the record that holds it, or where in a file it is."""
+    by_name: bool = False
+    """A file of it is one JSON object: the name of a config or an instance to its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
     Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
     Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
-    Declared(PreflightRecord, ("preflight/preflight_status.json",)),
+    Declared(PreflightRecord, ("preflight/preflight_status.json",), by_name=True),
     *_declare_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
@@ -110,7 +117,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
     *_declare_inside(RoutingCell, RoutedEngine),
-    Declared(CounterSpan, (f"{TRIAL}apc.json",)),
+    Declared(CounterSpan, (f"{TRIAL}apc.json",), by_name=True),
     *_declare_inside(CounterSpan, PromptCounters),
     Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
@@ -128,7 +135,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(InstanceEvent, (f"{TRIAL}instance_events.jsonl",)),
     *_declare_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
-    Declared(ProbeStatus, ("in the same files",)),
+    Declared(ProbeStatus, PROBE_FILES),
     Declared(
         lifecycle.LifecycleRecord,
         (
@@ -208,7 +215,8 @@ def records_page() -> str:
         "# Records\n\nEvery record of a run and the file that holds it. This page is made from the declarations in "
         "`results/records/`\n(`python -m results.records.declared > docs/records.md`). Times ending in `_ns` are "
         "`time.perf_counter_ns()`: one clock for\nevery process of a host and boot. A value that was not measured is "
-        "null, never 0.\n"
+        "null, never 0. The records as JSON Schemas are in\n[records.schema.json](records.schema.json) "
+        "(`python -m results.records.declared --json-schema > docs/records.schema.json`).\n"
     ]
     for one in DECLARED:
         rows = "".join(_make_row(field) for field in fields_of(one.record))
@@ -229,5 +237,57 @@ def _make_row(field: Field) -> str:
     return f"| `{field.name}` | {kind}{null} | {unit} | {sentence} |\n"
 
 
+_ABOUT_SCHEMAS = (
+    "Made from the declarations in results/records/ by `python -m results.records.declared --json-schema`. `files` has "
+    "the schema of a JSON file, or of each line of a JSONL file, by its path below the run's folder; `<name>` stands "
+    "for any text without a slash. `$defs` has every record in its present version, with its files in `$comment`; one "
+    "that is no JSON, as a row of a CSV, is described as it is read: an empty cell is null. Readers ignore keys that "
+    "they do not know. The document itself accepts any value: validate against an entry of `files` or `$defs`."
+)
+
+
+def json_schemas() -> dict[str, Any]:
+    """Every record as a JSON Schema, and the schema of each JSON file: one document of draft 2020-12."""
+    _, schemas = msgspec.json.schema_components([one.record for one in DECLARED])
+    for schema in schemas.values():
+        if "description" in schema:  # a docstring, whose indentation Python keeps before 3.13
+            schema["description"] = " ".join(schema["description"].split())
+    for one in DECLARED:
+        schema = schemas[one.record.__name__]
+        schema["$comment"] = ", ".join(one.where)
+        properties = schema["properties"]
+        for field in fields_of(one.record):
+            unit = "" if field.unit in ("", "1") else f" Unit: {field.unit}."
+            properties[field.name]["description"] = f"{field.sentence}{unit}"
+        properties.get("version", {}).pop("default", None)  # a row without a version may be of the first one
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Records of a Tracon run",
+        "description": _ABOUT_SCHEMAS,
+        "files": _schemas_of_files(),
+        "$defs": dict(sorted(schemas.items())),
+    }
+
+
+def _schemas_of_files() -> dict[str, Any]:
+    """By the file's name in `Declared.where`: the schema of the document, in JSONL of each row."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for one in DECLARED:
+        schema: dict[str, Any] = {"$ref": f"#/$defs/{one.record.__name__}"}
+        if one.by_name:
+            schema = {"type": "object", "additionalProperties": schema}
+        for name in one.where:
+            if name.endswith((".json", ".jsonl")):
+                files.setdefault(name, []).append(schema)
+    return {name: options[0] if len(options) == 1 else {"anyOf": options} for name, options in files.items()}
+
+
+def json_schemas_text() -> str:
+    """The document of `json_schemas` as docs/records.schema.json holds it."""
+    return msgspec.json.format(msgspec.json.encode(json_schemas()), indent=2).decode() + "\n"
+
+
 if __name__ == "__main__":
-    sys.stdout.write(records_page())
+    parser = argparse.ArgumentParser(description="Print the page of all records as Markdown.")
+    parser.add_argument("--json-schema", action="store_true", help="print the records as JSON Schemas instead")
+    sys.stdout.write(json_schemas_text() if parser.parse_args().json_schema else records_page())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from launch.environment import Engine, capture
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
-from results.records.declared import DECLARED, records_page
+from results.records.declared import DECLARED, json_schemas_text, records_page
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
@@ -37,9 +38,15 @@ def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
     assert lacking == []
 
 
-def test_the_page_of_records_is_made_from_the_declarations() -> None:
-    page = Path(__file__).parents[3] / "docs" / "records.md"
-    assert page.read_text(encoding="utf-8") == records_page(), "python -m results.records.declared > docs/records.md"
+@pytest.mark.parametrize(
+    ("name", "make", "option"),
+    [("records.md", records_page, ""), ("records.schema.json", json_schemas_text, "--json-schema ")],
+)
+def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
+    name: str, make: Callable[[], str], option: str
+) -> None:
+    committed = Path(__file__).parents[3] / "docs" / name
+    assert committed.read_text(encoding="utf-8") == make(), f"python -m results.records.declared {option}> docs/{name}"
 
 
 def test_every_event_of_the_journal_is_declared() -> None:
