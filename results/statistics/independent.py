@@ -4,6 +4,8 @@ Their interval follows from the two intervals alone (MOVER; Zou and Donner, Stat
 d = b - a with a in [l_a, u_a] and b in [l_b, u_b]
     low = d - sqrt((b - l_b)^2 + (u_a - a)^2),  high = d + sqrt((u_b - b)^2 + (a - l_a)^2).
 A ratio is the same on logarithms.
+
+Where the values of two independent samples are at hand, the difference of their means has Welch's t interval.
 """
 
 from __future__ import annotations
@@ -11,7 +13,47 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from results.statistics.estimates import Estimate, unknown
+import numpy.typing as npt
+
+from results.statistics.estimates import (
+    ALL_AGREE,
+    LEVEL,
+    ROUNDING,
+    Estimate,
+    clean,
+    standard_error,
+    student_interval,
+    unknown,
+)
+from results.statistics.trials import MIN_PAIRED
+
+
+def subtract_means(first: npt.ArrayLike, second: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
+    """mean(second) - mean(first) of two independent samples, with Welch's t interval (Biometrika 34 (1947) 28).
+
+    Without bounds where a sample has fewer than MIN_PAIRED values, or where no value differs from its mean and the
+    means differ. `n` and `launches`: the size of the smaller sample.
+    """
+    samples = clean(first), clean(second)
+    n = min(int(sample.size) for sample in samples)
+    if not n:
+        return unknown("no samples")
+    value = float(samples[1].mean()) - float(samples[0].mean())
+    if n < MIN_PAIRED:
+        sizes = f"{samples[0].size} and {samples[1].size}"
+        why = f"{sizes} values: an interval needs {MIN_PAIRED} of each"
+        return Estimate(value, n=n, reason=why, launches=n)
+    variances = [standard_error(sample) ** 2 for sample in samples]
+    total = math.fsum(variances)
+    rounding = ROUNDING * max(float(abs(sample).max()) for sample in samples)
+    if math.sqrt(total) <= rounding:
+        if abs(value) > rounding:
+            return Estimate(value, n=n, reason=ALL_AGREE, launches=n)
+        return Estimate(value, value, value, n, launches=n)
+    degrees = 1 / math.fsum(
+        (variance / total) ** 2 / (sample.size - 1) for variance, sample in zip(variances, samples, strict=True)
+    )
+    return student_interval(value, math.sqrt(total), degrees, n, level=level, launches=n)
 
 
 def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:

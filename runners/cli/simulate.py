@@ -154,7 +154,7 @@ def check(
 
     Live routing runs decide whether the simulator's router makes the same picks, decision by decision. Connector-tax
     runs decide the calibration. Live and simulated routing runs together decide APC and the order of the policies. A
-    gate that the runs cannot decide stays open and names what is missing.
+    gate that the runs cannot decide is undecided, or open without a number, and names what is missing.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
@@ -178,9 +178,9 @@ def check_tables(checked: Check) -> RenderableType:
 
     from runners.cli.tables import begin_table
 
-    gates = begin_table("gate", "rule", "outcome", "numbers")
+    gates = begin_table("gate", "rule", "outcome", "by the point", "numbers")
     for gate in checked.gates:
-        gates.add_row(gate.name, gate.rule, gate.outcome, gate.reason)
+        gates.add_row(gate.name, gate.rule, gate.outcome, gate.point or "-", gate.reason)
     cells = begin_table(
         "cell", ">decisions", ">equal", ">not compared", ">different", "first difference, or why none is compared"
     )

@@ -112,14 +112,18 @@ class Calibration:
         return [error for cell in cells if (error := cell.error(metric)) is not None]
 
     def list_repeats(self, metric: str) -> list[float]:
-        """As `list_errors`, with the other real cells of each one's load in the simulation's place."""
-        return [
-            again / first - 1
-            for cell in self._list_held_out(near_saturation=False)
-            for other in self.cells
-            if other is not cell and other.load == cell.load
-            if (first := cell.measured[metric]) and (again := other.measured[metric]) is not None
-        ]
+        """The mean absolute error of the other real cells of its load, for each cell of `list_errors` that has some.
+
+        One number per cell: two cells that were held out are a pair twice, and give no more than two numbers.
+        """
+        held_out = self._list_held_out(near_saturation=False)
+        repeats = [self._list_repeats_of(cell, metric) for cell in held_out]
+        return [statistics.fmean(errors) for errors in repeats if errors]
+
+    def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
+        first = cell.measured[metric]
+        others = [other.measured[metric] for other in self.cells if other is not cell and other.load == cell.load]
+        return [abs(again / first - 1) for again in others if again is not None] if first else []
 
     def _list_held_out(self, near_saturation: bool) -> list[CellComparison]:
         return [cell for cell in self.cells if not cell.fitted and cell.near_saturation == near_saturation]

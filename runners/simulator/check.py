@@ -49,7 +49,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """No gate fails; those that are not judged do not."""
+        """No gate fails; those that are undecided or open do not."""
         return all(gate.outcome is not Outcome.FAILS for gate in self.gates)
 
 

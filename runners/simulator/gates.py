@@ -1,25 +1,29 @@
 """What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
 
 Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing.
+Calibration and APC are decided by intervals: over cells that were held out of the fit, and over trials.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
+from results.records.count import format_count
 from results.records.percent import format_percent
-from results.statistics.estimates import DRAWS, LEVEL, bound_draws, holm
-from results.statistics.judgement import Judgement, Outcome
-from results.statistics.trials import MIN_PAIRED, Measured, Trial, p_value
+from results.statistics.estimates import DRAWS, LEVEL, Estimate, bound_draws, holm
+from results.statistics.independent import subtract_means
+from results.statistics.judgement import Judgement, Outcome, take_point
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, estimate, p_value
 
 BIAS_LIMIT = 0.05
 MAPE_ABOVE_REPETITION = 0.05
+"""Share by which the mean absolute error may exceed that of a real cell against its own repetition: five points."""
 APC_LIMIT = 0.02
 """Shares: two points."""
 FEWEST_POLICIES = 6
@@ -125,27 +129,71 @@ def judge_errors(
     metric: str, errors: Sequence[float], repeats: Sequence[float], near_saturation: Sequence[float] = ()
 ) -> Judgement:
     """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
-    repetitions. Those of cells near saturation are reported and not judged."""
+    repetitions, one number per cell. Those of cells near saturation are reported and not judged."""
     name = f"calibration, {metric}"
     claim = f"A fitted engine model predicts {metric} of cells that it was not fitted to."
     rule = (
-        f"bias at most {format_percent(BIAS_LIMIT)}, mean error at most that of a real cell against its own repetition "
-        f"and {MAPE_ABOVE_REPETITION * 100:g} points, over the cells that are not near saturation"
+        "over the cells that are not near saturation the whole interval of the bias is within "
+        f"{format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its own "
+        f"repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond"
     )
     apart = _describe_apart(near_saturation)
     if not errors or not repeats:
         lacking = "no cell was held out of the fit" if not errors else "no load was measured twice"
         text = f"{lacking}: there is nothing to hold the error against{apart}"
         return Judgement(name, claim, rule, Outcome.OPEN, text)
-    bias = statistics.fmean(errors)
-    mape, repeated = (statistics.fmean(map(abs, some)) for some in (errors, repeats))
-    limit = repeated + MAPE_ABOVE_REPETITION
+    sizes, repeated = ([abs(error) for error in some] for some in (errors, repeats))
+    bias, excess = _average_cells(errors), subtract_means(repeated, sizes)
+    limits = ((bias, -BIAS_LIMIT, BIAS_LIMIT), (excess, -math.inf, MAPE_ABOVE_REPETITION))
+    why = _why_no_verdict(len(errors), len(repeats))
+    outcome = Outcome.UNDECIDED if why else _join_outcomes([_hold_against(*one) for one in limits])
+    why = why or "; ".join(dict.fromkeys(one.reason for one in (bias, excess) if one.reason))
     text = (
-        f"bias {format_percent(bias, 1, signed=True)}, mean error {format_percent(mape, 1)} (limit "
-        f"{format_percent(limit, 1)}: a real cell against its own repetition {format_percent(repeated, 1)}), over "
-        f"{len(errors)} cells{apart}"
+        f"bias {bias.percent()}, mean error {format_percent(statistics.fmean(sizes), 1)}, of a real cell against its "
+        f"own repetition {format_percent(statistics.fmean(repeated), 1)}, difference {excess.points()}, over "
+        f"{format_count(len(errors), 'cell', 'cells')}{apart}"
     )
-    return Judgement(name, claim, rule, held(abs(bias) <= BIAS_LIMIT and mape <= limit), text)
+    return Judgement(
+        name,
+        claim,
+        rule,
+        outcome,
+        f"{why}: {text}" if why else text,
+        bias,
+        {"mean error": _average_cells(sizes), "repetition": _average_cells(repeated), "excess": excess},
+        quantity="bias",
+        point=str(_join_outcomes([_hold_against(take_point(one), least, most) for one, least, most in limits])),
+    )
+
+
+def _average_cells(values: Sequence[float]) -> Estimate:
+    """The mean over cells, with an interval from MIN_PAIRED cells on."""
+    over = f"over {format_count(len(values), 'cell', 'cells')}"
+    return replace(estimate(_as_measured(dict(enumerate(values)))), basis=over)
+
+
+def _why_no_verdict(held_out: int, repeated: int) -> str:
+    """Too few cells to see by how much cells differ; empty where there are enough."""
+    few = [format_count(held_out, "held-out cell", "held-out cells")] if held_out < MIN_PAIRED else []
+    if repeated < MIN_PAIRED:
+        few.append(f"{format_count(repeated, 'held-out cell', 'held-out cells')} with a repetition")
+    return f"{' and '.join(few)}, a verdict needs {MIN_PAIRED}" if few else ""
+
+
+def _hold_against(measured: Estimate, least: float, most: float) -> Outcome:
+    """Whether the whole interval is within both limits, or wholly beyond one."""
+    if measured.low is None or measured.high is None:
+        return Outcome.UNDECIDED
+    if measured.low > most or measured.high < least:
+        return Outcome.FAILS
+    return Outcome.HOLDS if least <= measured.low and measured.high <= most else Outcome.UNDECIDED
+
+
+def _join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
+    """Of a rule over several intervals: all must hold, and one that fails is enough."""
+    if Outcome.FAILS in outcomes:
+        return Outcome.FAILS
+    return Outcome.UNDECIDED if Outcome.UNDECIDED in outcomes else Outcome.HOLDS
 
 
 def _describe_apart(errors: Sequence[float]) -> str:
@@ -159,20 +207,39 @@ def _describe_apart(errors: Sequence[float]) -> str:
 
 
 def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
-    """The share of prompt tokens that came from caches, of every policy under every load."""
+    """The share of prompt tokens that came from caches, of every policy under every load.
+
+    Real and simulated trials share nothing but the load, so their means are compared as those of independent samples.
+    """
     claim = "The simulation has the APC of real runs."
-    rule = f"at most {APC_LIMIT * 100:g} points off for every policy under every load"
-    off = {
-        f"{policy} ({load.load})": _mean(load.simulated[policy]) - _mean(load.real[policy])
+    rule = (
+        f"for every policy under every load the whole interval of the difference is within {APC_LIMIT * 100:g} points; "
+        "fails where one is wholly beyond. The intervals hold together (Bonferroni)"
+    )
+    values = {
+        f"{policy} ({load.load})": (list(load.real[policy].values()), list(load.simulated[policy].values()))
         for load in loads
         for policy in load.policies
     }
-    if not off:
+    if not values:
         text = "no policy was both measured and simulated under one load"
         return Judgement("APC", claim, rule, Outcome.OPEN, text)
-    worst = max(off, key=lambda name: abs(off[name]))
-    text = f"the most {off[worst] * 100:+.1f} points, of {worst}, over {len(off)} cells"
-    return Judgement("APC", claim, rule, held(abs(off[worst]) <= APC_LIMIT), text)
+    level = 1 - (1 - LEVEL) / len(values)
+    off = {name: subtract_means(*own, level=level) for name, own in values.items()}
+    outcomes = {name: _hold_against(one, -APC_LIMIT, APC_LIMIT) for name, one in off.items()}
+    outcome = _join_outcomes(outcomes.values())
+    deciding = [name for name in off if outcomes[name] is outcome]
+    worst = max(deciding, key=lambda name: abs(off[name].value or 0.0))
+    counted = f"{len(deciding)} of {format_count(len(off), 'cell', 'cells')}"
+    reason = f"{outcome} in {counted}, the most {off[worst].points()}, of {worst}"
+    few = sum(off[name].n < MIN_PAIRED for name in deciding)
+    if few:
+        reason += f"; {few} with fewer than {MIN_PAIRED} real or simulated trials, which give no verdict"
+    elif off[worst].reason:
+        reason += f" ({off[worst].reason})"
+    point = _join_outcomes([_hold_against(take_point(one), -APC_LIMIT, APC_LIMIT) for one in off.values()])
+    quantity = "simulated - real"
+    return Judgement("APC", claim, rule, outcome, reason, off[worst], off, quantity=quantity, point=str(point))
 
 
 def measure_contention(loads: Sequence[LoadValues]) -> tuple[Contention, ...]:
@@ -234,12 +301,16 @@ def _test_pair(values: Values, first: str, second: str) -> float | None:
     common = values[first].keys() & values[second].keys()
     if len(common) < MIN_PAIRED:
         return None
-    differences = {trial: Trial(values[first][trial] - values[second][trial], 1, _no_draws) for trial in sorted(common)}
-    return p_value(Measured(differences))
+    return p_value(_as_measured({trial: values[first][trial] - values[second][trial] for trial in sorted(common)}))
+
+
+def _as_measured(values: Mapping[int, float]) -> Measured:
+    """Numbers whose spread alone gives an interval: nothing is drawn within one of them."""
+    return Measured({number: Trial(value, 1, _no_draws) for number, value in values.items()})
 
 
 def _no_draws() -> str:
-    return "the spread over trials is what tells"
+    return f"an interval needs {MIN_PAIRED} of them"
 
 
 def _sign(values: Values, first: str, second: str) -> int:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from results.measures.latency import TPOT, TTFT
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.fidelity import WindowCounts, judge_fidelity
@@ -169,8 +170,10 @@ class SimulatedReplay:
 
     def note_first(self, exchange: _Exchange) -> None:
         now_ns = self.clock.now_ns()
+        ttft_s = TTFT.value(exchange.sent_ns, now_ns)
+        assert ttft_s is not None
         for seen in (self._seen, self._seen_of[exchange.instance]):
-            seen.ttft.add((now_ns, (now_ns - exchange.sent_ns) / 1e9))
+            seen.ttft.add((now_ns, ttft_s))
 
     def end_turn(
         self,
@@ -225,10 +228,10 @@ class SimulatedReplay:
         self._arm()
 
     def _note_tpot(self, exchange: _Exchange, now_ns: int) -> None:
-        steps = exchange.turn.output_tokens - 1
-        if exchange.first_ns is not None and steps:
+        tpot_s = TPOT.value(exchange.first_ns, now_ns, exchange.turn.output_tokens)
+        if tpot_s is not None:
             for seen in (self._seen, self._seen_of[exchange.instance]):
-                seen.tpot.add((now_ns, (now_ns - exchange.first_ns) / 1e9 / steps))
+                seen.tpot.add((now_ns, tpot_s))
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
         active = self._sessions.counts.active

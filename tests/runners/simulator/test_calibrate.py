@@ -25,6 +25,8 @@ from runners.errors import RunnerError
 from runners.simulator.calibrate import (
     STEEP,
     BusySteps,
+    Calibration,
+    CellComparison,
     calibrate,
     compare_cell,
     fit_steps,
@@ -169,6 +171,16 @@ def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Pa
         assert sum(map(len, errors)) == held_out
     unsaturated = made.list_errors("e2e_s")
     assert abs(statistics.median(unsaturated)) < 0.5, "the model is of the right size, on a run of a busy machine"
+
+
+def test_a_held_out_cell_has_one_error_however_often_its_load_was_measured() -> None:
+    def cell(name: str, ttft_s: float, *, fitted: bool) -> CellComparison:
+        return CellComparison(name, fitted, (1.0, 128, 16), {"ttft_s": ttft_s}, {"ttft_s": None}, None)
+
+    cells = (cell("a", 0.1, fitted=True), cell("b", 0.2, fitted=False), cell("c", 0.1, fitted=False))
+    engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
+    repeats = Calibration(engine, 100, 0.1, cells).list_repeats("ttft_s")
+    assert repeats == pytest.approx([(0.5 + 0.5) / 2, (0.0 + 1.0) / 2])
 
 
 def test_a_cell_whose_queue_grows_with_every_slow_step_is_near_saturation(run: Path) -> None:

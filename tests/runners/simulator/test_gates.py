@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
@@ -91,35 +92,131 @@ def test_too_few_policies_loads_or_trials_are_not_judged(loads: list[LoadValues]
     assert why in gate.reason
 
 
+CLOSE = [0.01, -0.01, 0.005, -0.005]
+"""Errors with a bias of 0 +- 1.5 %."""
+REPEATS = [0.010, 0.012, 0.011]
+
+
 @pytest.mark.parametrize(
     ("errors", "repeats", "outcome"),
     [
-        ([0.04, -0.04], [0.01, -0.01], Outcome.HOLDS),
-        ([0.06, 0.06], [0.10], Outcome.FAILS),
-        ([0.08, -0.08], [0.02], Outcome.FAILS),
-        ([0.08, -0.08], [0.04], Outcome.HOLDS),
+        (CLOSE, REPEATS, Outcome.HOLDS),
+        ([0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04], Outcome.UNDECIDED),
+        ([0.08, 0.085, 0.075, 0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
+        ([-0.08, -0.085, -0.075, -0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
+        ([0.20, -0.20, 0.21, -0.21], [0.02, 0.03, 0.025], Outcome.FAILS),
+        ([0.06, -0.06] * 10, [0.0, 0.01, 0.02], Outcome.UNDECIDED),
+        ([0.06, -0.06] * 10, [0.04, 0.05, 0.06], Outcome.HOLDS),
+        ([0.08, 0.08, 0.08], [0.10, 0.12, 0.11], Outcome.UNDECIDED),
+        ([0.04, -0.04], REPEATS, Outcome.UNDECIDED),
+        ([0.06, 0.07], REPEATS, Outcome.UNDECIDED),
+        (CLOSE, REPEATS[:2], Outcome.UNDECIDED),
         ([], [0.1], Outcome.OPEN),
         ([0.01], [], Outcome.OPEN),
     ],
-    ids=["within", "biased", "spread", "as far as a repetition", "nothing held out", "nothing repeated"],
+    ids=[
+        "within",
+        "a bias of 4 % +- 3 %",
+        "a bias of 8 % +- 1 %",
+        "as much below",
+        "farther than a repetition",
+        "maybe farther than a repetition",
+        "as far as a repetition",
+        "a bias without a spread",
+        "two cells within",
+        "two cells beyond",
+        "two repetitions",
+        "nothing held out",
+        "nothing repeated",
+    ],
 )
-def test_errors_are_held_against_real_repetitions(errors: list[float], repeats: list[float], outcome: Outcome) -> None:
+def test_the_interval_of_the_errors_is_held_against_real_repetitions(
+    errors: list[float], repeats: list[float], outcome: Outcome
+) -> None:
     assert judge_errors("ttft_p90_s", errors, repeats).outcome is outcome
 
 
+def test_a_calibration_gate_has_its_bias_with_the_interval_and_the_rule_on_the_values_alone() -> None:
+    gate = judge_errors("ttft_p90_s", [0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04])
+    assert gate.point == "holds"
+    assert gate.measured.value == pytest.approx(0.04)
+    assert (gate.measured.low, gate.measured.high) == pytest.approx((0.01095, 0.06905), abs=1e-4)
+    assert gate.measured.basis == "over 4 cells"
+    values = {name: number.value for name, number in gate.numbers.items()}
+    assert values == pytest.approx({"mean error": 0.04, "repetition": 0.04, "excess": 0.0}, abs=1e-9)
+
+
+def test_too_few_cells_are_counted_and_their_values_shown() -> None:
+    gate = judge_errors("ttft_p90_s", [0.06, 0.07], [0.10])
+    few = "2 held-out cells and 1 held-out cell with a repetition, a verdict needs 3"
+    assert gate.reason.startswith(f"{few}: bias +6.5 %, mean error 6.5 %")
+    assert gate.point == "fails"
+    assert gate.measured.value == pytest.approx(0.065)
+    assert gate.measured.low is None
+
+
 def test_cells_near_saturation_are_reported_and_not_judged() -> None:
-    gate = judge_errors("ttft_p90_s", [0.04, -0.04], [0.01], near_saturation=[9.0, -0.5])
+    gate = judge_errors("ttft_p90_s", CLOSE, REPEATS, near_saturation=[9.0, -0.5])
     assert gate.outcome is Outcome.HOLDS
-    assert "over 2 cells; not judged: 2 cells near saturation, bias +425.0 %, mean error 475.0 %" in gate.reason
+    assert "over 4 cells; not judged: 2 cells near saturation, bias +425.0 %, mean error 475.0 %" in gate.reason
 
 
-@pytest.mark.parametrize(("off", "outcome"), [(0.019, Outcome.HOLDS), (-0.019, Outcome.HOLDS), (0.021, Outcome.FAILS)])
-def test_apc_is_within_two_points_of_every_policy(off: float, outcome: Outcome) -> None:
-    real = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.7}}
-    simulated = {"a": {0: 0.55, 1: 0.55}, "b": {0: 0.7 + off, 1: 0.7 + off}}
+def around(level: float, *, by: float = 0.001, trials: int = 4) -> dict[int, float]:
+    """An APC per trial, above and below the level in turn."""
+    return {trial: level + (by if trial % 2 else -by) for trial in range(trials)}
+
+
+@pytest.mark.parametrize(
+    ("off", "outcome", "point"),
+    [
+        (0.005, Outcome.HOLDS, "holds"),
+        (-0.005, Outcome.HOLDS, "holds"),
+        (0.019, Outcome.UNDECIDED, "holds"),
+        (-0.021, Outcome.UNDECIDED, "fails"),
+        (0.03, Outcome.FAILS, "fails"),
+        (-0.03, Outcome.FAILS, "fails"),
+    ],
+)
+def test_the_interval_of_apc_is_within_two_points_of_every_policy(off: float, outcome: Outcome, point: str) -> None:
+    real = {"a": around(0.5), "b": around(0.7)}
+    simulated = {"a": around(0.5), "b": around(0.7 + off)}
     gate = judge_apc([LoadValues("one", real, simulated)])
-    assert gate.outcome is outcome
+    assert (gate.outcome, gate.point) == (outcome, point)
     assert "b (one)" in gate.reason
+    assert gate.measured == gate.numbers["b (one)"]
+    assert gate.measured.value == pytest.approx(off)
+
+
+@pytest.mark.parametrize(("real", "simulated"), [(1, 1), (2, 2), (4, 1), (2, 4)])
+def test_apc_of_fewer_than_three_trials_is_undecided(real: int, simulated: int) -> None:
+    load = LoadValues("one", {"a": around(0.5, trials=real)}, {"a": around(0.5, trials=simulated)})
+    gate = judge_apc([load])
+    assert (gate.outcome, gate.point) == (Outcome.UNDECIDED, "holds")
+    assert "; 1 with fewer than 3 real or simulated trials" in gate.reason
+
+
+def test_a_policy_of_one_trial_does_not_hide_one_that_is_beyond() -> None:
+    real = {"a": around(0.5, trials=1), "b": around(0.7)}
+    simulated = {"a": around(0.5, trials=1), "b": around(0.75)}
+    assert judge_apc([LoadValues("one", real, simulated)]).outcome is Outcome.FAILS
+
+
+def test_equal_trials_decide_apc_only_where_both_sides_are_equal() -> None:
+    real, close = {"a": around(0.7, by=0.0)}, {"a": around(0.715, by=0.0)}
+    apart = judge_apc([LoadValues("one", real, close)])
+    assert apart.outcome is Outcome.UNDECIDED
+    assert ALL_AGREE in apart.reason
+    assert judge_apc([LoadValues("one", real, real)]).outcome is Outcome.HOLDS
+
+
+def test_the_intervals_of_many_policies_hold_together() -> None:
+    def judge(policies: int) -> Outcome:
+        names = [f"policy {number}" for number in range(policies)]
+        real = {name: around(0.5, by=0.00245) for name in names}
+        simulated = {name: around(0.513, by=0.00245) for name in names}
+        return judge_apc([LoadValues("one", real, simulated)]).outcome
+
+    assert (judge(1), judge(20)) == (Outcome.HOLDS, Outcome.UNDECIDED)
 
 
 def test_contention_is_what_a_token_takes_longer_on_real_engines_than_the_model_says() -> None:
@@ -164,8 +261,10 @@ def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, t
         path.write_bytes(msgspec.json.encode(cell | {"simulated": "a model"}))
     checked = check_runs([live, copy])
     gates = {gate.name: gate for gate in checked.gates}
-    assert gates["APC"].outcome is Outcome.HOLDS
-    assert "over 6 cells" in gates["APC"].reason
+    apc = gates["APC"]
+    assert (apc.outcome, apc.point) == (Outcome.UNDECIDED, "holds"), "three trials of one policy differ by 9 points"
+    assert len(apc.numbers) == 6
+    assert {number.value for number in apc.numbers.values()} == {0.0}
     assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].reason
     assert len(checked.parity) == 18, "a simulated cell has no live log"
     assert checked.ranks[0].tau == 1.0
