@@ -224,7 +224,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
         pairs=pairs,
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
-        standings=rank_labels(measurements, loads, pairs),
+        standings=rank_labels(measurements, loads),
         couplings=couplings,
         **_predict_curves(measurements, couplings, loads, cells),
         footprints=footprints,

@@ -48,13 +48,13 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
     (
         *BEST_COLUMNS,
         Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
-        Column("after Holm", lambda row: ", ".join(row.corrected) or None),
         Column("not distinguishable", lambda row: ", ".join(row.level) or None),
         Column("no interval over trials", lambda row: ", ".join(row.unjudged) or None),
-        Column("interval", lambda row: row.basis or None),
+        Column("why none", lambda row: row.why or None),
     ),
-    "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
-    "itself. After Holm: what stays distinguishably worse when all comparisons of this table are corrected for.",
+    "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says. The intervals "
+    "of a row hold for every two policies at once, because the same trials choose the best (Tukey and Kramer), with "
+    "one residual for all policies, or a policy's own where it varies more. The tables of pairs judge each by itself.",
 )
 
 

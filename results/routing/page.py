@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ from results.statistics.estimates import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
 
+MOST_NAMED = 4
+"""Policies in parentheses."""
 HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
 
 
@@ -100,12 +103,8 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
         return _rank_under_loads(analysis, remedy)
     answers, questions = [_answer_overall(analysis.standings, "Best policy")], list[OpenQuestion]()
     for row in analysis.standings:
-        named = f" ({', '.join(row.corrected)})" if 0 < len(row.corrected) <= 4 else ""
-        text = (
-            f"{_describe_best(row)}; distinguishably better than {len(row.corrected)} of {row.others} others after "
-            f"Holm's correction{named}."
-        )
-        if len(row.corrected) == row.others:
+        text = f"{_describe_best(row)}; {_describe_behind(row)}."
+        if row.alone:
             answers.append(PageAnswer(row.title, "decided", text, HEADLINE_FIGURE))
         else:
             questions.append(OpenQuestion(row.title, text, remedy, HEADLINE_FIGURE))
@@ -138,16 +137,24 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     alone = [row for row in rows if row.alone]
     decided = len(alone)
     unjudged = sum(len(row.unjudged) for row in rows)
-    stand = sum(len(row.corrected) for row in rows)
+    behind = sum(len(row.behind) for row in rows)
     which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
         f"{which} one policy is distinguishably better than every other; of {sum(row.others for row in rows)} "
-        f"comparisons with the best, {stand} are distinguishable after Holm's correction{without}."
+        f"comparisons with the best, {behind} are distinguishable, by intervals that hold for all policies of a metric "
+        f"together{without}.{_name_those_behind(rows)}"
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+
+
+def _name_those_behind(rows: Sequence[Standing]) -> str:
+    """The policies that are out of the question on most metrics, or empty."""
+    counts = Counter(label for row in rows for label in row.behind)
+    most = [f"{label} (on {count})" for label, count in counts.most_common(MOST_NAMED) if 2 * count > len(rows)]
+    return f" Worse than the best on most metrics: {', '.join(most)}." if most else ""
 
 
 def _describe_best(row: Standing) -> str:
@@ -156,6 +163,15 @@ def _describe_best(row: Standing) -> str:
     if row.value.low is None:
         value += f" (no interval: {row.value.reason or 'one number per trial'})"
     return f"{'highest' if metric.higher_is_better else 'lowest'} under {row.best}, {value}"
+
+
+def _describe_behind(row: Standing) -> str:
+    """From how many others the best is told apart; names the few that are, or the few that are not."""
+    text = f"distinguishably better than {len(row.behind)} of {row.others} others"
+    rest = (*row.level, *row.unjudged)
+    if row.behind and rest and len(rest) < len(row.behind):
+        return f"{text} (not than {', '.join(rest)})" if len(rest) <= MOST_NAMED else text
+    return f"{text} ({', '.join(row.behind)})" if 0 < len(row.behind) <= MOST_NAMED else text
 
 
 def _describe_value(row: Standing) -> str:

@@ -11,9 +11,10 @@ from results.measures import latency
 from results.routing.loads import Load, join_load
 from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
-from results.statistics.estimates import LEVEL, Estimate, holm, unknown
+from results.statistics.blocks import Together, judge_against_best
+from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Verdict, judged
-from results.statistics.trials import p_value
+from results.statistics.trials import MIN_PAIRED, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "leastwork_spread", "lmetric", "kv_linear", "kv_aware", "sticky",
@@ -95,15 +96,13 @@ class Standing:
     """The label with the best value, distinguishable from the others or not."""
     value: Estimate
     behind: tuple[str, ...]
-    """Distinguishably worse than the best."""
+    """Distinguishably worse than the best, by bounds that hold for every two labels of the metric at once."""
     level: tuple[str, ...]
     """Not distinguishable from it."""
     unjudged: tuple[str, ...]
-    """No interval over trials, or not measured."""
-    basis: str
-    """What the intervals cover."""
-    corrected: tuple[str, ...] = ()
-    """Those of `behind` that remain after Holm's correction over all comparisons of all metrics."""
+    """Not measured in three trials, or compared by nothing."""
+    why: str = ""
+    """Why `unjudged` has labels; empty where it has none."""
     load: str = ""
     """As in Load: only policies under one load are compared."""
 
@@ -119,8 +118,8 @@ class Standing:
 
     @property
     def alone(self) -> bool:
-        """Whether every other policy is distinguishably worse after the correction for all comparisons (Holm)."""
-        return bool(self.behind) and self.corrected == self.behind and not self.level and not self.unjudged
+        """Whether every other policy is distinguishably worse."""
+        return bool(self.behind) and not self.level and not self.unjudged
 
 
 def order_of(label: str, policy: str) -> tuple[int, str]:
@@ -192,49 +191,47 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
     )
 
 
-def rank_labels(measurements: Measurements, loads: Sequence[Load], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
+def rank_labels(measurements: Measurements, loads: Sequence[Load]) -> tuple[Standing, ...]:
     """Who is best under each load on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_rank_by_metric(measurements, load, pairs, metric_named(name)) for load in loads for name in HEADLINE)
-    return correct_standings([row for row in rows if row is not None], pairs)
+    rows = (_rank_by_metric(measurements, load, metric_named(name)) for load in loads for name in HEADLINE)
+    return tuple(row for row in rows if row is not None)
 
 
-def correct_standings(rows: Sequence[Standing], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
-    """The rows with what remains after Holm's correction over every comparison to a best value.
-
-    One without an interval counts with p = 1: else the data would decide how many the correction is for.
-    """
-    known = {(row.metric, frozenset((row.first, row.second))): row.p_value for row in pairs}
-    tested: dict[tuple[str, str], float] = {}
-    for row in rows:
-        for label in (*row.behind, *row.level, *row.unjudged):
-            p = known.get((row.metric, frozenset((row.best, label))))
-            tested[row.metric, label] = 1.0 if p is None else p
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return tuple(
-        replace(row, corrected=tuple(one for one in row.behind if adjusted[row.metric, one] <= 1 - LEVEL))
-        for row in rows
-    )
-
-
-def _rank_by_metric(measurements: Measurements, load: Load, pairs: Sequence[Pair], metric: Metric) -> Standing | None:
+def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> Standing | None:
     values = {label: value_of(measurements, label, metric) for label in load.labels}
     known = {label: estimate.value for label, estimate in values.items() if estimate.value is not None}
     if not known:
         return None
     sign = -1 if metric.higher_is_better else 1
     best = min(known, key=lambda label: sign * known[label])  # the first of equals, in the order of labels
-    worse = Verdict.HIGHER if sign > 0 else Verdict.LOWER
+    compared = _compare_with_best(measurements, [label for label in load.labels if label != best], best, metric)
     behind, level, unjudged = list[str](), list[str](), list[str]()
-    bases: dict[str, None] = {}
-    for label in load.labels:
-        if label == best:
-            continue
-        row = pair_of(pairs, label, best, metric.name)
-        if row is None or row.verdict is None:
+    for label, bounds in compared.items():
+        if isinstance(bounds, str):
             unjudged.append(label)
-            continue
-        (behind if row.verdict == worse else level).append(label)
-        bases[row.difference.basis or ""] = None
-    basis = "; ".join(bases)
-    sides = tuple(behind), tuple(level), tuple(unjudged)
-    return Standing(metric.name, best, values[best], *sides, basis, load=load.text)
+        else:
+            (behind if (bounds.low > 0 if sign > 0 else bounds.high < 0) else level).append(label)
+    why = "; ".join(dict.fromkeys(bounds for bounds in compared.values() if isinstance(bounds, str)))
+    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(unjudged), why, load.text)
+
+
+def _compare_with_best(
+    measurements: Measurements, others: Sequence[str], best: str, metric: Metric
+) -> dict[str, Together | str]:
+    """Each label's difference to the best (of times: of the logarithms), with its bounds; or why it has none.
+
+    Inside a trial the best one's number is taken from all: the block of the trial absorbs it, whatever it is.
+    """
+    compute = measurements.log_ratio if metric.is_time else measurements.difference
+    measured = {label: compute(label, best, metric) for label in others}
+    enough = {label: one for label, one in measured.items() if len(one.trials) >= MIN_PAIRED and not one.no_interval}
+    differences = {label: {trial: one.value for trial, one in each.trials.items()} for label, each in enough.items()}
+    zero = dict.fromkeys(sorted({trial for each in enough.values() for trial in each.trials}), 0.0)
+    fitted = judge_against_best({best: zero, **differences}, best) if enough else ""
+    few = f"fewer than {MIN_PAIRED} trials"
+    return {
+        label: (fitted if isinstance(fitted, str) else fitted[label])
+        if label in enough
+        else one.no_interval or one.reason or few
+        for label, one in measured.items()
+    }

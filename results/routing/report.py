@@ -60,12 +60,10 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
     if not comparisons:
         return "Nothing can be compared."
     alone = [row for row in analysis.standings if row.alone]
-    by_chance = comparisons * (1 - LEVEL)
     behind = sum(len(row.behind) for row in analysis.standings)
-    corrected = sum(len(row.corrected) for row in analysis.standings)
     chance = (
-        f" {comparisons} comparisons at {format_percent(LEVEL)} each: about {by_chance:.1f} find a difference by "
-        f"chance alone; of the {behind} found, {corrected} stand after Holm's correction."
+        f" {behind} of {comparisons} comparisons with the best are distinguishable, by intervals that hold for all "
+        f"policies of one metric together at {format_percent(LEVEL)}."
     )
     if not alone:
         return (
@@ -82,8 +80,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 
 
 def _name_leader(row: Standing) -> str:
-    by_chance = [label for label in row.behind if label not in row.corrected]
-    level = len(row.level) + len(row.unjudged) + len(by_chance)
+    level = len(row.level) + len(row.unjudged)
     shared = f", not distinguishable from {level} of {row.others} others" if level else ", the only one"
     return f"{row.title} {row.best} ({metric_named(row.metric).format_value(row.value)}{shared})"
 

@@ -8,6 +8,9 @@ All configs are judged together: Dunnett's intervals against a reference (Dunnet
 at once. The reference is the mean of the baseline's launches under all its names. Each comparison also has two
 intervals that hold by itself only: with the residual of all configs, and from its own differences alone.
 
+Where the best config is to be found, `judge_against_best` compares every two of them (Tukey and Kramer), because the
+same launches choose the best.
+
 A config with noise of its own (a queue) is set apart: it takes no part in the residual, and its bounds come from its
 own differences. Bounds for all configs at once then share the error: with k of m configs apart, Dunnett's intervals of
 the others hold at 1 - (1 - level)(m - k)/m, and that of each of the k at 1 - (1 - level)/m (Bonferroni).
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,6 +176,34 @@ def _contrast_apart(own: Samples, family: int) -> Contrast | None:
     low, high = difference - half, difference + half
     together = Together(difference - half_together, difference + half_together, p)
     return Contrast(difference, low, high, low, high, own.size, 1.0, error, together)
+
+
+def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] | str:
+    """Every config less `best`, with bounds that hold for every two configs at once; or why there are none.
+
+    The same launches choose the best one, so the intervals must cover the difference of any two (Tukey, 1953; Kramer,
+    Biometrics 12, 1956, for unequal numbers of launches): of configs that do not differ, with 95 % none is told apart
+    from the best. The residual is pooled over all configs; where the differences of one to the best vary significantly
+    more (F test, LEVEL_OF_F), its bounds are as wide as those from these differences. Configs without a launch are left
+    out.
+    """
+    measured = {config: by_block for config, by_block in launches.items() if by_block}
+    if best not in measured:
+        return f"{best} was not measured"
+    model = _fit([best, *(name for name in measured if name != best)], measured)
+    if isinstance(model, str):
+        return model
+    together: dict[str, Together] = {}
+    for name in model.names[1:]:
+        (difference,), variance = model.compare(np.array([_unit(model, name) - _unit(model, best)]))
+        error = math.sqrt(float(variance[0, 0]))
+        own = _own_differences(measured[name], [measured[best]])
+        rest = _fit([other for other in model.names if other != name], measured)
+        error *= _contrast(model, rest, difference, error, own).widening
+        half = pairs_critical(model.spread, model.degrees) * error
+        p = pairs_p(model.spread, model.degrees, difference / error)
+        together[name] = Together(difference - half, difference + half, p)
+    return together
 
 
 def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:
@@ -330,9 +362,22 @@ def dunnett_critical(correlation: Samples, degrees: int, level: float = LEVEL) -
 
 def dunnett_p(correlation: Samples, degrees: int, t: float) -> float:
     """P(max |t'| >= |t|) where there is no effect; never 0."""
-    largest = _draw_largest_t(correlation, degrees)
+    return _share_beyond(_draw_largest_t(correlation, degrees), t)
+
+
+def _share_beyond(largest: Samples, t: float) -> float:
     beyond = largest.size - int(np.searchsorted(largest, abs(t), side="left"))
     return (beyond + 1) / (largest.size + 1)
+
+
+def pairs_critical(spread: Samples, degrees: int, level: float = LEVEL) -> float:
+    """The c with P(|t| <= c for every two of them) = level, over effects with this covariance in units of sigma^2."""
+    return float(_draw_largest_pair(spread, degrees)[math.ceil(level * DRAWS) - 1])
+
+
+def pairs_p(spread: Samples, degrees: int, t: float) -> float:
+    """P(the largest |t'| of any two >= |t|) where no two differ; never 0."""
+    return _share_beyond(_draw_largest_pair(spread, degrees), t)
 
 
 def sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
@@ -391,8 +436,35 @@ def _draw_largest_t(correlation: Samples, degrees: int) -> Samples:
 
 @functools.lru_cache(maxsize=32)
 def _largest_t(correlation: bytes, degrees: int) -> Samples:
-    chi = np.random.default_rng([SEED, degrees]).chisquare(degrees, DRAWS)
-    return np.sort(_largest_normal(correlation) / np.sqrt(chi / degrees))
+    return np.sort(_largest_normal(correlation) / _draw_sigma(degrees))
+
+
+def _draw_sigma(degrees: int) -> Samples:
+    """Estimates of a sigma of 1."""
+    drawn: Samples = np.sqrt(np.random.default_rng([SEED, degrees]).chisquare(degrees, DRAWS) / degrees)
+    return drawn
+
+
+def _draw_largest_pair(spread: Samples, degrees: int) -> Samples:
+    """Sorted draws of the largest |t| of any two effects: the same ones in every process."""
+    return _largest_pair_t(np.round(spread, 6).tobytes(), degrees)
+
+
+@functools.lru_cache(maxsize=32)
+def _largest_pair_t(spread: bytes, degrees: int) -> Samples:
+    return np.sort(_largest_pair_normal(spread) / _draw_sigma(degrees))
+
+
+@functools.lru_cache(maxsize=16)
+def _largest_pair_normal(spread: bytes) -> Samples:
+    flat = np.frombuffer(spread)
+    covariance = flat.reshape(math.isqrt(flat.size), -1)
+    drawn = np.random.default_rng(SEED).standard_normal((DRAWS, len(covariance))) @ _root(covariance)
+    largest: Samples = np.zeros(DRAWS)
+    for first, second in itertools.combinations(range(len(covariance)), 2):
+        error = math.sqrt(covariance[first, first] + covariance[second, second] - 2 * covariance[first, second])
+        np.maximum(largest, np.abs(drawn[:, first] - drawn[:, second]) / error, out=largest)
+    return largest
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,12 +12,10 @@ from results.routing.loads import Load
 from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_cells, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
-    Pair,
     Standing,
     compare_labels,
     compare_turns,
     compare_two,
-    correct_standings,
     order_of,
     pair_of,
     rank_labels,
@@ -190,8 +188,8 @@ def test_within_a_launch_or_two_no_policy_is_distinguishable_from_another(trials
     assert (row.verdict, row.p_value) == (None, None)
     assert "(within launches)" in format_difference(row.difference, MEAN)
     names = ["round_robin", "unified"]
-    for standing in rank_labels(found, [Load(tuple(names))], compare_labels(found, names)):
-        assert (standing.behind, standing.corrected, standing.alone) == ((), (), False)
+    for standing in rank_labels(found, [Load(tuple(names))]):
+        assert (standing.behind, standing.alone) == ((), False)
 
 
 def test_few_sessions_are_not_resampled() -> None:
@@ -262,39 +260,40 @@ def test_a_winner_is_alone_only_where_all_others_are_distinguishably_worse() -> 
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
     found = _of(replace(WORLD, trials=8), FAST, SLOW, third)
-    standing = {row.metric: row for row in rank_labels(found, [Load(tuple(names))], compare_labels(found, names))}
+    standing = {row.metric: row for row in rank_labels(found, [Load(tuple(names))])}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
     without = _of(WORLD, SLOW, third)
-    two = rank_labels(without, [Load(("sticky", "unified"))], compare_labels(without, ["sticky", "unified"]))
+    two = rank_labels(without, [Load(("sticky", "unified"))])
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
 
 
-def test_a_difference_that_many_comparisons_may_find_by_chance_is_not_kept() -> None:
-    found = Estimate(1.0, 0.1, 1.9)
+def test_one_policy_far_behind_is_told_apart_by_the_residual_of_all() -> None:
+    """Three trials and five policies: its own three differences, corrected for every comparison, would not do."""
+    near = [Truth(name, ttft_s=0.3) for name in ("lmetric", "sticky", "unified")]
+    found = _of(WORLD, FAST, *near, Truth("ear", ttft_s=0.9))
+    names = ["round_robin", "lmetric", "sticky", "unified", "ear"]
+    row = next(row for row in rank_labels(found, [Load(tuple(names))]) if row.metric == "ttft_p90_s")
+    assert "ear" in row.behind
 
-    def pair_of(label: str, p: float) -> Pair:
-        return Pair("apc", label, "best", found, Estimate(1.0), None, Verdict.HIGHER, None, None, p)
 
-    row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("unjudged",), "over 3 trials")
-    kept = correct_standings([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
-    assert kept[0].corrected == ("far",)
-    pairs = [pair_of("near", 0.02), pair_of("far", 0.001)]
-    alone = replace(row, level=(), unjudged=())
-    assert correct_standings([alone], pairs)[0].corrected == ("near", "far"), "0.02 is the larger of two"
-    lacking = replace(row, level=(), unjudged=("a", "b"))
-    assert correct_standings([lacking], pairs)[0].corrected == ("far",), "two without an interval count: 3 x 0.02"
+def test_a_policy_of_too_few_trials_is_not_judged_and_the_reason_is_stated() -> None:
+    lost = replace(SLOW, degraded={0: "the client was late"})
+    found = _of(WORLD, FAST, lost, Truth("sticky", ttft_s=0.302))
+    row = next(
+        row for row in rank_labels(found, [Load(("round_robin", "sticky", "unified"))]) if row.metric == "ttft_p90_s"
+    )
+    assert (row.unjudged, row.alone) == (("unified",), False)
+    assert "the client was late" in row.why
 
 
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
     names = ["round_robin", "unified"]
-    apc = next(
-        row for row in rank_labels(found, [Load(tuple(names))], compare_labels(found, names)) if row.metric == "apc"
-    )
+    apc = next(row for row in rank_labels(found, [Load(tuple(names))]) if row.metric == "apc")
     assert apc.best == "unified"
 
 
@@ -304,8 +303,8 @@ def test_policies_stand_in_the_order_of_the_specification() -> None:
     assert found == ["round_robin", "sticky", "unified x=2", "mine"]
 
 
-def test_a_policy_leads_alone_only_if_that_stands_after_the_correction() -> None:
-    row = Standing("ttft_p90_s", "a", Estimate(1.0), ("b", "c"), (), (), "")
-    assert not replace(row, corrected=("b",)).alone
-    assert replace(row, corrected=("b", "c")).alone
-    assert not replace(row, corrected=("b", "c"), level=("d",)).alone
+def test_a_policy_leads_alone_only_if_every_other_one_is_behind() -> None:
+    row = Standing("ttft_p90_s", "a", Estimate(1.0), ("b", "c"), (), ())
+    assert row.alone
+    assert not replace(row, behind=("b",), level=("c",)).alone
+    assert not replace(row, behind=("b",), unjudged=("c",)).alone

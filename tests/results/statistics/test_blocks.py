@@ -18,7 +18,9 @@ from results.statistics.blocks import (
     dunnett_critical,
     dunnett_p,
     fit_blocks,
+    judge_against_best,
     launches_for,
+    pairs_critical,
     sigma_without,
 )
 
@@ -318,3 +320,68 @@ def test_draws_do_not_depend_on_the_basis_that_linear_algebra_happens_to_give(se
     shaken = singular + 1e-17 * np.random.default_rng(seed).standard_normal((5, 5))
     assert _root(singular) == pytest.approx(_root((shaken + shaken.T) / 2), abs=1e-12)
     assert rotation @ _root(exact) @ rotation.T == pytest.approx(_root(rotation @ exact @ rotation.T), abs=1e-12)
+
+
+def best_of(launches: Launches) -> str:
+    return min(launches, key=lambda name: float(np.mean(list(launches[name].values()))))
+
+
+@pytest.mark.parametrize("blocks", [3, 8])
+def test_of_configs_that_do_not_differ_none_is_told_apart_from_the_best(blocks: int) -> None:
+    """The best is chosen from the same launches: Dunnett's bounds would be left too often."""
+    rng = np.random.default_rng([1953, blocks])
+    narrower = dunnett_critical(equicorrelated(len(CONFIGS) - 1, 1 / 2), degrees_of(blocks)) / pairs_half(blocks)
+    found = by_dunnett = 0
+    for _ in range(1000):
+        launches = draw(rng, blocks)
+        compared = judge_against_best(launches, best_of(launches))
+        assert not isinstance(compared, str)
+        middles = [((one.high + one.low) / 2, (one.high - one.low) / 2) for one in compared.values()]
+        found += any(middle > half for middle, half in middles)
+        by_dunnett += any(middle > narrower * half for middle, half in middles)
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
+    assert found / 1000 <= limit < by_dunnett / 1000
+
+
+def degrees_of(blocks: int) -> int:
+    return (blocks - 1) * (len(CONFIGS) - 1)
+
+
+def pairs_half(blocks: int) -> float:
+    """The critical value of every two of CONFIGS in complete blocks."""
+    spread = np.eye(len(CONFIGS)) / blocks
+    return pairs_critical(spread, degrees_of(blocks))
+
+
+@pytest.mark.parametrize("blocks", [3, 5])
+def test_the_bounds_of_every_two_are_those_of_the_studentized_range(blocks: int) -> None:
+    known = stats.studentized_range.ppf(0.95, len(CONFIGS), degrees_of(blocks)) / math.sqrt(2)
+    assert pairs_half(blocks) == pytest.approx(known, abs=0.02)
+
+
+def test_a_config_that_differs_is_told_apart_from_the_best_and_the_bounds_hold_its_difference() -> None:
+    rng = np.random.default_rng(7)
+    apart, hits = [], []
+    for _ in range(300):
+        launches = draw(rng, 5, {"noop": -0.6, "nixl": 0.4})
+        compared = judge_against_best(launches, "noop")
+        assert not isinstance(compared, str)
+        apart += [one.low > 0 for one in compared.values()]
+        hits.append(compared["nixl"].low <= 1.0 <= compared["nixl"].high)
+    assert np.mean(apart) > 0.95
+    assert np.mean(hits) >= 0.98  # of one of 36 pairs
+
+
+def test_the_best_is_compared_where_launches_are_missing_and_one_config_is_noisy() -> None:
+    rng = np.random.default_rng(9)
+    launches = {name: dict(own) for name, own in draw(rng, 5, {"noop": -1.0}).items()}
+    del launches["multi"][3], launches["noop"][0]
+    launches["nixl"] = {block: float(value + rng.normal(0, 1.0)) for block, value in launches["nixl"].items()}
+    compared = judge_against_best({**launches, "lmcache": {}}, "noop")
+    assert not isinstance(compared, str)
+    assert set(compared) == {*CONFIGS} - {"noop", "lmcache"}
+    assert compared["nixl"].high - compared["nixl"].low > 1.5 * (compared["mooncake"].high - compared["mooncake"].low)
+    assert judge_against_best({"a": {0: 1.0, 1: 1.0}, "b": {0: 2.0, 1: 2.0}}, "a") == (
+        "all blocks agree to the last digit: nothing tells how two launches of one config differ"
+    )
+    assert judge_against_best({"a": {}, "b": {0: 2.0}}, "a") == "a was not measured"
