@@ -71,7 +71,7 @@ def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
         cautions.append(("simulated", why))
     if why_no_verdict(analysis.trials):
         why = (
-            f"{analysis.trials} per policy: intervals hold what varies between sessions, not between launches. No "
+            f"{analysis.trials} per policy: brackets hold what varies between sessions, not between launches. No "
             "verdict, no p-value, and every claim that needs an interval stays undecided"
         )
         cautions.append(("trials", why))

@@ -54,7 +54,8 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
     ),
     "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says. The intervals "
     "of a row hold for every two policies at once, because the same trials choose the best (Tukey and Kramer), with "
-    "one residual for all policies, or a policy's own where it varies more. The tables of pairs judge each by itself.",
+    "one residual for all policies; one that varies more is judged by its own differences. pairs.csv has each pair by "
+    "itself.",
 )
 
 
@@ -81,7 +82,7 @@ def ratios_table(analysis: RoutingAnalysis) -> Table:
     note = (
         "Inside a trial the policy's time over the baseline's, over the turns that both completed; geometric mean over "
         "the trials, its interval from the logarithms: below 1 is less. Policies are judged by these: one slow trial "
-        "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1."
+        "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1. Each holds by itself."
     )
     columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}, as ratios", columns, _list_others(analysis), note)
@@ -102,8 +103,8 @@ def differences_table(analysis: RoutingAnalysis) -> Table:
 
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
-        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. All "
-        "pairs stand in pairs.csv."
+        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. Each holds by "
+        "itself. All pairs stand in pairs.csv."
     )
     columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}", columns, _list_others(analysis), note)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
 from results.routing.analyse import RoutingAnalysis
 
+SCHEMATICS = (schematics.COUPLING, schematics.ARCHITECTURE)
 FIGURES = (
     policy_figures.AMPLIFICATION,
     policy_figures.APC,
@@ -20,8 +23,7 @@ FIGURES = (
     sensitivity_figures.THRESHOLDS,
     sensitivity_figures.LOADS,
     migration_figures.TIMELINE,
-    schematics.COUPLING,
-    schematics.ARCHITECTURE,
+    *SCHEMATICS,
 )
 OF_VARIATIONS = (sensitivity_figures.CONDITIONAL,)
 """Only of simulated runs that vary their engine model."""
@@ -29,6 +31,13 @@ DRAWERS: Drawers = {kind.number: kind.draw for kind in (*FIGURES, *OF_VARIATIONS
 
 
 def build_figures(analysis: RoutingAnalysis) -> tuple[Figure, ...]:
-    """Every figure in order; one that cannot be drawn holds its reason."""
+    """Every figure in order; one that cannot be drawn holds its reason. Simulated numbers have it in the title."""
     kinds = (*FIGURES, *OF_VARIATIONS) if analysis.conditional else FIGURES
-    return tuple(kind.build(analysis) for kind in kinds)
+    figures = tuple(kind.build(analysis) for kind in kinds)
+    if not analysis.facts.simulated:
+        return figures
+    schematic = {kind.number for kind in SCHEMATICS}
+    return tuple(
+        figure if figure.number in schematic else replace(figure, title=f"SIMULATED: {figure.title}")
+        for figure in figures
+    )

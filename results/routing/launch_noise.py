@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import msgspec
 
 from results.routing.analyse import RoutingAnalysis
-from results.statistics.blocks import BlockFit, fit_blocks, launches_for
+from results.statistics.blocks import find_noisy, fit_blocks, launches_for_pair
+from results.statistics.estimates import bound_sigma
 from results.statistics.judgement import few_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -26,15 +28,32 @@ class LaunchNoise(msgspec.Struct, frozen=True):
     trials: int
 
 
-def fit_noise(analysis: RoutingAnalysis) -> BlockFit | str:
-    """log TTFT p90 = trial + policy + residual, over the cells that count."""
+@dataclass(frozen=True, slots=True)
+class Noise:
+    sigma: float
+    """Of the logarithm of TTFT p90, around trial + policy."""
+    low: float
+    high: float
+    """Bounds of sigma (chi-square)."""
+    degrees: int
+    noisy: tuple[str, ...]
+    """Policies that vary significantly more than the others: they are no part of sigma."""
+
+
+def fit_noise(analysis: RoutingAnalysis) -> Noise | str:
+    """Of log TTFT p90 = trial + policy + residual, over the cells that count; or why it is not known."""
     launches: dict[str, dict[int, float]] = {}
     for label in analysis.labels:
         values = {cell.trial: cell.estimate(NOISE_OF).value for cell in analysis.counted(label)}
         launches[label] = {trial: math.log(value) for trial, value in values.items() if value}
     if analysis.trials < MIN_PAIRED:
         return few_launches(analysis.trials, "policy") if analysis.trials else "nothing was measured"
-    return fit_blocks(launches, (analysis.baseline,))
+    noisy = find_noisy(launches)
+    calm = {label: by_trial for label, by_trial in launches.items() if by_trial and label not in noisy}
+    fit = fit_blocks(calm, tuple(calm)[:1] or (analysis.baseline,))
+    if isinstance(fit, str):
+        return fit
+    return Noise(fit.sigma, *bound_sigma(fit.sigma**2, fit.degrees), fit.degrees, tuple(noisy))
 
 
 def measure_noise(analysis: RoutingAnalysis) -> LaunchNoise | None:
@@ -44,5 +63,5 @@ def measure_noise(analysis: RoutingAnalysis) -> LaunchNoise | None:
 
 
 def plan_trials(sigma: float, policies: int) -> int | None:
-    """The fewest trials that show NAMED_EFFECT between a policy and the first of them; None = more than can be."""
-    return launches_for(math.log1p(NAMED_EFFECT), sigma, max(policies - 1, 1), references=1)
+    """The fewest trials that tell two policies apart which differ by NAMED_EFFECT; None = more than can be planned."""
+    return launches_for_pair(math.log1p(NAMED_EFFECT), sigma, max(policies, 2))

@@ -12,15 +12,16 @@ from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
-from results.routing.launch_noise import NAMED_EFFECT, fit_noise, plan_trials
+from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
-from results.statistics.blocks import BlockFit
 from results.statistics.estimates import figure
-from results.statistics.judgement import Judgement, Outcome, few_launches
+from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 
+MORE = 4
+"""Factor on the trials that about halves an interval."""
 MOST_NAMED = 4
 """Policies in parentheses."""
 HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
@@ -28,14 +29,14 @@ HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
 
 def build_page(analysis: RoutingAnalysis) -> Page:
     """A number that is missing is shown as missing."""
-    fit = fit_noise(analysis)
-    remedy = _describe_remedy(analysis, fit)
+    noise = fit_noise(analysis)
+    remedy = _describe_remedy(analysis, noise)
     ranked, unranked = _rank_metrics(analysis, remedy)
     judged, open_claims = _judge_claims(analysis, remedy)
     return Page(
         question=_ask(analysis),
         setting=_describe_setting(analysis),
-        noise=_describe_noise(analysis, fit),
+        noise=_describe_noise(analysis, noise),
         answers=(*ranked, *judged, *_summarise_conditional(analysis)),
         undecided=(*open_claims, *unranked),
         trouble=_list_trouble(analysis),
@@ -65,32 +66,33 @@ def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
     )
 
 
-def _describe_noise(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
-    if isinstance(fit, str):
-        return f"Noise floor: what two launches of one policy differ by is not known ({fit})."
+def _describe_noise(analysis: RoutingAnalysis, noise: Noise | str) -> str:
+    if isinstance(noise, str):
+        return f"Noise floor: what two launches of one policy differ by is not known ({noise})."
     sentence = "Every trial replays the same sessions."
     if analysis.trials_differ:
         sentence = "Each trial replays a trace of its own."
     what = "a simulated trial" if analysis.facts.simulated else "a launch"
+    sigma, low, high = (figure(100 * math.expm1(one), 2) for one in (noise.sigma, noise.low, noise.high))
+    apart = f" Not in it, because they vary significantly more: {list_some(noise.noisy)}." if noise.noisy else ""
     return (
-        f"Noise floor: {what} differs from its policy by a sigma of {figure(100 * math.expm1(fit.sigma), 2)} % in "
-        f"TTFT p90 ({fit.degrees} degrees of freedom, no interval), with the trial's own level taken out. "
-        f"{sentence} {_describe_planned(analysis, fit)}"
+        f"Noise floor: {what} differs from its policy by a sigma of {sigma} % [{low}, {high}] in TTFT p90 "
+        f"({noise.degrees} degrees of freedom), with the trial's own level taken out.{apart} "
+        f"{sentence} {_describe_planned(analysis, noise)}"
     )
 
 
-def _describe_planned(analysis: RoutingAnalysis, fit: BlockFit) -> str:
-    count = _plan_trials(analysis, fit)
+def _describe_planned(analysis: RoutingAnalysis, noise: Noise) -> str:
+    count = _plan_trials(analysis, noise)
     needed = "more trials than can be planned" if count is None else f"{count} trials"
     return (
-        f"{needed[:1].upper()}{needed[1:]} detect a difference of {format_percent(NAMED_EFFECT)} to "
-        f"{analysis.baseline_name}."
+        f"{needed[:1].upper()}{needed[1:]} tell two policies apart that differ by {format_percent(NAMED_EFFECT)}."
     )
 
 
-def _plan_trials(analysis: RoutingAnalysis, fit: BlockFit) -> int | None:
+def _plan_trials(analysis: RoutingAnalysis, noise: Noise) -> int | None:
     most = max(len(load.labels) for load in analysis.loads)
-    return plan_trials(fit.sigma, most)
+    return plan_trials(noise.sigma, most)
 
 
 def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
@@ -143,9 +145,9 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
-        f"{which} one policy is distinguishably better than every other; of {sum(row.others for row in rows)} "
-        f"comparisons with the best, {behind} are distinguishable, by intervals that hold for all policies of a metric "
-        f"together{without}.{_name_those_behind(rows)}"
+        f"{which} one policy is distinguishably better than every other; distinguishable: {behind} of "
+        f"{sum(row.others for row in rows)} comparisons with the best, by intervals that hold for all policies of a "
+        f"metric together{without}.{_name_those_behind(rows)}"
     )
     return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
@@ -179,32 +181,40 @@ def _describe_value(row: Standing) -> str:
     return metric_named(row.metric).format_value(replace(row.value, low=None, high=None))
 
 
-def _describe_remedy(analysis: RoutingAnalysis, fit: BlockFit | str) -> str:
+def _describe_remedy(analysis: RoutingAnalysis, noise: Noise | str) -> str:
     """What would distinguish policies that this run does not."""
     if all(len(load.labels) < 2 for load in analysis.loads):
         return "a run with several policies"
-    count = None if isinstance(fit, str) else _plan_trials(analysis, fit)
-    if isinstance(fit, str):
+    count = None if isinstance(noise, str) else _plan_trials(analysis, noise)
+    if isinstance(noise, str):
         return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
     if count is None:
         where = "at a load that overloads fewer policies" if analysis.facts.simulated else "on a host with less noise"
         return f"more trials {where}: {format_percent(NAMED_EFFECT)} cannot be planned"
     if count <= analysis.trials:
-        return "a load or trace under which the policies differ by more; further trials of this one narrow little"
+        return f"{_halve_intervals(analysis.trials)}, or a load or trace under which the policies differ by more"
     return (
-        f"{count} trials per policy (`--trials {count}`), which detect a difference of {format_percent(NAMED_EFFECT)}"
+        f"{count} trials per policy (`--trials {count}`), which tell two policies apart that differ by "
+        f"{format_percent(NAMED_EFFECT)}"
     )
+
+
+def _halve_intervals(trials: int) -> str:
+    more = MORE * trials
+    return f"{more} trials per policy (`--trials {more}`), which about halve an interval"
 
 
 def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     ablation = sum(bool(row.label) for row in analysis.ablation) > 1
 
     def find_remedy(judgement: Judgement) -> str:
-        lacking = "a run that measures what each sentence names as missing"
-        return lacking if judgement.outcome == Outcome.OPEN else remedy
+        if judgement.outcome == Outcome.OPEN:
+            return "a run that measures what each sentence names as missing"
+        return remedy if analysis.trials < MIN_PAIRED else _halve_intervals(analysis.trials)
 
     judgements = (*analysis.claims, *analysis.decision_points)
-    return split_judgements(judgements, find_remedy, ABLATION_FIGURE if ablation else APC_FIGURE)
+    supports = ABLATION_FIGURE if ablation else APC_FIGURE
+    return split_judgements(judgements, find_remedy, CONDITIONAL_FIGURE if analysis.conditional else supports)
 
 
 def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:

@@ -12,7 +12,7 @@ from results.routing.loads import Load, join_load
 from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.blocks import Together, judge_against_best
-from results.statistics.estimates import Estimate, unknown
+from results.statistics.estimates import ALL_AGREE, Estimate, unknown
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import MIN_PAIRED, p_value
 
@@ -93,7 +93,8 @@ class Standing:
 
     metric: str
     best: str
-    """The label with the best value, distinguishable from the others or not."""
+    """The label that is better than every other in the trials and turns of both, distinguishable or not; below three
+    trials the one with the best value."""
     value: Estimate
     behind: tuple[str, ...]
     """Distinguishably worse than the best, by bounds that hold for every two labels of the metric at once."""
@@ -203,8 +204,9 @@ def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> S
     if not known:
         return None
     sign = -1 if metric.higher_is_better else 1
-    best = min(known, key=lambda label: sign * known[label])  # the first of equals, in the order of labels
-    compared = _compare_with_best(measurements, [label for label in load.labels if label != best], best, metric)
+    counted = [label for label in known if len(measurements.get(label, metric).trials) >= MIN_PAIRED]
+    first = min(counted or known, key=lambda label: sign * known[label])  # of equals the first, in the order of labels
+    best, compared = _find_best(measurements, load.labels, first, metric)
     behind, level, unjudged = list[str](), list[str](), list[str]()
     for label, bounds in compared.items():
         if isinstance(bounds, str):
@@ -213,6 +215,28 @@ def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> S
             (behind if (bounds.low > 0 if sign > 0 else bounds.high < 0) else level).append(label)
     why = "; ".join(dict.fromkeys(bounds for bounds in compared.values() if isinstance(bounds, str)))
     return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(unjudged), why, load.text)
+
+
+def _find_best(
+    measurements: Measurements, labels: Sequence[str], first: str, metric: Metric
+) -> tuple[str, dict[str, Together | str]]:
+    """From `first` to the label that no other one is better than by the differences that are judged: of the trials and
+    turns that both have, so that a policy gains nothing from a slow turn that it failed, or a trial that it lacks."""
+    sign = -1 if metric.higher_is_better else 1
+    seen: dict[str, dict[str, Together | str]] = {}
+    best = first
+    while best not in seen:
+        seen[best] = _compare_with_best(measurements, [label for label in labels if label != best], best, metric)
+        middles = {
+            label: sign * (bounds.low + bounds.high)
+            for label, bounds in seen[best].items()
+            if isinstance(bounds, Together)
+        }
+        better = min(middles, key=lambda label: middles[label], default=best)
+        if middles.get(better, 0.0) >= 0:
+            break
+        best = better
+    return best, seen[best]
 
 
 def _compare_with_best(
@@ -229,9 +253,10 @@ def _compare_with_best(
     zero = dict.fromkeys(sorted({trial for each in enough.values() for trial in each.trials}), 0.0)
     fitted = judge_against_best({best: zero, **differences}, best) if enough else ""
     few = f"fewer than {MIN_PAIRED} trials"
-    return {
-        label: (fitted if isinstance(fitted, str) else fitted[label])
-        if label in enough
-        else one.no_interval or one.reason or few
-        for label, one in measured.items()
-    }
+
+    def judge(label: str) -> Together | str:
+        if label not in enough:
+            return measured[label].no_interval or measured[label].reason or few
+        return fitted if isinstance(fitted, str) else fitted.get(label, ALL_AGREE)
+
+    return {label: judge(label) for label in others}

@@ -183,27 +183,66 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
 
     The same launches choose the best one, so the intervals must cover the difference of any two (Tukey, 1953; Kramer,
     Biometrics 12, 1956, for unequal numbers of launches): of configs that do not differ, with 95 % none is told apart
-    from the best. The residual is pooled over all configs; where the differences of one to the best vary significantly
-    more (F test, LEVEL_OF_F), its bounds are as wide as those from these differences. Configs without a launch are left
-    out.
+    from the best. Configs whose launches vary significantly more than the others' are apart, as in `fit_blocks`: of p
+    pairs, the q of them without a config apart share q / p of the error, and each other pair has 1 / p. Configs without
+    a launch are left out, as are those apart whose differences have no spread.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
     if best not in measured:
         return f"{best} was not measured"
-    model = _fit([best, *(name for name in measured if name != best)], measured)
-    if isinstance(model, str):
-        return model
+    names = [best, *(name for name in measured if name != best)]
+    whole = _fit(names, measured)
+    if isinstance(whole, str):
+        return whole
+    apart = find_noisy(measured)
+    pooled = [name for name in names if name not in apart]
+    model = _fit(pooled, measured) if apart else whole
+    pairs = math.comb(len(names), 2)
     together: dict[str, Together] = {}
-    for name in model.names[1:]:
-        (difference,), variance = model.compare(np.array([_unit(model, name) - _unit(model, best)]))
-        error = math.sqrt(float(variance[0, 0]))
-        own = _own_differences(measured[name], [measured[best]])
-        rest = _fit([other for other in model.names if other != name], measured)
-        error *= _contrast(model, rest, difference, error, own).widening
-        half = pairs_critical(model.spread, model.degrees) * error
-        p = pairs_p(model.spread, model.degrees, difference / error)
-        together[name] = Together(difference - half, difference + half, p)
+    for name in names[1:]:
+        if isinstance(model, _Model) and best in pooled and name in pooled:
+            together[name] = _contrast_pair(model, name, best, math.comb(len(pooled), 2) / pairs)
+        else:
+            alone = _contrast_apart(_own_differences(measured[name], [measured[best]]), pairs)
+            if alone is not None and alone.together is not None:
+                together[name] = alone.together
     return together
+
+
+def _contrast_pair(model: _Model, name: str, best: str, part: float) -> Together:
+    """`part`: of the family's error that the pairs of this model share."""
+    (difference,), variance = model.compare(np.array([_unit(model, name) - _unit(model, best)]))
+    error = math.sqrt(float(variance[0, 0]))
+    half = pairs_critical(model.spread, model.degrees, 1 - (1 - LEVEL) * part) * error
+    p = min(1.0, pairs_p(model.spread, model.degrees, difference / error) / part)
+    return Together(difference - half, difference + half, p)
+
+
+def find_noisy(launches: Launches) -> list[str]:
+    """Configs whose launches vary significantly more than the others', one after another, the most significant first.
+
+    F test of what a config adds to the squared residuals, at LEVEL_OF_F over all configs (Bonferroni).
+    """
+    measured = {config: by_block for config, by_block in launches.items() if by_block}
+    noisy: list[str] = []
+    model = _fit(tuple(measured), measured)
+    while isinstance(model, _Model) and len(model.names) > 2:
+        p, name = min((_test_noise(model, name, measured), name) for name in model.names)
+        if p >= LEVEL_OF_F / len(measured):
+            break
+        noisy.append(name)
+        model = _fit([other for other in model.names if other != name], measured)
+    return noisy
+
+
+def _test_noise(model: _Model, name: str, measured: Launches) -> float:
+    """The p-value of a config's launches varying as the others do; 1 where these do not tell."""
+    rest = _fit([other for other in model.names if other != name], measured)
+    if isinstance(rest, str) or model.degrees <= rest.degrees:
+        return 1.0
+    degrees = model.degrees - rest.degrees
+    added = model.sigma**2 * model.degrees - rest.sigma**2 * rest.degrees
+    return float(special.fdtrc(degrees, rest.degrees, max(added, 0.0) / degrees / rest.sigma**2))
 
 
 def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:
@@ -420,6 +459,22 @@ def launches_for(effect: float, sigma: float, configs: int, *, references: int =
     index = bisect.bisect_left(
         counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references, level=level)
     )
+    return counts[index] if index < len(counts) else None
+
+
+def detectable_pair(sigma: float, launches: int, configs: int) -> float:
+    """As `detectable_effect`, of any two of the configs, judged as `judge_against_best` does."""
+    degrees = (launches - 1) * (configs - 1)
+    if degrees < 1:
+        return math.inf
+    quantile = float(special.stdtrit(degrees, POWER))
+    return (pairs_critical(np.eye(configs), degrees) + quantile) * sigma * math.sqrt(2 / launches)
+
+
+def launches_for_pair(effect: float, sigma: float, configs: int) -> int | None:
+    """The fewest launches per config that tell two apart which differ so; None above MAX_PLANNED_LAUNCHES."""
+    counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
+    index = bisect.bisect_left(counts, -effect, key=lambda count: -detectable_pair(sigma, count, configs))
     return counts[index] if index < len(counts) else None
 
 

@@ -111,7 +111,7 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> 
 
 
 def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
-    """Stages with their cells per config, the estimated time with its arithmetic, and the notes."""
+    """The notes, stages with their cells per config, and the estimated time with its arithmetic."""
     rows = begin_table("stage", ">cells", "what", ">estimated")
     for stage in plan.stages:
         cells = [cell for cell in plan.cells if cell.stage == stage.stage]
@@ -133,7 +133,7 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
     for line in sums:
         arithmetic.add_row(line.stage, line.text, duration_text(line.seconds))
     remarks = [Text(line) for line in notes]
-    return Group(title, rows, *remarks, arithmetic, Text(f"{order}: {', '.join(plan.configs)}"), total)
+    return Group(title, *remarks, rows, arithmetic, Text(f"{order}: {', '.join(plan.configs)}"), total)
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:

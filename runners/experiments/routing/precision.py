@@ -11,7 +11,7 @@ from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
 from results.routing.loads import strip_load
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_pair
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import find_newest, read_document
 from state.workspace import RunEntry, Workspace
@@ -34,13 +34,13 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     counts = sorted({grid["trials"], *PLANNED_TRIALS})
     newest = find_newest(plan, workspace, _read_noise)
     sigma = 1.0 if newest is None else newest[1].sigma
-    effects = [detectable_effect(sigma, count, policies - 1, references=1) for count in counts]
+    effects = [detectable_pair(sigma, count, policies) for count in counts]
     if newest is None:
         detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
         return (
             f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
             f"{MIN_PAIRED} trials. The first such run measures it.",
-            f"Smallest difference (of log TTFT p90) to the first policy that is detected with a probability of "
+            f"Smallest difference of two policies (of log TTFT p90) that is detected with a probability of "
             f"{format_percent(POWER)}: {detected} trials.",
         )
     run, noise = newest
@@ -51,7 +51,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     return (
         f"Sigma between launches: TTFT p90 {format_percent(math.expm1(sigma), 1)} ({run.run}, preset {run.preset}, "
         f"{noise.trials} trials, {noise.degrees} degrees of freedom).",
-        f"Smallest difference in TTFT p90 to the first policy that is detected with a probability of "
+        f"Smallest difference of two policies in TTFT p90 that is detected with a probability of "
         f"{format_percent(POWER)}: {', '.join(shown)} trials.",
         f"A difference of {format_percent(NAMED_EFFECT)} takes "
         f"{f'more than {MAX_PLANNED_LAUNCHES}' if needed is None else needed} trials.",

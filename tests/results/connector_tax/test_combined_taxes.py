@@ -32,7 +32,7 @@ from results.measures.summary import Shape
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
 from results.statistics.trials import Measured, Trial, estimate
-from tests.results.statistics.in_memory import RATES, SEEDS, SHAPE, Truth, as_promised, bounds, covers, measurements
+from tests.results.statistics.in_memory import RATES, SIMULATIONS, SHAPE, Truth, as_promised, bounds, covers, measurements
 
 TTFT = Metric.TTFT_P90
 _Row = TypeVar("_Row", Decomposition, Additivity, Amplification)
@@ -52,10 +52,11 @@ def ttft_of(rows: Iterable[_Row]) -> _Row:
     return found
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("trials", [(0,), (0, 1, 2, 3)])
-def test_framework_and_implementation_make_up_the_tax(trials: Sequence[int]) -> None:
+def test_framework_and_implementation_make_up_the_tax(trials: Sequence[int], seeds: Sequence[int]) -> None:
     taxes = {"noop_connector": 0.10, "mooncake_both": 0.45}
-    rows = [ttft_of(decompose_taxes(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
+    rows = [ttft_of(decompose_taxes(at_safe(taxes, seed, trials), RATES)) for seed in seeds]
     assert as_promised(covers(row.total, 0.45) for row in rows)
     assert as_promised(covers(row.framework, 0.10) for row in rows)
     assert as_promised(covers(row.implementation, 0.35) for row in rows)
@@ -84,11 +85,12 @@ def test_without_the_framework_the_total_stands_alone() -> None:
         assert (lacking.value, lacking.reason) == (None, "noop_connector was not measured at this load")
 
 
+@SIMULATIONS
 @pytest.mark.parametrize(("multi", "verdict"), [(0.40, Additive.LINEAR), (0.80, Additive.SUPER), (0.25, Additive.SUB)])
 @pytest.mark.parametrize("trials", [range(4), range(6)])
-def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials: Sequence[int]) -> None:
+def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials: Sequence[int], seeds: Sequence[int]) -> None:
     taxes = {"mooncake_both": 0.25, "lmcache_only": 0.15, "multi_mooncake_lmcache": multi}
-    rows = [ttft_of(add_up_taxes(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
+    rows = [ttft_of(add_up_taxes(at_safe(taxes, seed, trials), RATES)) for seed in seeds]
     assert as_promised(covers(row.total, 0.40) for row in rows)
     assert as_promised(covers(row.excess, multi - 0.40) for row in rows)
     assert as_promised(covers(row.relative_excess, (multi - 0.40) / multi) for row in rows)
@@ -111,12 +113,14 @@ def test_a_missing_part_of_the_sum_is_named() -> None:
     assert add_up_taxes(at_safe({"nixl_both": 0.25}), RATES) == ()
 
 
-def test_the_gap_between_mooncake_and_nixl_is_found() -> None:
+@SIMULATIONS
+def test_the_gap_between_mooncake_and_nixl_is_found(seeds: Sequence[int]) -> None:
     taxes = {"mooncake_both": 0.45, "nixl_both": 0.38}
-    assert as_promised(covers(estimate(nixl_gap(at_safe(taxes, seed), RATES, TTFT)), 0.07) for seed in SEEDS)
+    assert as_promised(covers(estimate(nixl_gap(at_safe(taxes, seed), RATES, TTFT)), 0.07) for seed in seeds)
 
 
-def test_what_queueing_adds_is_found_per_config_and_shape() -> None:
+@SIMULATIONS
+def test_what_queueing_adds_is_found_per_config_and_shape(seeds: Sequence[int]) -> None:
     small = Shape(512, 256)
     once = [
         Truth("plain"), Truth("plain", rate_per_s=8), Truth("plain", phase="B", shape=small),
@@ -127,7 +131,7 @@ def test_what_queueing_adds_is_found_per_config_and_shape() -> None:
     truths = [replace(truth, trials=range(4)) for truth in once]
     runs = [
         {row.phases: row for row in amplify_taxes(measurements(truths, seed), RATES) if row.metric == TTFT}
-        for seed in SEEDS
+        for seed in seeds
     ]
     assert as_promised(covers(rows["A", "A"].amplification, 0.8) for rows in runs)
     assert as_promised(covers(rows["B", "Bp"].amplification, 0.0) for rows in runs)
@@ -161,9 +165,10 @@ def line(rows: Sequence[Trend], along: str, at: int | None) -> Trend:
     return row
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("slope", [0.0, 0.08, -0.03])
-def test_a_known_slope_is_found_along_both_lengths(slope: float) -> None:
-    runs = [follow_trends(measurements(grid(slope, trials=range(4)), seed)) for seed in SEEDS]
+def test_a_known_slope_is_found_along_both_lengths(slope: float, seeds: Sequence[int]) -> None:
+    runs = [follow_trends(measurements(grid(slope, trials=range(4)), seed)) for seed in seeds]
     for along, metric in (("input_tokens", TTFT), ("output_tokens", Metric.TPOT_P90)):
         means = [line(rows, along, None) for rows in runs]
         assert {mean.metric for mean in means} == {metric}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from results.measures.drift import Drift, DriftVerdict, measure_drifts
 from results.measures.summary import CellSummary
-from tests.results.statistics.in_memory import SEEDS, Truth, as_promised, covers, summary
+from tests.results.statistics.in_memory import SIMULATIONS, Truth, as_promised, covers, summary
 
 CONFIGS = ("plain", "noop_connector", "mooncake_both", "nixl_both", "lmcache_only")
 
@@ -41,16 +43,18 @@ def ttft(cells: list[CellSummary]) -> Drift:
     return found["ttft_p50_s"]
 
 
-def test_a_known_drift_lies_in_its_interval_and_is_detected() -> None:
-    found = [ttft(run(0.05, seed=seed)) for seed in SEEDS]
+@SIMULATIONS
+def test_a_known_drift_lies_in_its_interval_and_is_detected(seeds: Sequence[int]) -> None:
+    found = [ttft(run(0.05, seed=seed)) for seed in seeds]
     assert as_promised(covers(row.slope_per_h, 0.05) for row in found)
     assert all(row.verdict == DriftVerdict.DETECTED for row in found)
     assert ttft(run(0.05)).span_h == 29 * 600 / 3600
     assert ttft(run(0.05)).reason == "30 cells of 5 configs, cells repeated in trials"
 
 
-def test_a_steady_run_has_none_as_often_as_promised() -> None:
-    assert as_promised(ttft(run(0.0, seed=seed)).verdict == DriftVerdict.NOT_DETECTED for seed in SEEDS)
+@SIMULATIONS
+def test_a_steady_run_has_none_as_often_as_promised(seeds: Sequence[int]) -> None:
+    assert as_promised(ttft(run(0.0, seed=seed)).verdict == DriftVerdict.NOT_DETECTED for seed in seeds)
 
 
 def test_one_trial_is_judged_by_the_loads_two_phases_share() -> None:

@@ -289,6 +289,29 @@ def test_a_policy_of_too_few_trials_is_not_judged_and_the_reason_is_stated() -> 
     assert "the client was late" in row.why
 
 
+def test_two_lucky_trials_are_not_the_best() -> None:
+    lucky = replace(FAST, label="lucky", degraded={0: "the client was late"})
+    found = _of(WORLD, lucky, SLOW, Truth("sticky", ttft_s=0.302))
+    names = ("lucky", "sticky", "unified")
+    row = next(row for row in rank_labels(found, [Load(names)]) if row.metric == "ttft_p50_s")
+    assert (row.best in ("sticky", "unified"), row.unjudged) == (True, ("lucky",))
+
+
+def test_a_policy_that_failed_its_slow_turns_is_not_the_best_of_those_that_served_them() -> None:
+    """Over its own turns it has the lower mean; over those of both it is the slower one."""
+    served = Truth("sticky", ttft_s=0.2)
+    costs = loaded(WORLD, served).turns
+    assert costs is not None
+    slowest = frozenset(int(turn) for turn in np.argsort(costs.ttft_s)[-48:])
+    failing = Truth("unified", ttft_s=0.22, failed=slowest)
+    found = _of(WORLD, served, failing)
+    p90 = metric_named("ttft_p90_s")
+    own = [float(found.get(label, p90).values.mean()) for label in ("sticky", "unified")]
+    assert own[1] < own[0]
+    row = next(row for row in rank_labels(found, [Load(("sticky", "unified"))]) if row.metric == p90.name)
+    assert row.best == "sticky"
+
+
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)

@@ -14,12 +14,14 @@ from results.statistics.blocks import (
     Launches,
     _root,
     detectable_effect,
+    detectable_pair,
     draw_differences,
     dunnett_critical,
     dunnett_p,
     fit_blocks,
     judge_against_best,
     launches_for,
+    launches_for_pair,
     pairs_critical,
     sigma_without,
 )
@@ -162,6 +164,8 @@ def test_identical_configs_are_called_different_as_rarely_as_stated(blocks: int)
     own = [one for fit in fits for one in fit.contrasts.values()]
     covered = np.mean([(one.own_low or 0.0) <= 0 <= (one.own_high or 0.0) for one in own])
     assert covered == pytest.approx(0.95, abs=3 * error)  # seven of a fit are not independent: the bound of one
+    pooled = np.mean([one.low <= 0 <= one.high for one in own])
+    assert 0.95 - 3 * error <= pooled <= 0.97  # widened where a config's launches happen to vary more
     repeats = np.mean([fit.repeat is not None and fit.repeat.low <= 0 <= fit.repeat.high for fit in fits])
     assert abs(repeats - 0.95) <= 3 * error
 
@@ -385,3 +389,30 @@ def test_the_best_is_compared_where_launches_are_missing_and_one_config_is_noisy
         "all blocks agree to the last digit: nothing tells how two launches of one config differ"
     )
     assert judge_against_best({"a": {}, "b": {0: 2.0}}, "a") == "a was not measured"
+
+
+def test_one_noisy_config_widens_no_other_and_is_told_apart_no_more_often() -> None:
+    rng = np.random.default_rng(11)
+    found, quiet, pooled = 0, [], []
+    for _ in range(1000):
+        launches = {name: dict(own) for name, own in draw(rng, 5).items()}
+        compared = judge_against_best(launches, best_of(launches))
+        launches["nixl"] = {block: value + float(rng.normal(0, 5 * SIGMA)) for block, value in launches["nixl"].items()}
+        beside = judge_against_best(launches, best_of(launches))
+        assert not isinstance(compared, str)
+        assert not isinstance(beside, str)
+        found += any(one.low > 0 for one in beside.values())
+        name = next(name for name in ("noop", "mooncake", "multi") if name in compared and name in beside)
+        pooled.append(compared[name].high - compared[name].low)
+        quiet.append(beside[name].high - beside[name].low)
+    assert found / 1000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
+    assert np.median(quiet) < 1.25 * np.median(pooled)
+
+
+def test_trials_are_planned_for_any_two_of_the_policies() -> None:
+    needed = launches_for_pair(math.log(1.1), 0.1, 9)
+    assert needed is not None
+    assert detectable_pair(0.1, needed, 9) <= math.log(1.1) < detectable_pair(0.1, needed - 1, 9)
+    assert needed > (launches_for(math.log(1.1), 0.1, 8, references=1) or 0)
+    assert math.isinf(detectable_pair(0.1, 1, 9))
+    assert launches_for_pair(1e-6, 0.1, 9) is None

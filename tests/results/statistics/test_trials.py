@@ -15,7 +15,7 @@ from results.measures.saturation import REF_SAFE
 from results.statistics.estimates import Estimate, mean
 from results.statistics.judgement import Verdict, judged, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, p_value, share, unmeasured
-from tests.results.statistics.in_memory import RATES, SEEDS, Truth, as_promised, covers, measurements
+from tests.results.statistics.in_memory import RATES, SIMULATIONS, Truth, as_promised, covers, measurements
 
 finite = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
 
@@ -41,15 +41,17 @@ def taxes(trials: int, seed: int, launch_sigma: float = 0.0, tax: float = 0.45) 
     return estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90))
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("trials", [1, 2, 3, 5])
-def test_a_known_tax_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
-    assert as_promised(covers(taxes(trials, seed), 0.45) for seed in SEEDS)
+def test_a_known_tax_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
+    assert as_promised(covers(taxes(trials, seed), 0.45) for seed in seeds)
 
 
-def test_only_trials_hold_what_varies_between_launches() -> None:
+@SIMULATIONS
+def test_only_trials_hold_what_varies_between_launches(seeds: Sequence[int]) -> None:
     """With launches that differ by 10 %, one launch each promises too much and five trials do not."""
-    assert not as_promised(covers(taxes(1, seed, launch_sigma=0.1), 0.45) for seed in SEEDS)
-    assert as_promised(covers(taxes(5, seed, launch_sigma=0.1), 0.45) for seed in SEEDS)
+    assert not as_promised(covers(taxes(1, seed, launch_sigma=0.1), 0.45) for seed in seeds)
+    assert as_promised(covers(taxes(5, seed, launch_sigma=0.1), 0.45) for seed in seeds)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +163,12 @@ def test_a_share_of_nothing_is_not_told() -> None:
     assert below.reason == "the tax of X is not above zero: a share of it says nothing"
 
 
-def test_a_known_share_lies_in_its_interval_as_often_as_promised() -> None:
+@SIMULATIONS
+def test_a_known_share_lies_in_its_interval_as_often_as_promised(seeds: Sequence[int]) -> None:
     def cover_truth(seed: int) -> Estimate:
         found = measurements([Truth("plain"), Truth("noop_connector", 0.2), Truth("mooncake_both", 0.5)], seed)
         configs = ("noop_connector", "mooncake_both")
         part, whole = (tax_at(found, RATES, REF_SAFE, config, Metric.TTFT_P90) for config in configs)
         return share(part, whole, "the tax")
 
-    assert as_promised(covers(cover_truth(seed), 0.4) for seed in SEEDS)
+    assert as_promised(covers(cover_truth(seed), 0.4) for seed in seeds)

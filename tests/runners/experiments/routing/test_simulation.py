@@ -109,6 +109,9 @@ def test_every_file_says_that_it_is_simulated(folder: Path) -> None:
     for path in (layout.manifest, layout.aggregate_csv, layout.pairs_csv, layout.report_md, layout.report_html):
         assert MODEL in path.read_text()
     assert layout.report_md.read_text().startswith("# SIMULATED: routing ")
+    titles = [line for line in layout.report_md.read_text().splitlines() if line.startswith("![Figure ")]
+    assert titles
+    assert all(". SIMULATED: " in line for line in titles if "Schematic" not in line)
     cells = cells_of(folder)
     assert len(cells) == 6
     for cell in cells.values():
