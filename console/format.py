@@ -85,14 +85,19 @@ def age(seconds: float) -> str:
 
 def clock(unix_s: float | None, seconds: bool = True) -> str:
     """The local time of day."""
-    if unix_s is None:
-        return NOT_MEASURED
-    return time.strftime("%H:%M:%S" if seconds else "%H:%M", time.localtime(unix_s))
+    return _format_time(unix_s, "%H:%M:%S" if seconds else "%H:%M")
 
 
 def moment(unix_s: float | None) -> str:
     """The local date and time."""
-    return NOT_MEASURED if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    return _format_time(unix_s, "%Y-%m-%d %H:%M:%S")
+
+
+def _format_time(unix_s: float | None, form: str) -> str:
+    try:
+        return NOT_MEASURED if unix_s is None else time.strftime(form, time.localtime(unix_s))
+    except (OverflowError, OSError, ValueError):  # a damaged row: no such year
+        return NOT_MEASURED
 
 
 def bar(fraction: float, width: int, full: str, empty: str) -> tuple[str, str]:

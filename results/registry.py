@@ -60,7 +60,8 @@ def results_of(folder: Path) -> ExperimentResults[Any]:
         plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
     except (OSError, *DAMAGED_JSON):
         plan = {}
-    return results_named(str(plan.get("experiment", "")) if isinstance(plan, dict) else "")
+    experiment = plan.get("experiment") if isinstance(plan, dict) else ""
+    return results_named(experiment if isinstance(experiment, str) else "")
 
 
 def is_measured(kind: str) -> bool:

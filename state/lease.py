@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from typing import Literal, Self
 
+import msgspec
+
 from results.records.events import RunTaken
 from state.errors import LeaseHeld, LeaseLost
 from state.file_system import require_local_disk
 from state.process_identity import ProcessIdentity, can_see, is_alive, this_process
+from state.sqlite import explain_errors
 from state.store import RunStore
 
 HEARTBEAT_S = 5.0
@@ -120,15 +123,16 @@ def _refuse_held(run: str, lease: LeaseState) -> LeaseHeld:
 def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:
     """Whether a process runs the run now."""
     rows = store.read(f"SELECT {', '.join(_COLUMNS)} FROM lease")
-    return _judge_holder(rows[0] if rows else None, time.time() if now_unix_s is None else now_unix_s)
+    with explain_errors(store.path):
+        return _judge_holder(rows[0] if rows else None, time.time() if now_unix_s is None else now_unix_s)
 
 
 def _judge_holder(row: tuple[object, ...] | None, now_unix_s: float) -> LeaseState:
     if row is None:
         return LeaseState("none")
-    *identity, _acquired_unix_s, heartbeat_unix_s = row
-    holder = ProcessIdentity(*identity)  # type: ignore[arg-type]
-    assert isinstance(heartbeat_unix_s, float)
+    stated = dict(zip(_COLUMNS, row, strict=True))
+    heartbeat_unix_s = msgspec.convert(stated.pop("heartbeat_unix_s"), float)
+    holder = msgspec.convert(stated, ProcessIdentity)
     age_s = max(0.0, now_unix_s - heartbeat_unix_s)
     alive = is_alive(holder) if can_see(holder) else age_s < STALE_S
     return LeaseState("live" if alive else "dead", holder.pid, holder.host, age_s, heartbeat_unix_s)

@@ -44,7 +44,7 @@ def can_see(identity: ProcessIdentity) -> bool:
 
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process of this host still runs; a zombie or a reused pid does not count."""
-    if identity.boot_id != boot_id():
+    if identity.boot_id != boot_id() or identity.pid < 1:
         return False
     try:
         process = psutil.Process(identity.pid)

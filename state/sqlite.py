@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from state.errors import DiskFull, StateError, StoreUnusable
 from state.schema import MIGRATIONS
 
@@ -22,12 +24,12 @@ _LOG_BYTES_KEPT = 16 * 1024 * 1024
 
 @contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite raises about `path` inside the block into a StoreUnusable with its remedy."""
+    """Turn what reading or writing `path` raises inside the block into a StoreUnusable with its remedy."""
     try:
         yield
     except sqlite3.Error as error:
         raise _explain_error(path, error) from error
-    except UnicodeDecodeError as error:  # SQLite quotes the damaged part of a schema
+    except (UnicodeDecodeError, msgspec.ValidationError) as error:  # a quoted schema, or a row with another type
         raise StoreUnusable(f"{path} is damaged: {error}", remedy=DAMAGED_REMEDY) from error
 
 

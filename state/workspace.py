@@ -10,12 +10,14 @@ from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 
+import msgspec
 from platformdirs import user_state_dir
 
 from results.records.events import RunState
 from state.errors import RunNotFound, StateError, StoreUnusable
 from state.lease import LeaseState, lease_state
 from state.run import CELL_ENDED
+from state.sqlite import explain_errors
 from state.store import STATE_FILE, RunStore
 from state.view import Progress, progress_fraction
 
@@ -135,18 +137,19 @@ class Workspace:
 def read_entry(folder: Path) -> RunEntry:
     """A run's line, from its rows alone."""
     try:
-        with RunStore.open(folder, read_only=True) as store:
+        with RunStore.open(folder, read_only=True) as store, explain_errors(store.path):
             return _read_entry(store)
-    except StateError as error:
+    except (StateError, OSError) as error:  # OSError: the folder is being removed
         return RunEntry(folder.name, folder, problem=str(error))
 
 
 def _read_entry(store: RunStore) -> RunEntry:
     run = store.run_row()
     ((name, experiment, profile, preset),) = store.read("SELECT run, experiment, profile, preset FROM run")
-    cells = store.read("SELECT state, estimated_s, fraction FROM cells")
+    rows = store.read("SELECT state, estimated_s, fraction FROM cells")
+    cells = msgspec.convert(rows, list[tuple[str, float, float]])
     ended = sum(state in CELL_ENDED for state, _, _ in cells)
-    fraction = progress_fraction([(float(str(estimated)), float(str(done))) for _, estimated, done in cells])
+    fraction = progress_fraction([(estimated_s, done) for _, estimated_s, done in cells])
     return RunEntry(
         run=str(name),
         folder=store.folder,

@@ -192,9 +192,9 @@ def _planned_config(cell: object) -> PlannedConfig | None:
     try:
         lengths = (params["prior_context"], params["new_tokens"], params["output_length"])
         config = RequestConfig(*map(int, lengths))
+        trial = int(cell.get("trial") or 0)
     except (KeyError, TypeError, ValueError):
         return None
-    trial = int(cell.get("trial") or 0)
     return PlannedConfig(str(cell.get("cell", "")), config, str(params.get("why_not") or ""), trial)
 
 

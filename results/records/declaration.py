@@ -73,13 +73,15 @@ def fields_of(record: type) -> tuple[Field, ...]:
 
 def decode_csv(lines: Iterable[str], record: type[_Record]) -> tuple[_Record, ...]:
     """The rows of a CSV whose header names fields of the record; an empty cell is None. A damaged row is left out."""
-    records = []
-    for row in csv.DictReader(lines):
+    records, rows = [], csv.DictReader(lines)
+    while True:
         try:
+            row = next(rows)
             records.append(msgspec.convert({name: row[name] or None for name in row if name}, record, strict=False))
-        except msgspec.ValidationError:  # the writer died in the middle of the row
+        except StopIteration:
+            return tuple(records)
+        except (msgspec.ValidationError, csv.Error):  # the writer died in the middle of the row, or it was damaged
             continue
-    return tuple(records)
 
 
 def decode_versioned(

@@ -6,8 +6,10 @@ It is read as plain JSON and text, so that a folder of another version can be re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,27 @@ from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
 MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+_TYPES: Mapping[str, type] = {
+    "experiment": str,
+    "profile": str,
+    "preset": str,
+    "seed": int,
+    "configs": list,
+    "cells": list,
+    "inputs": dict,
+    "inputs.simulated": str,
+    "inputs.profile": dict,
+    "inputs.profile.engine": dict,
+    "inputs.profile.engine.kind": str,
+    "inputs.engine": dict,
+    "inputs.engine.versions": dict,
+    "inputs.grid": dict,
+    "inputs.grid.saturation": dict,
+    "inputs.grid.phase_b": dict,
+    "inputs.grid.slo": dict,
+}
+"""What `run_facts` reads of a plan, by dotted key."""
+_TYPE_NAMES = {str: "text", int: "integer", list: "list", dict: "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +131,27 @@ class PreflightDecision:
 
 
 def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
-    """The facts of `plan.json`; what it does not state is empty, and a missing or damaged plan is a gap."""
-    plan = _json_object(RunLayout(root).plan)
+    """The facts of `plan.json`; what it does not state is empty.
+
+    A gap: a missing or damaged plan, and what it states in another type, which is empty too.
+    """
+    path = RunLayout(root).plan
+    plan = _json_object(path)
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
-    simulated = str(inputs.get("simulated") or "")
-    kind = str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", ""))
+    simulated = _read_text(inputs, "simulated")
+    kind = _read_text(_read_object(_read_object(inputs, "profile"), "engine"), "kind")
     return (
         RunFacts(
             run=root.name,
-            experiment=str(plan.get("experiment", "")),
-            profile=str(plan.get("profile", "")),
-            preset=str(plan.get("preset", "")),
-            seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
+            experiment=_read_text(plan, "experiment"),
+            profile=_read_text(plan, "profile"),
+            preset=_read_text(plan, "preset"),
+            seed=plan["seed"] if type(plan.get("seed")) is int else None,
             engine_kind="" if simulated else kind,
-            configs=tuple(sorted(map(str, plan.get("configs") or ()))),
-            cells=_read_cells(plan.get("cells")),
+            configs=tuple(sorted(name for name in _read_list(plan, "configs") if isinstance(name, str))),
+            cells=_read_cells(_read_list(plan, "cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
@@ -133,8 +160,20 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             simulated=simulated,
             host=_describe_host(root),
         ),
-        (),
+        tuple(Gap(artifact_name(path), reason) for reason in _find_other_types(plan)),
     )
+
+
+def _find_other_types(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Each key of _TYPES with a value of another type, as the reason of a gap."""
+    for key, kind in _TYPES.items():
+        *above, name = key.split(".")
+        value = reduce(_read_object, above, plan).get(name)
+        if value is not None and type(value) is not kind:
+            yield f"is damaged: `{key}` is not of type {_TYPE_NAMES[kind]}"
+    for key, kind in (("configs", str), ("cells", dict)):
+        if any(type(value) is not kind for value in _read_list(plan, key)):
+            yield f"is damaged: `{key}` has an element that is not of type {_TYPE_NAMES[kind]}"
 
 
 def _note_host(root: Path, kind: str) -> tuple[str, ...]:
@@ -235,16 +274,16 @@ def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
     return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
 
 
-def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
-    rows = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+def _read_cells(cells: Sequence[object]) -> tuple[PlannedCell, ...]:
+    rows = [cell for cell in cells if isinstance(cell, dict)]
     return tuple(
         PlannedCell(
-            cell=str(cell.get("cell", "")),
-            config=str(cell.get("config", "")),
-            phase=name_phase(str(_read_object(cell, "params").get("phase", ""))),
-            stem=str(_read_object(cell, "params").get("stem", "")),
-            reference=str(_read_object(cell, "params").get("rate", "")),
-            trial=trial if isinstance(trial := cell.get("trial"), int) else 0,
+            cell=_read_text(cell, "cell"),
+            config=_read_text(cell, "config"),
+            phase=name_phase(_read_text(_read_object(cell, "params"), "phase")),
+            stem=_read_text(_read_object(cell, "params"), "stem"),
+            reference=_read_text(_read_object(cell, "params"), "rate"),
+            trial=trial if type(trial := cell.get("trial")) is int else 0,
         )
         for cell in rows
         if cell.get("kind") == "load"
@@ -274,9 +313,19 @@ def _explain_error(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
 
 
-def _read_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _read_object(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     part = value.get(key)
     return part if isinstance(part, dict) else {}
+
+
+def _read_list(value: Mapping[str, Any], key: str) -> list[Any]:
+    part = value.get(key)
+    return part if isinstance(part, list) else []
+
+
+def _read_text(value: Mapping[str, Any], key: str) -> str:
+    part = value.get(key)
+    return part if isinstance(part, str) else ""
 
 
 def _read_strings(value: Mapping[str, Any]) -> dict[str, str]:
@@ -284,7 +333,11 @@ def _read_strings(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_numbers(value: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
+    return {
+        str(name): float(number)
+        for name, number in value.items()
+        if type(number) in (int, float) and abs(number) <= sys.float_info.max
+    }
 
 
 def _versions_in(environment: CapturedEnvironment) -> dict[str, str]:

@@ -90,13 +90,15 @@ def _find_unlike(
 def _read_plan(root: Path) -> dict[str, str]:
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
+        chosen = {key: plan[key] for key in _PLAN if plan.get(key) is not None} if isinstance(plan, dict) else {}
+        if isinstance(chosen.get("configs"), list):
+            chosen["configs"] = sorted(map(str, chosen["configs"]))
+        items = list(_flatten_keys(chosen))
     except (OSError, *DAMAGED_JSON):  # a gap of the run's own analysis
         return {}
-    if not isinstance(plan, dict):
-        return {}
-    chosen = {key: sorted(plan[key]) if key == "configs" else plan[key] for key in _PLAN if plan.get(key) is not None}
-    items = ((name, text) for name, text in _flatten_keys(chosen) if name.rsplit(".", 1)[-1] not in _SHAPES_NO_NUMBER)
-    return {name.removeprefix("inputs."): text for name, text in items}
+    return {
+        name.removeprefix("inputs."): text for name, text in items if name.rsplit(".", 1)[-1] not in _SHAPES_NO_NUMBER
+    }
 
 
 def _flatten_keys(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

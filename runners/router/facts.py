@@ -8,7 +8,7 @@ object, or has none of these, counts by its bytes; the instance refuses it.
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 import msgspec
 import simdjson
@@ -22,7 +22,8 @@ SESSION_LIMIT = 256
 HASHED_TOKENS = 1 << 18
 """Tokens of a prompt that enter the prefix index; the rest is not hashed, because hashing delays all other requests."""
 LONG_BYTES = 1 << 20
-"""A thread reads longer bodies: they take milliseconds."""
+"""A thread reads longer bodies. Reading this one takes milliseconds, about as long as a thread holds the interpreter
+(`sys.getswitchinterval`, 5 ms): below, a thread would spare the streams little and delay every request."""
 PROMPTS_LIMIT = 4096
 """A request with more prompts is hashed as text: reading each prompt delays every stream by a microsecond."""
 MAX_TOKENS_LIMIT = 1 << 31
@@ -31,6 +32,8 @@ SHORT_BYTES = 16 << 10
 """A parser keeps the memory of its longest document: only parsers of prompts up to this size are reused."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """The beginning of token ids, of one input or of several (embeddings)."""
+_SEVERAL = re.compile(rb"\[\s*\[")
+"""The beginning of several prompts of token ids."""
 
 
 class _Body(msgspec.Struct):
@@ -40,15 +43,16 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"")
     system: msgspec.Raw = msgspec.Raw(b"")
     instructions: msgspec.Raw = msgspec.Raw(b"")
-    previous_response_id: Any = None
-    session_id: Any = None
-    user: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
+    previous_response_id: msgspec.Raw = msgspec.Raw(b"")
+    session_id: msgspec.Raw = msgspec.Raw(b"")
+    user: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: msgspec.Raw = msgspec.Raw(b"")
+    max_completion_tokens: msgspec.Raw = msgspec.Raw(b"")
+    max_output_tokens: msgspec.Raw = msgspec.Raw(b"")
 
 
 _read_body = msgspec.json.Decoder(_Body).decode
+_read_any = msgspec.json.Decoder().decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _spare_parsers: list[simdjson.Parser] = []
 """Parsers not in use: a parser reads no second document while the first is alive."""
@@ -96,19 +100,30 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     else:
         keys, count = _read_prompt(bytes(read.prompt), block_tokens)
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
-    limit = read.max_completion_tokens
+    limit = _read_value(read.max_completion_tokens)
     if limit is None:
-        limit = read.max_tokens if read.max_output_tokens is None else read.max_output_tokens
-    session = "" if read.session_id is None else session_name(read.session_id)
-    if not session and read.user is not None:
-        session = session_name(read.user)
+        limit = _read_value(read.max_output_tokens)
+    if limit is None:
+        limit = _read_value(read.max_tokens)
+    previous = _read_value(read.previous_response_id)
     return Facts(
-        session,
+        session_name(_read_value(read.session_id)) or session_name(_read_value(read.user)),
         keys,
         count,
         limit if isinstance(limit, int) and 0 <= limit <= MAX_TOKENS_LIMIT else default,
-        read.previous_response_id if isinstance(read.previous_response_id, str) else "",
+        previous if isinstance(previous, str) else "",
     )
+
+
+def _read_value(raw: msgspec.Raw) -> object:
+    """A text, a number or a truth value; None for any other: a list of lists would take far longer than token ids."""
+    value = bytes(raw)
+    if not value or value[0] in b"[{":
+        return None
+    try:
+        return _read_any(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def session_name(value: object) -> str:
@@ -139,11 +154,12 @@ def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int
 
 def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     """Several prompts in one request: the keys of the first, the length of all."""
+    is_read = prompt.count(b"[") <= PROMPTS_LIMIT + 1 and _SEVERAL.match(prompt)
     try:
-        many = _read_many(prompt)
+        many = _read_many(prompt) if is_read else []
     except (msgspec.DecodeError, RecursionError):
         many = []
-    packed = [_pack_ids(bytes(ids)) for ids in many] if len(many) <= PROMPTS_LIMIT else []
+    packed = [_pack_ids(bytes(ids)) for ids in many]
     whole = [ids for ids in packed if ids is not None]
     if not whole or len(whole) < len(packed):
         return _read_text(prompt[1:-1], block_tokens)

@@ -45,6 +45,7 @@ from rich.table import Table
 from launch.ports import free_port
 from runners.load.process import run_load
 from runners.load.spec import LoadSpec
+from runners.router.server.server import DESCRIPTORS_KEPT
 from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
 from tests.benchmarks.slow_streams import hold
 from tests.servers.truth_server import Truth, TruthServer
@@ -331,7 +332,7 @@ def streams(count: int, folder: Path, say: Callable[[str], None]) -> list[dict[s
     """Hold slow streams: as many as one router's descriptors allow, and `count` over as many routers as that takes."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    possible = (limit - 64) // 2
+    possible = max(1, (limit - DESCRIPTORS_KEPT) // 2)
     wanted = [(min(count, possible), 1)]
     if possible < count:
         wanted.append((count, -(-count // possible)))

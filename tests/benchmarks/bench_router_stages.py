@@ -1,6 +1,7 @@
 """CPU time that the router's own code spends on a request, by stage, without sockets; and beside another commit's.
 
     python -m tests.benchmarks.bench_router_stages [--policy unified] [--instances 2] [--tokens 32] [--against REF]
+    python -m tests.benchmarks.bench_router_stages --longest    # how long one body keeps every stream waiting
 
 A batch of requests passes the router's real parts (connections, proxy, dispatcher, pools, ledger, decision log) with
 transports that take what is written. Each stage is timed over the whole batch by the process's CPU time; the figure is
@@ -8,6 +9,8 @@ the lowest of all batches, in microseconds per request. System calls, which cost
 
 `--against` checks another commit out beside this one and runs both in turns, `--turns` times; the ratio is of the same
 turn. Nothing but CPU time is read, so that a busy machine widens the spread and moves the ratios little.
+
+`--longest` reads the longest bodies that the event loop reads itself, of the shapes that cost most.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, process_time_ns
@@ -29,7 +33,7 @@ from typing import Any, cast
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
-from runners.router.facts import read_facts
+from runners.router.facts import LONG_BYTES, PROMPTS_LIMIT, read_facts
 from runners.router.health import Health
 from runners.router.instances.upstream import Link, Pool
 from runners.router.ledger import Ledger
@@ -233,6 +237,33 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     return {stage: lowest[stage] for stage in STAGES} | {"request": request_us}
 
 
+def make_longest_bodies() -> dict[str, bytes]:
+    """Bodies of at most LONG_BYTES by their shape."""
+    ids = b",".join([b"1"] * (LONG_BYTES // PROMPTS_LIMIT // 2 - 1))
+    shapes = {
+        "token ids of one digit": (b"[%b]", b"1", b","),
+        "token ids of six digits": (b"[%b]", b"149999", b","),
+        "text": (b'"%b"', b"a word ", b""),
+        "as many prompts as are read": (b"[%b]", b"[%b]" % ids, b","),
+        "prompts of one token": (b"[%b]", b"[1]", b","),
+        "no prompt": (b'"",%b', b'"":0', b","),
+    }
+    bodies = {}
+    for shape, (around, piece, between) in shapes.items():
+        count = (LONG_BYTES - 100) // len(piece + between)
+        bodies[shape] = b'{"prompt":%b}' % (around % between.join([piece] * count))
+        assert 0.99 * LONG_BYTES < len(bodies[shape]) <= LONG_BYTES, shape
+    return bodies
+
+
+def measure_longest(batches: int) -> dict[str, float]:
+    """CPU milliseconds that reading each of these bodies takes, the lowest of all batches."""
+    return {
+        shape: min(time_ns(partial(read_facts, body, BLOCK, chat=False)) for _ in range(batches)) / 1e6
+        for shape, body in make_longest_bodies().items()
+    }
+
+
 def run_elsewhere(tree: Path, options: argparse.Namespace) -> dict[str, float]:
     """The same in a process whose router is that of `tree`."""
     command = [sys.executable, __file__, "--policy", options.policy, "--instances", str(options.instances)]
@@ -266,17 +297,18 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--against", default="", help="another commit")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--longest", action="store_true", help="CPU ms for the longest bodies that the loop reads")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.against:
         compare(options)
         return
-    lowest = asyncio.run(measure(options))
+    lowest = measure_longest(options.batches) if options.longest else asyncio.run(measure(options))
     if options.json:
         print(json.dumps(lowest))
         return
-    for stage, cost_us in lowest.items():
-        print(f"{stage:12}{cost_us:10.1f}")
+    for name, cost in lowest.items():
+        print(f"{name:28}{cost:10.1f}")
 
 
 if __name__ == "__main__":

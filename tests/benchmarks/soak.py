@@ -48,6 +48,7 @@ from runners.campaign.plan import freeze_plan
 from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.router.server.process import RouterProcess
+from runners.router.server.server import DESCRIPTORS_KEPT
 from runners.router.spec import InstanceSpec, RouterSpec, RouterTick
 from state import lease as leases
 from state.store import RunStore
@@ -65,8 +66,6 @@ BLOCKS = 12
 CELL = "trials/soak/t0"
 INSTANCE_TOKENS = 131_072
 """KV capacity that the router knows of each instance: its prefix index is full within the warm-up."""
-FILES_KEPT = 64
-"""Descriptors of the router that are no stream's, as it counts them itself."""
 ALLOWED = {
     "router_rss_mb": 0.10,
     "console_rss_mb": 0.10,
@@ -236,7 +235,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 def explain_files(count: int) -> str:
     """Raise the limit of open files to what `count` streams through one router need; why that is not possible."""
-    needed = 2 * count + FILES_KEPT
+    needed = 2 * count + DESCRIPTORS_KEPT
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         return ""
@@ -245,7 +244,7 @@ def explain_files(count: int) -> str:
     except (ValueError, OSError):
         return (
             f"{count} streams through one router need {needed} open files and the limit is {hard}: "
-            f"{(hard - FILES_KEPT) // 2} are held. Raise it (ulimit -Hn) for all of them."
+            f"{max(1, (hard - DESCRIPTORS_KEPT) // 2)} are held. Raise it (ulimit -Hn) for all of them."
         )
     return ""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.soak import ALLOWED, HOURS, RATE_PER_S, Soak, find_trend
+from runners.router.policies import make_policy
+from runners.router.server.server import Server
+from runners.router.spec import InstanceSpec, RouterSpec
+from tests.benchmarks.soak import ALLOWED, HOURS, RATE_PER_S, Soak, explain_files, find_trend
 
 TIMES_H = np.linspace(1.6, 8.0, 1440).tolist()
 
@@ -33,6 +37,24 @@ def test_the_interval_covers_the_true_growth() -> None:
         trend = find_trend(TIMES_H, (50.0 + rng.standard_normal(len(TIMES_H))).tolist(), 0.10)
         covered += trend.low <= 0.0 <= trend.high
     assert covered >= 180  # 95 % less three standard errors
+
+
+@pytest.mark.parametrize(("limit", "held"), [(20_000, 9_968), (202, 69), (201, 68), (200, 68), (10, 1)])
+def test_the_streams_that_a_limit_of_open_files_allows_are_those_that_the_router_takes(
+    limit: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    router = Server(RouterSpec((InstanceSpec("a", "http://127.0.0.1:1"),)), make_policy("round_robin", {}), print)
+    assert router._limit == held
+    message = explain_files(held + 1)
+    assert f"{held + 1} streams through one router need {2 * held + 66} open files" in message
+    assert f"the limit is {limit}: {held} are held." in message
+    assert "ulimit -Hn" in message
+    assert explain_files(held) == "" or limit < 66, "no stream fits, and the router takes one at a time"
 
 
 @pytest.mark.timing

@@ -5,9 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
+from console import format as say
+from console.glyphs import UNICODE
+from console.rows.runs import run_columns, run_rows
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
-from console.widgets.table import Table
+from console.widgets.table import Table, cell
+from state.workspace import RunEntry
 from tests.console.conftest import NARROW, RUN, sees, shown, until, watching
 
 
@@ -38,6 +44,14 @@ async def test_an_unreadable_run_says_why_and_is_not_opened(tmp_path: Path) -> N
         await pilot.press("enter")
         await sees(pilot, "cannot be read")
         assert isinstance(pilot.app.screen, RunsScreen)
+
+
+@pytest.mark.parametrize("unix_s", [1e308, -1e18, float("inf"), float("nan")])
+def test_a_run_with_an_impossible_date_is_listed_without_it(unix_s: float, tmp_path: Path) -> None:
+    columns = run_columns(200)
+    (row,) = run_rows((RunEntry(RUN, tmp_path, created_unix_s=unix_s),), UNICODE, columns)
+    assert row.cells[[column.key for column in columns].index("created")] == cell(say.NOT_MEASURED, "dim")
+    assert say.clock(unix_s) == say.NOT_MEASURED
 
 
 async def test_a_run_whose_process_is_gone_is_marked(dead_run: Path) -> None:

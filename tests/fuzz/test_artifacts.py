@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from results.measures.saturation import ReferenceRates
-from results.pd_lifecycle.read import read_links, read_plan
+from results.pd_lifecycle.read import CELL, read_links, read_plan
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, Refusal, ResultsError, RingError
 from results.records.frames import Gap, read_cell, read_metrics
 from results.records.instance_events import InstanceEvent
 from results.records.layout import LifecycleLayout, RunLayout, is_complete
 from results.records.rings import RingReader
-from results.records.run_folder import run_facts
+from results.records.run_folder import PlannedCell, RunFacts, run_facts
 from results.records.transfer_log import read_probe
 from results.registry import results_named, results_of
+from results.report.differences import read_origin
 from results.report.export import read_comparable
 from results.routing.read import read_planned_cells, read_rows
 from runners.experiments.routing.kv_movements import kv_bytes_per_token
@@ -56,6 +60,120 @@ def test_a_damaged_plan_is_a_gap_and_names_no_experiment(data: bytes, tmp_path: 
     assert read_planned_cells(tmp_path) == ()
     assert read_plan(tmp_path)[0] == ()
     assert results_of(tmp_path) is results_named("")
+
+
+LENGTHS, RATE = {"prior_context": 0, "new_tokens": 8, "output_length": 4}, {"rate_per_s": 2.0}
+PLAN = msgspec.json.encode(
+    {
+        "experiment": "connector-tax",
+        "profile": "cpu-tiny",
+        "preset": "demo",
+        "configs": ["plain"],
+        "seed": 1,
+        "cells": [
+            {"cell": "a", "kind": "load", "config": "plain", "trial": 1, "params": {"phase": "A", "stem": "r4"}},
+            {"cell": "b", "kind": CELL, "trial": 1, "params": LENGTHS},
+        ],
+        "inputs": {
+            "simulated": "a model",
+            "profile": {"engine": {"kind": "cpu"}},
+            "engine": {"versions": {"vllm": "0.32.0"}},
+            "grid": {
+                "saturation": {"throughput_ratio": 0.95},
+                "phase_b": {"input_tokens": [512], "output_tokens": [32], "shape_rates": {"512x32": RATE}},
+                "slo": {"ttft_s": 1.0},
+            },
+        },
+    }
+)
+VALUES: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    10**400,
+    1e308,
+    "text",
+    [],
+    [[]],
+    [{"a": 1}],
+    ["text", 1],
+    {},
+    {"a": "text"},
+    {"a": 10**400},
+)
+
+
+def list_places(value: object, place: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The keys that lead to every value inside this one."""
+    inner = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    return [place, *(path for key, each in inner for path in list_places(each, (*place, key)))]
+
+
+def replace_value(place: tuple[str | int, ...], value: object) -> bytes:
+    """PLAN with another value there."""
+    if not place:
+        return msgspec.json.encode(value)
+    plan = msgspec.json.decode(PLAN)
+    *path, last = place
+    reduce(getitem, path, plan)[last] = value
+    return msgspec.json.encode(plan)
+
+
+def read_all(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
+    """Whatever reads a plan reads this one."""
+    facts, gaps = run_facts(root)
+    read_planned_cells(root)
+    read_plan(root)
+    read_origin(root)
+    if facts.experiment in ("", "connector-tax"):
+        assert results_of(root) is results_named(facts.experiment)
+    else:
+        with pytest.raises(ResultsError, match="unknown experiment") as refused:
+            results_of(root)
+        assert refused.value.remedy
+    return facts, gaps
+
+
+PLACES = list_places(msgspec.json.decode(PLAN))
+
+
+def test_a_whole_plan_has_no_gap(tmp_path: Path) -> None:
+    put(RunLayout(tmp_path).plan, PLAN)
+    facts, gaps = read_all(tmp_path)
+    assert gaps == ()
+    assert facts.cells == (PlannedCell("a", "plain", "A", "r4", trial=1),)
+    assert (facts.shapes, facts.slo, facts.simulated) == ({"512x32": 2.0}, {"ttft_s": 1.0}, "a model")
+    assert read_plan(tmp_path)[0][0].trial == 1
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:12])
+def test_a_plan_with_a_value_of_another_type_is_read_as_far_as_possible(value: object, tmp_path: Path) -> None:
+    for place in PLACES:
+        put(RunLayout(tmp_path).plan, replace_value(place, value))
+        facts, _ = read_all(tmp_path)
+        assert msgspec.convert(msgspec.to_builtins(facts), RunFacts) == facts, place
+
+
+@pytest.mark.parametrize("key", ["experiment", "seed", "configs", "cells", "inputs", "inputs.grid", "inputs.grid.slo"])
+def test_a_value_of_another_type_is_a_gap_that_names_it(key: str, tmp_path: Path) -> None:
+    for value in (1.5, True):
+        put(RunLayout(tmp_path).plan, replace_value(tuple(key.split(".")), value))
+        _, gaps = run_facts(tmp_path)
+        assert [(gap.artifact, f"`{key}`" in gap.reason) for gap in gaps] == [("plan.json", True)]
+    put(RunLayout(tmp_path).plan, replace_value((key.split(".")[0],), [None]))
+    assert run_facts(tmp_path)[1]
+
+
+@given(mutated([b'cell,t_unix_s,late_s,busy,stolen,waiting\na,1.0,0.3,0.5,0.2,0.1\n"b",2.0,0.1,,,\n']))
+@settings(max_examples=examples(100))
+@example(b'cell,t_unix_s,late_s,busy,stolen,waiting\n"' + b"x" * 200_000)
+def test_samples_of_the_host(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    """Also where a lost quotation mark makes a cell longer than the parser allows."""
+    root = tmp_path_factory.getbasetemp() / "sampled"
+    put(RunLayout(root).plan, PLAN.replace(b'"simulated":"a model",', b""))
+    put(RunLayout(root).host_csv, text)
+    put(RunLayout(root).gpu_csv, text.replace(b"cell,t_unix_s,late_s,busy", b"t_ns,gpu,memory_used_mib,clock_mhz"))
+    assert run_facts(root)[1] == ()
 
 
 @pytest.mark.parametrize("data", DAMAGED[:-2])

@@ -13,7 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from runners.router.server.front import HEAD_LIMIT_BYTES, ClientConnection, HttpRequest
+from runners.router.instances.upstream import HEAD_LIMIT_BYTES
+from runners.router.server import front
+from runners.router.server.front import ClientConnection, HttpRequest
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.router.server.test_hostile import Holding, connected
@@ -122,6 +124,34 @@ def test_a_head_beyond_its_limit_is_refused_however_it_comes(beyond: int, cuts: 
     assert len(requests) == ahead + (beyond < 0)
     assert answered[:12] == (b"" if beyond < 0 else b"HTTP/1.1 431")
     assert service.held_bytes == 0
+
+
+def chunked_request(size_bytes: int) -> bytes:
+    """A request whose head with its blank line has `size_bytes`."""
+    lines = b"Transfer-Encoding: chunked\r\nX: %b\r\n\r\n"
+    return LINE + lines % (b"y" * (size_bytes - len(LINE + lines % b""))) + PIECES
+
+
+@given(st.integers(-9, 9), st.lists(st.integers(0, 1 << 20), max_size=6), st.booleans())
+@settings(max_examples=examples(60))
+@example(0, [1], False)
+@example(0, [1, HEAD_LIMIT_BYTES + 1], False)
+@example(1, [], False)
+@example(1, [], True)
+def test_the_limit_is_of_the_head_with_its_blank_line(beyond: int, cuts: list[int], ahead: bool) -> None:
+    requests, answered, service = serve(SIZED * ahead + chunked_request(HEAD_LIMIT_BYTES + beyond), cuts)
+    assert len(requests) == ahead + (beyond <= 0)
+    assert answered[:12] == (b"" if beyond <= 0 else b"HTTP/1.1 431")
+    assert service.held_bytes == 0
+
+
+def test_a_head_at_its_limit_is_served_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "HEAD_LIMIT_BYTES", 200)
+    for beyond in (0, 1):
+        data = chunked_request(200 + beyond)
+        for cut in range(len(data)):
+            assert len(serve(data, [cut])[0]) == 1 - beyond, (beyond, cut)
+            assert len(serve(data, [1, cut])[0]) == 1 - beyond, (beyond, cut)
 
 
 @pytest.mark.parametrize("data", REFUSED)

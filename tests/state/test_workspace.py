@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,6 +68,38 @@ def test_a_broken_folder_is_listed_with_its_problem_and_hides_no_other(tmp_path:
     assert "damaged" in entries["20260101-130000-b-x"].problem
     assert "holds no run" in entries["20260101-140000-c-x"].problem
     assert workspace.find().name == "20260101-120000-a-x"
+
+
+LISTED = ("run", "cells", "lease", "journal", "meta")
+"""The tables that the list of runs reads."""
+
+
+@pytest.mark.parametrize("value", ["text", b"\xff", -1, 1e308], ids=repr)
+def test_a_value_of_another_type_is_a_problem_of_its_run_alone(value: object, tmp_path: Path) -> None:
+    """Whatever one column of a run holds, all runs are listed."""
+    damaged, whole = "20260101-120000-a-x", "20260101-130000-b-x"
+    workspace = runs_in(tmp_path, damaged, whole)
+    path = tmp_path / damaged / STATE_FILE
+    with RunStore.open(path.parent) as store:
+        acquire(store)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        columns = [(table, row[1]) for table in LISTED for row in connection.execute(f"PRAGMA table_info({table})")]
+    saved, problems = path.read_bytes(), {}
+    for table, column in columns:
+        path.write_bytes(saved)
+        with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.IntegrityError):
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute(f"UPDATE OR IGNORE {table} SET {column} = ?", (value,))
+            connection.commit()
+        entries = {entry.folder.name: entry for entry in workspace.runs()}
+        assert set(entries) == {damaged, whole}
+        assert entries[whole].problem == ""
+        problems[table, column] = entries[damaged].problem
+    assert all(STATE_FILE in problem for problem in problems.values() if problem)
+    if isinstance(value, str | bytes):
+        typed = (("run", "state"), ("run", "created_unix_s"), ("cells", "fraction"), ("lease", "pid"))
+        assert all("damaged" in problems[where] for where in typed)
 
 
 def test_a_run_is_found_by_id_prefix_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,8 @@ def join_chunks(data: bytes) -> bytes:
     while position < end:
         line_end = data.index(b"\r\n", position)
         size = int(data[position:line_end].partition(b";")[0], 16)
+        if not size:  # the last chunk, perhaps with trailers
+            break
         parts.append(data[line_end + 2 : line_end + 2 + size])
         position = line_end + 4 + size
     return b"".join(parts)

@@ -28,6 +28,7 @@ IDLE_S = 4.0
 OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 """This process or machine is at its limit; the instance is not to blame."""
 HEAD_LIMIT_BYTES = 64 << 10
+"""Limit of a head with its blank line, of a request or a response, and of a request's trailers."""
 HELD_LIMIT_BYTES = 256 << 10
 """A longer chunk is forwarded in pieces; its stream can then only be cut, not ended with an event."""
 LONE_CHUNK_LIMIT_BYTES = 4096
@@ -105,6 +106,8 @@ class Link(asyncio.Protocol):
     """The socket has not taken all of the request yet."""
     _messages: int = 0
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _in_head: bool = True
+    """False: headers that follow are trailers, which go on to the client with the body."""
     _gathered: bytes = b""
     _held: bytes = b""
     _answer: Answer | None = None
@@ -217,7 +220,11 @@ class Link(asyncio.Protocol):
         self._messages += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
 
     def on_chunk_header(self) -> None:
         self._in_chunk = True
@@ -229,6 +236,7 @@ class Link(asyncio.Protocol):
         if self._parser.get_status_code() < 200:  # 100 Continue: the response is still to come
             self._messages -= 1
             self._headers.clear()
+            self._in_head = True
         else:
             self._complete, self._keep = True, self._parser.should_keep_alive()
 
@@ -238,17 +246,20 @@ class Link(asyncio.Protocol):
         self._answer = None
         self._bytes_seen = self._complete = self._keep = self.torn = False
         self._in_chunk = self._guarded = self._between_chunks = False
+        self._in_head = True
         self._messages = 0
 
     def _gather_head(self, caller: Caller, data: bytes) -> None:
         """Collect the head; once it is complete, ask the caller whether to continue."""
         self._gathered = (self._gathered + data).lstrip(b"\r\n")  # the parser skips empty lines before a head
-        while self._gathered.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in self._gathered:
-            self._gathered = self._gathered.partition(b"\r\n\r\n")[2].lstrip(b"\r\n")
         head, end, body = self._gathered.partition(b"\r\n\r\n")
+        while end and head.startswith(b"HTTP/1.1 1") and len(head + end) <= HEAD_LIMIT_BYTES:
+            self._gathered = body.lstrip(b"\r\n")
+            head, end, body = self._gathered.partition(b"\r\n\r\n")
+        if len(head + end) > HEAD_LIMIT_BYTES:
+            self._fail_caller(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
+            return
         if not end:
-            if len(head) > HEAD_LIMIT_BYTES:
-                self._fail_caller(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
             return
         self._gathered = b""
         self._answer = answer = _read_head(self._parser.get_status_code(), self._headers)
@@ -326,7 +337,11 @@ def whole_chunks(data: bytes) -> int:
         line_end = data.find(b"\r\n", position)
         if line_end < 0:
             return position
-        end = line_end + 4 + int(data[position:line_end].partition(b";")[0], 16)
+        size = int(data[position:line_end].partition(b";")[0], 16)
+        if not size:  # the last chunk: trailers may follow, up to a blank line
+            end = data.find(b"\r\n\r\n", line_end)
+            return position if end < 0 else end + 4
+        end = line_end + 4 + size
         if end > len(data):
             return position
         position = end

@@ -19,10 +19,8 @@ import httptools
 import msgspec
 
 from results.records.visible import visible
-from runners.router.instances.upstream import CONNECTION_ALONE, HOP_BY_HOP, without_named
+from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, HOP_BY_HOP, without_named
 
-HEAD_LIMIT_BYTES = 64 << 10
-"""Limit of a request's head, and of its trailers."""
 HEADER_LIMIT = 256
 """Headers of a request: parsed, each takes twenty times its bytes on the wire."""
 QUEUE_LIMIT = 16
@@ -143,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
     _body: bytes | bytearray = b""
     """A single piece is stored as it is; several are joined, as small pieces would take many times their bytes."""
     _head_bytes: int = 0
-    """Bytes read since the request began, or since the last piece of its body."""
+    """Bytes read since the request began, since its head, or since the last piece of its body."""
     _read_bytes: int = 0
     """Bytes of the last read."""
     _first_read_bytes: int = 0
@@ -279,6 +277,7 @@ class ClientConnection(asyncio.Protocol):
         if self._head_bytes + self._first_read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
             self._reject_head("head")  # the first read may have held an earlier request too, so the head is measured
             return
+        self._head_bytes = 0
         headers = dict(self._headers)
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
@@ -463,7 +462,9 @@ class ClientConnection(asyncio.Protocol):
         self._reject_client(408, message, "bad_request")
 
     def _measure_head(self) -> int:
-        return len(self._path) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self._headers)
+        first_line = len(self._parser.get_method()) + len(self._path) + len(b"  HTTP/1.1\r\n")
+        lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in self._headers)
+        return first_line + lines + len(b"\r\n")
 
     def _reject_head(self, part: str) -> None:
         self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")

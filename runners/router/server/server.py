@@ -244,7 +244,7 @@ class Server:
         if self.closing:
             return "the router is shutting down"
         if len(self._clients) > self._limit:
-            return "the router holds as many connections as it may"
+            return f"the router holds {self._limit} connections, as many as it may"
         if self._by_peer[connection.peer] > self._limit_by_peer:
             return f"the router holds {self._limit_by_peer} connections of {connection.peer}, as many as it may"
         return ""

@@ -322,6 +322,25 @@ def test_an_informational_head_is_passed_over() -> None:
     assert taker.ends == [True]
 
 
+@pytest.mark.parametrize("events", [False, True])
+def test_trailers_go_on_with_the_body_and_are_no_headers(events: bool) -> None:
+    """Also those in the middle of which a read ends."""
+    body = b"3\r\nabc\r\n0\r\nT: u\r\nContent-Encoding: gzip\r\n\r\n"
+    data = head(events=events) + body
+    for cut in range(len(data)):
+        taker = Taker()
+        link, pool, _ = link_with(taker)
+        for piece in pieces_of(data, [cut]):
+            link.data_received(piece)
+        assert b"".join(taker.pieces) == body, cut
+        assert taker.ends == [True]
+        assert pool.back == [link]
+        assert taker.answer is not None
+        assert [name for name, _ in taker.answer.headers] == [b"content-type", b"transfer-encoding"]
+    assert join_chunks(body) == b"abc"
+    assert whole_chunks(body[:-1]) == len(b"3\r\nabc\r\n")
+
+
 def test_a_stale_pooled_connection_is_repeated_and_a_fresh_one_is_a_failure() -> None:
     for pooled in (True, False):
         taker = Taker()

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from runners.router.facts import HASHED_TOKENS, LONG_BYTES, Facts, read_facts
+from runners.router import facts
+from runners.router.facts import HASHED_TOKENS, LONG_BYTES, PROMPTS_LIMIT, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
@@ -271,6 +273,12 @@ async def test_one_address_cannot_take_every_connection(monkeypatch: pytest.Monk
         assert routed.server.admit(there[0]) == ""
 
 
+async def test_a_connection_too_many_learns_how_many_there_may_be() -> None:
+    async with instances("a") as (a,), router([a], limits=Limits(streams=2)) as routed:
+        why = [routed.server.admit(ClientConnection(routed.server, local=True)) for _ in range(3)]
+    assert why == ["", "", "the router holds 2 connections, as many as it may"]
+
+
 @pytest.mark.parametrize(
     "wish",
     [
@@ -384,6 +392,34 @@ def test_many_inputs_and_huge_numbers_cost_little() -> None:
     assert read_facts(many, 16, chat=False).keys
     huge = b'{"prompt":[1],"max_tokens":%b}' % (b"9" * 400)
     assert read_facts(huge, 16, chat=False).max_tokens == 16
+
+
+@pytest.mark.parametrize("field", ["session_id", "user", "max_tokens", "max_output_tokens", "previous_response_id"])
+def test_lists_and_objects_are_not_built_where_a_text_or_a_number_is_expected(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty lists would hold the loop far longer than as many bytes of token ids."""
+    read: list[bytes] = []
+    monkeypatch.setattr(facts, "_read_any", lambda value: read.append(value))
+    assert {one.type for one in msgspec.structs.fields(facts._Body)} == {msgspec.Raw}
+    for value in (b"[[],[]]", b'{"a":[]}', b" [ ] "):
+        made = read_facts(b'{"prompt":[1,2,3],"%b":%b}' % (field.encode(), value), 2, chat=False)
+        assert (made.session, made.previous, made.input_tokens, made.max_tokens) == ("", "", 3, 16)
+    assert read == []
+    read_facts(b'{"prompt":[1],"%b":7}' % field.encode(), 2, chat=False)
+    assert read == [b"7"]
+
+
+def test_prompts_are_read_one_by_one_only_up_to_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = b'{"prompt":[ %b]}' % b",".join([b"[1]"] * PROMPTS_LIMIT)
+    assert read_facts(most, 16, chat=False).input_tokens == PROMPTS_LIMIT
+
+    def fail(prompt: bytes) -> list[msgspec.Raw]:
+        raise AssertionError("its prompts are listed")
+
+    monkeypatch.setattr(facts, "_read_many", fail)
+    for body in (most.replace(b"]]}", b"],[1]]}"), b'{"prompt":["a","b"]}', b'{"prompt":["[",[1]]}'):
+        assert read_facts(body, 16, chat=False).input_tokens == -(-(len(body) - len(b'{"prompt":[]}')) // 4)
 
 
 async def test_a_long_body_that_cannot_be_read_is_answered(
