@@ -103,8 +103,8 @@ def differences_table(analysis: RoutingAnalysis) -> Table:
 
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
-        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. Each holds by "
-        "itself. All pairs stand in pairs.csv."
+        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. Each "
+        "holds by itself. All pairs stand in pairs.csv."
     )
     columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}", columns, _list_others(analysis), note)

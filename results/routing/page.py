@@ -85,9 +85,7 @@ def _describe_noise(analysis: RoutingAnalysis, noise: Noise | str) -> str:
 def _describe_planned(analysis: RoutingAnalysis, noise: Noise) -> str:
     count = _plan_trials(analysis, noise)
     needed = "more trials than can be planned" if count is None else f"{count} trials"
-    return (
-        f"{needed[:1].upper()}{needed[1:]} tell two policies apart that differ by {format_percent(NAMED_EFFECT)}."
-    )
+    return f"{needed[:1].upper()}{needed[1:]} tell two policies apart that differ by {format_percent(NAMED_EFFECT)}."
 
 
 def _plan_trials(analysis: RoutingAnalysis, noise: Noise) -> int | None:

@@ -62,8 +62,8 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
     alone = [row for row in analysis.standings if row.alone]
     behind = sum(len(row.behind) for row in analysis.standings)
     chance = (
-        f" Distinguishable: {behind} of {comparisons} comparisons with the best, by intervals that hold for all policies "
-        f"of a metric together at {format_percent(LEVEL)}."
+        f" Distinguishable: {behind} of {comparisons} comparisons with the best, by intervals that hold for all "
+        f"policies of a metric together at {format_percent(LEVEL)}."
     )
     if not alone:
         return (

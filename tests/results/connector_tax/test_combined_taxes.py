@@ -32,7 +32,16 @@ from results.measures.summary import Shape
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
 from results.statistics.trials import Measured, Trial, estimate
-from tests.results.statistics.in_memory import RATES, SIMULATIONS, SHAPE, Truth, as_promised, bounds, covers, measurements
+from tests.results.statistics.in_memory import (
+    RATES,
+    SHAPE,
+    SIMULATIONS,
+    Truth,
+    as_promised,
+    bounds,
+    covers,
+    measurements,
+)
 
 TTFT = Metric.TTFT_P90
 _Row = TypeVar("_Row", Decomposition, Additivity, Amplification)
@@ -88,7 +97,9 @@ def test_without_the_framework_the_total_stands_alone() -> None:
 @SIMULATIONS
 @pytest.mark.parametrize(("multi", "verdict"), [(0.40, Additive.LINEAR), (0.80, Additive.SUPER), (0.25, Additive.SUB)])
 @pytest.mark.parametrize("trials", [range(4), range(6)])
-def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials: Sequence[int], seeds: Sequence[int]) -> None:
+def test_a_known_non_additivity_is_found(
+    multi: float, verdict: Additive, trials: Sequence[int], seeds: Sequence[int]
+) -> None:
     taxes = {"mooncake_both": 0.25, "lmcache_only": 0.15, "multi_mooncake_lmcache": multi}
     rows = [ttft_of(add_up_taxes(at_safe(taxes, seed, trials), RATES)) for seed in seeds]
     assert as_promised(covers(row.total, 0.40) for row in rows)
