@@ -184,8 +184,9 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     The same launches choose the best one, so the intervals must cover the difference of any two (Tukey, 1953; Kramer,
     Biometrics 12, 1956, for unequal numbers of launches): of configs that do not differ, with 95 % none is told apart
     from the best. Configs whose launches vary significantly more than the others' are apart, as in `fit_blocks`: of p
-    pairs, the q of them without a config apart share q / p of the error, and each other pair has 1 / p. Configs without
-    a launch are left out, as are those apart whose differences have no spread.
+    pairs, the q of them without a config apart share q / p of the error, and each other pair has 1 / p. Few launches do
+    not show every config that varies more, so bounds are at least as wide as a pair's own differences make them, by
+    itself. Configs without a launch are left out, as are those apart whose differences have no spread.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
     if best not in measured:
@@ -201,7 +202,8 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     together: dict[str, Together] = {}
     for name in names[1:]:
         if isinstance(model, _Model) and best in pooled and name in pooled:
-            together[name] = _contrast_pair(model, name, best, math.comb(len(pooled), 2) / pairs)
+            own = _own_differences(measured[name], [measured[best]])
+            together[name] = _contrast_pair(model, name, best, own, math.comb(len(pooled), 2) / pairs)
         else:
             alone = _contrast_apart(_own_differences(measured[name], [measured[best]]), pairs)
             if alone is not None and alone.together is not None:
@@ -209,13 +211,17 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     return together
 
 
-def _contrast_pair(model: _Model, name: str, best: str, part: float) -> Together:
-    """`part`: of the family's error that the pairs of this model share."""
+def _contrast_pair(model: _Model, name: str, best: str, own: Samples, part: float) -> Together:
+    """`own`: the config less the best in each block; `part`: of the family's error that the model's pairs share."""
     (difference,), variance = model.compare(np.array([_unit(model, name) - _unit(model, best)]))
     error = math.sqrt(float(variance[0, 0]))
     half = pairs_critical(model.spread, model.degrees, 1 - (1 - LEVEL) * part) * error
     p = min(1.0, pairs_p(model.spread, model.degrees, difference / error) / part)
-    return Together(difference - half, difference + half, p)
+    low, high = difference - half, difference + half
+    if own.size < 2 or not own.any():
+        return Together(low, high, p)
+    middle, own_half = float(own.mean()), student_quantile(own.size - 1) * standard_error(own)
+    return Together(min(low, middle - own_half), max(high, middle + own_half), p)
 
 
 def find_noisy(launches: Launches) -> list[str]:
