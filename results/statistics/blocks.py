@@ -183,8 +183,9 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
 
     The same launches choose the best one, so the intervals must cover the difference of any two (Tukey, 1953; Kramer,
     Biometrics 12, 1956, for unequal numbers of launches): of configs that do not differ, with 95 % none is told apart
-    from the best. Configs whose launches vary significantly more than the others' are apart, as in `fit_blocks`: of p
-    pairs, the q of them without a config apart share q / p of the error, and each other pair has 1 / p. Few launches do
+    from the best. Configs whose launches vary significantly more than the others' are apart and share the error as in
+    `fit_blocks`: with k of m apart, the bounds of the others hold at 1 - (1 - level)(m - k)/m, and those of a pair with
+    one of the k at 1 - (1 - level)/m: beside its noise, which of the others is the best matters little. Few launches do
     not show every config that varies more, so bounds are at least as wide as a pair's own differences make them, by
     itself. Configs without a launch are left out, as are those apart whose differences have no spread.
     """
@@ -198,14 +199,13 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     apart = find_noisy(measured)
     pooled = [name for name in names if name not in apart]
     model = _fit(pooled, measured) if apart else whole
-    pairs = math.comb(len(names), 2)
     together: dict[str, Together] = {}
     for name in names[1:]:
         if isinstance(model, _Model) and best in pooled and name in pooled:
             own = _own_differences(measured[name], [measured[best]])
-            together[name] = _contrast_pair(model, name, best, own, math.comb(len(pooled), 2) / pairs)
+            together[name] = _contrast_pair(model, name, best, own, len(pooled) / len(names))
         else:
-            alone = _contrast_apart(_own_differences(measured[name], [measured[best]]), pairs)
+            alone = _contrast_apart(_own_differences(measured[name], [measured[best]]), len(names))
             if alone is not None and alone.together is not None:
                 together[name] = alone.together
     return together
