@@ -68,7 +68,6 @@ test: check engine ## everything, real engines included
 
 LONG := long or property or (fault and not engine)
 test-long: engine ## what CI leaves out: faults on real runs and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[ray]'
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"
 

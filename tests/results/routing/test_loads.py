@@ -73,7 +73,7 @@ def test_the_page_names_the_best_of_each_load(by_rate: RoutingAnalysis) -> None:
     texts = {one.name: one.text for one in page.sentences}
     assert "TTFT p50: EAR time_scale=0.01" in texts["Best policy (time_scale 0.01)"]
     assert "TTFT p50: sticky time_scale=0.02" in texts["Best policy (time_scale 0.02)"]
-    assert "to sticky under the same load" in page.noise
+    assert "tell two policies apart that differ by 10 %" in page.noise
 
 
 def test_tables_set_each_policy_against_the_baseline_of_its_load(by_rate: RoutingAnalysis) -> None:
