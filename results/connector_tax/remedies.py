@@ -11,15 +11,13 @@ from results.connector_tax.launches import describe_time
 from results.measures.saturation import REF_SAFE
 from results.measures.summary import CellSummary
 from results.records.percent import format_percent
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, TO_HALVE
 from results.statistics.estimates import figure
 from results.statistics.judgement import Judgement, Outcome
 from results.statistics.trials import MIN_PAIRED
 
 MOST_LAUNCHES = 40
 """Per config; above it a calmer host is the better remedy."""
-MORE = 4
-"""Factor on the launches that about halves an interval."""
 
 
 def find_remedy(analysis: Analysis, judgement: Judgement) -> str:
@@ -51,10 +49,10 @@ def name_launches(count: int, cells: Sequence[CellSummary]) -> str:
 
 
 def _halve_intervals(rows: Sequence[LaunchNoise], launches: int, cells: Sequence[CellSummary]) -> str:
-    more = name_launches(MORE * launches, cells)
+    more = name_launches(TO_HALVE * launches, cells)
     sigma = math.expm1(math.log1p(max(row.sigma for row in rows)) / 2)
     calmer = f"a host with half the noise (a sigma of {show_percent(sigma)})"
-    first, second = (calmer, more) if MORE * launches > MOST_LAUNCHES else (more, calmer)
+    first, second = (calmer, more) if TO_HALVE * launches > MOST_LAUNCHES else (more, calmer)
     return f"{first}, or {second}: either about halves its interval"
 
 

@@ -16,12 +16,11 @@ from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_tr
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
+from results.statistics.blocks import TO_HALVE
 from results.statistics.estimates import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 
-MORE = 4
-"""Factor on the trials that about halves an interval."""
 MOST_NAMED = 4
 """Policies in parentheses."""
 HEADLINE_FIGURE, APC_FIGURE, ABLATION_FIGURE, CONDITIONAL_FIGURE = 6, 2, 8, 15
@@ -166,7 +165,7 @@ def _describe_best(row: Standing) -> str:
 
 
 def _describe_behind(row: Standing) -> str:
-    """From how many others the best is told apart; names the few that are, or the few that are not."""
+    """How many others are distinguishably worse; names them, or those that are not, where they are few."""
     text = f"distinguishably better than {len(row.behind)} of {row.others} others"
     rest = (*row.level, *row.unjudged)
     if row.behind and rest and len(rest) < len(row.behind):
@@ -183,9 +182,9 @@ def _describe_remedy(analysis: RoutingAnalysis, noise: Noise | str) -> str:
     """What would distinguish policies that this run does not."""
     if all(len(load.labels) < 2 for load in analysis.loads):
         return "a run with several policies"
-    count = None if isinstance(noise, str) else _plan_trials(analysis, noise)
     if isinstance(noise, str):
         return f"at least {MIN_PAIRED} trials per policy (`--trials N`)"
+    count = _plan_trials(analysis, noise)
     if count is None:
         where = "at a load that overloads fewer policies" if analysis.facts.simulated else "on a host with less noise"
         return f"more trials {where}: {format_percent(NAMED_EFFECT)} cannot be planned"
@@ -198,7 +197,7 @@ def _describe_remedy(analysis: RoutingAnalysis, noise: Noise | str) -> str:
 
 
 def _halve_intervals(trials: int) -> str:
-    more = MORE * trials
+    more = TO_HALVE * trials
     return f"{more} trials per policy (`--trials {more}`), which about halve an interval"
 
 

@@ -22,7 +22,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -35,6 +35,8 @@ from results.statistics.trials import MIN_PAIRED
 POWER = 0.8
 """Probability with which a planned comparison shows the effect that it is planned for."""
 MAX_PLANNED_LAUNCHES = 200
+TO_HALVE = 4
+"""Factor on the launches that about halves an interval."""
 DRAWS = 100_000
 """Draws of the largest |t| over all configs; they give the critical value a standard error of about 0.007."""
 JOINT_DRAWS = 20_000
@@ -182,7 +184,7 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     """Every config less `best`, with bounds that hold for every two configs at once; or why there are none.
 
     The same launches choose the best one, so the intervals must cover the difference of any two (Tukey, 1953; Kramer,
-    Biometrics 12, 1956, for unequal numbers of launches): of configs that do not differ, with 95 % none is told apart
+    Biometrics 12, 1956, for unequal numbers of launches): if no two configs differ, with 95 % none is distinguishable
     from the best. Configs whose launches vary significantly more than the others' are apart and share the error as in
     `fit_blocks`: with k of m apart, the bounds of the others hold at 1 - (1 - level)(m - k)/m, and those of a pair with
     one of the k at 1 - (1 - level)/m: beside its noise, which of the others is the best matters little. Few launches do
@@ -461,10 +463,15 @@ def detectable_effect(sigma: float, launches: int, configs: int, *, references: 
 
 def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2, level: float = LEVEL) -> int | None:
     """The fewest launches per config that detect this difference; None above MAX_PLANNED_LAUNCHES."""
-    counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
-    index = bisect.bisect_left(
-        counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references, level=level)
+    return _find_fewest(
+        effect, lambda count: detectable_effect(sigma, count, configs, references=references, level=level)
     )
+
+
+def _find_fewest(effect: float, detectable: Callable[[int], float]) -> int | None:
+    """The fewest launches whose detectable effect, which falls with their number, is at most this one."""
+    counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
+    index = bisect.bisect_left(counts, -effect, key=lambda count: -detectable(count))
     return counts[index] if index < len(counts) else None
 
 
@@ -478,10 +485,8 @@ def detectable_pair(sigma: float, launches: int, configs: int) -> float:
 
 
 def launches_for_pair(effect: float, sigma: float, configs: int) -> int | None:
-    """The fewest launches per config that tell two apart which differ so; None above MAX_PLANNED_LAUNCHES."""
-    counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
-    index = bisect.bisect_left(counts, -effect, key=lambda count: -detectable_pair(sigma, count, configs))
-    return counts[index] if index < len(counts) else None
+    """The fewest launches per config that detect this difference of two; None above MAX_PLANNED_LAUNCHES."""
+    return _find_fewest(effect, lambda count: detectable_pair(sigma, count, configs))
 
 
 def _planned_correlation(configs: int, references: int) -> Samples:
