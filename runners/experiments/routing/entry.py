@@ -37,7 +37,7 @@ ENTRY = Experiment(
         "policies": "only these policies (repeatable), by name, label or Python file",
         "settings": "e.g. `trace.sessions=50` or `unified.overload_factor=1.3`",
         "simulated": "in the same plan, records, report and figures",
-        "engine": "default with `--simulated`: `h20-qwen3-coder-30b-a3b`",
+        "engine": "default with `--simulated`: `h20-qwen3-coder-30b-a3b-roofline`",
         "on": "with engines that are a model",
         "instances": "of each cell",
         "trace": "replay this trace file instead of the preset's",

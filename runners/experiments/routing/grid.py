@@ -34,7 +34,7 @@ EXPERIMENT = "routing"
 SYNTH = "synth"
 """The `trace.source` that stands for sessions generated from stated statistics."""
 
-DEFAULT_MODEL = "h20-qwen3-coder-30b-a3b"
+DEFAULT_MODEL = "h20-qwen3-coder-30b-a3b-roofline"
 """Of a simulation that names none."""
 POOLED = "static_pd"
 """The policy that only works with pools."""

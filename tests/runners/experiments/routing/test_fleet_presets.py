@@ -34,7 +34,7 @@ def test_each_simulates_eight_instances_with_traces_of_their_own_in_each_trial(p
     of = read_preset(preset)
     assert (of.instances, of.config) == (8, "mooncake_both")
     assert of.simulation is not None
-    assert of.simulation.engine == "h20-qwen3-coder-30b-a3b"
+    assert of.simulation.engine == "h20-qwen3-coder-30b-a3b-roofline"
     assert of.trials >= 5
     assert is_drawn(of.trace)
     assert not of.further_traces, "else --trace would be refused"

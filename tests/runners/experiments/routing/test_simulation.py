@@ -241,13 +241,13 @@ def list_children(pid: int) -> list[int]:
 def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
     plan = plan_run(instances=6).plan
     assert plan.inputs["grid"]["instances"] == 6
-    assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b"
+    assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b-roofline"
     assert plan.inputs["engine_model"]["calibrated"] is False
-    assert {"simulation.engine=h20-qwen3-coder-30b-a3b", "instances=6"} <= set(plan.inputs["settings"])
+    assert {"simulation.engine=h20-qwen3-coder-30b-a3b-roofline", "instances=6"} <= set(plan.inputs["settings"])
 
 
 def test_engines_of_a_grid_that_schedules_by_priority_are_simulated_so() -> None:
-    engine = read_engine("h20-qwen3-coder-30b-a3b")
+    engine = read_engine("h20-qwen3-coder-30b-a3b-roofline")
     for scheduling in ("fcfs", "priority"):
         grid = Grid((), 1, 1.0, 1.0, engine=EngineChoice(scheduling=scheduling))
         assert shape_model(grid, engine, "both", None).scheduling == scheduling
