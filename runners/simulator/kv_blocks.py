@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
 
 class KvBlocks:
@@ -51,17 +52,11 @@ class KvBlocks:
 
     def match(self, keys: Sequence[int]) -> int:
         """How many blocks of the path `keys` are cached, from its start."""
-        users = self._users
-        count = 0
-        for key in keys:
-            if key not in users:
-                break
-            count += 1
-        return count
+        return sum(1 for _ in takewhile(self._users.__contains__, keys))
 
     def idle_among(self, keys: Sequence[int]) -> int:
         """How many of these cached blocks no request uses: to use them takes as many of the free ones."""
-        return sum(key in self._idle for key in keys)
+        return sum(map(self._idle.__contains__, keys))
 
     def use(self, keys: Sequence[int]) -> None:
         """One more request uses these blocks, all of them cached."""

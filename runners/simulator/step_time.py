@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
+DRAWN_AT_ONCE = 1024
 FORGET_AT = 1024
 """Steps taken, after which a noise drops what it holds of them."""
 
@@ -88,7 +91,7 @@ class StepNoise:
     def __init__(self, sigma: float, seed: str) -> None:
         """`sigma`: standard deviation of the logarithm of one step's time; 0 = none."""
         self._sigma = sigma
-        self._random = random.Random(seed)
+        self._random = np.random.Generator(np.random.PCG64(int.from_bytes(sha256(seed.encode()).digest())))
         self._sums = [0.0]
         """Of all factors drawn before each step: of those that are still needed, and maybe of some before them."""
         self._next = 0
@@ -111,10 +114,11 @@ class StepNoise:
             self._next = 0
 
     def _draw_sums(self, end: int) -> None:
-        """Draw as many factors as it takes for `_sums` to have this index."""
-        sums, sigma, draw = self._sums, self._sigma, self._random.gauss
-        for _ in range(end + 1 - len(sums)):
-            sums.append(sums[-1] + math.exp(draw(-(sigma**2) / 2, sigma)))
+        """Draw factors until `_sums` has this index, always as many at once: no sum depends on when it is asked for."""
+        while end >= len(self._sums):
+            factors = np.exp(self._random.normal(-(self._sigma**2) / 2, self._sigma, DRAWN_AT_ONCE))
+            factors[0] += self._sums[-1]
+            self._sums += factors.cumsum().tolist()
 
 
 STEADY = StepNoise(0.0, "")

@@ -44,7 +44,7 @@ from state.model import RunView
 from state.store import RunStore
 from state.workspace import Workspace
 
-MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16 (UNCALIBRATED)"
+MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SETTINGS = (
     "trace.sessions=12",
     "trace.tokens=1.0",
