@@ -153,20 +153,26 @@ def check(
     """Compare the simulator with real runs: parity, calibration, APC and rank. Exits with 4 if a gate fails.
 
     Live routing runs decide whether the simulator's router makes the same picks, decision by decision. Connector-tax
-    runs decide the calibration. Live and simulated routing runs together decide APC and the order of the policies. A
-    gate that the runs cannot decide is undecided, or open without a number, and names what is missing.
+    runs decide the calibration, of the engine model that was fitted to them. Live and simulated routing runs together
+    decide APC and the order of the policies. A gate that the runs cannot decide is undecided, or open without a number,
+    and names what is missing.
+
+    The gates become part of the report of each simulated run; the last check counts, so name all runs at once.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
     from runners.cli.folders import artifacts_of
     from runners.errors import ExitCode
-    from runners.simulator.check import check_runs
+    from runners.simulator.check import check_runs, record_gates
 
-    checked = check_runs([artifacts_of(run, workspace) for run in runs])
+    folders = [artifacts_of(run, workspace) for run in runs]
+    checked = check_runs(folders)
     if json:
         terminal.print_json({"passed": checked.passed, **asdict(checked)})
     else:
         terminal.out().print(check_tables(checked))
+    for folder in record_gates(checked, folders):
+        terminal.narrate("these gates are in the report of ", (folder.name, "bold"), f", {folder}/report.html")
     if not checked.passed:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
@@ -195,19 +201,8 @@ def check_tables(checked: Check) -> RenderableType:
         cells.add_row(cell.cell, *map(str, (parity.decisions, parity.equal, unsure, parity.different)), where)
         lines += [f"{cell.cell}: {count} are not compared: {why}" for why, count in parity.unsure.items()]
         lines += [f"{cell.cell}: cached tokens are the log's own: {parity.index_reason}"] * bool(parity.index_reason)
-    for rank in checked.ranks:
-        lines += [
-            f"{rank.metric}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
-            f"(p = {flip.p_value:.2g}), and not here"
-            for flip in rank.flips
-        ]
-    lines += [
-        f"{row.load}: TPOT p50 of real engines is {row.factor:.2f} times that of simulated ones "
-        f"({row.lowest:.2f} to {row.highest:.2f} over {format_count(row.policies, 'policy', 'policies')}); not judged"
-        for row in checked.contention
-    ]
     shown = (gates, Text(), cells) if checked.parity else (gates,)
-    return Group(*shown, *map(Text, lines))
+    return Group(*shown, *map(Text, (*lines, *checked.notes)))
 
 
 def calibration_tables(calibration: Calibration) -> RenderableType:
