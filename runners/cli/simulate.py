@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.percent import format_percent
 from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
+from runners.errors import RunnerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,8 +25,40 @@ if TYPE_CHECKING:
     from runners.simulator.calibrate import Calibration, CellComparison
     from runners.simulator.check import Check
 
+FLEET = "tracon run routing --profile h20-qwen3-coder-30b --preset"
+
+
+class SimulateGroup(typer.core.TyperGroup):
+    """Answers a preset or an option with the command that simulates policies on a trace."""
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401  # a type that Typer keeps to itself
+        """None = a misspelled command, which Typer corrects. Raises RunnerError for what is none."""
+        if cmd_name in self.commands or get_close_matches(cmd_name, self.commands):
+            return self.commands.get(cmd_name)
+        preset = "fleet" if cmd_name.startswith("-") else shlex.quote(cmd_name)
+        raise RunnerError(
+            f"`tracon simulate` has no {cmd_name!r}: policies on a trace are simulated by `tracon run routing`",
+            remedy=f"`tracon run routing --simulated --trace FILE --policy unified --instances 8`, or a preset: "
+            f"`{FLEET} {preset}`. `tracon simulate --help` lists the rest",
+        )
+
+
 simulate_app = typer.Typer(
-    no_args_is_help=True, help="Size a simulated fleet, fit models of engines to real runs, and check them."
+    no_args_is_help=True,
+    cls=SimulateGroup,
+    context_settings={"ignore_unknown_options": True},
+    help=f"""Simulate a fleet: the router's own code in front of engines that are a model. Nothing is measured.
+
+    **Policies on a trace**, on N instances: `tracon run routing --simulated --trace FILE --policy unified --instances
+    N`, or a preset of simulated H20s: `{FLEET} fleet`. `tracon plan routing` with the same options shows the time
+
+    **The fewest instances** for a latency objective: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms`
+
+    **An engine model of your own**, from a real run: `tracon simulate calibrate RUN --out mine.json`, then `tracon run
+    routing --simulated --engine mine.json`
+
+    **What a simulated number is worth**: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
+    """,
 )
 
 
