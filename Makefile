@@ -67,7 +67,8 @@ test: check engine ## everything, real engines included
 	$(BIN)/pytest -m "timing and not long"
 
 LONG := long or property or (fault and not engine)
-test-long: engine ## what CI leaves out: faults on real runs and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment
+test-long: engine ## what CI leaves out: faults on real runs and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment, simulations on Ray
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements ray.lock
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"
 
@@ -83,11 +84,15 @@ fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each; what fails i
 AUDIT := $(BIN)/uvx pip-audit --disable-pip --require-hashes --strict
 audit: $(STAMP) ## look up every pin in PyPI's list of known vulnerabilities (asks the network)
 	$(AUDIT) -r requirements.lock
+	$(AUDIT) -r ray.lock
 	grep -v '+cpu' launch/engines/cpu.lock | $(AUDIT) -r /dev/stdin
 	$(AUDIT) -r launch/engines/cuda.lock
 
-lock: ## resolve requirements.lock again
-	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev --generate-hashes pyproject.toml --output-file requirements.lock
+# The extra `ray` has a lock of its own, with the pins of the first one: `make test-long` adds it to the same environment.
+COMPILE := $(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --generate-hashes
+lock: ## resolve requirements.lock and ray.lock again
+	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --extra ray --constraint requirements.lock pyproject.toml --output-file ray.lock
 
 clean: ## remove the console's environment (the engine's stays: `tracon engine list`)
 	rm -rf .venv build *.egg-info

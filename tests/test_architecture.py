@@ -68,7 +68,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.report.content", "results.report.document", "results.report.html",
         "results.report.judgements", "results.routing.conditional_claims", "results.routing.coupling",
-        "results.routing.decision_points", "results.routing.floor_facts", "results.routing.interference",
+        "results.routing.decision_points", "results.routing.engine_gates", "results.routing.floor_facts",
+        "results.routing.interference",
         "results.routing.launch_noise", "results.routing.load_figures", "results.routing.load_floor",
         "results.routing.loads", "results.routing.logs", "results.routing.migration_figures",
         "results.routing.migrations", "results.routing.moves", "results.routing.occupancy", "results.routing.page",

@@ -100,18 +100,38 @@ def test_what_takes_longer_has_a_command_of_its_own_that_the_readme_names() -> N
     assert "make test-long" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "launch/engines/cpu.lock", "launch/engines/cuda.lock"])
-def test_every_locked_package_has_the_hashes_of_its_files(lock: str) -> None:
+def read_pins(lock: str) -> dict[str, list[str]]:
+    """Each pin of a lock file with its hashes."""
     pins: dict[str, list[str]] = {}
     for line in (ROOT / lock).read_text().splitlines():
         if line.startswith("    --hash="):
             pins[next(reversed(pins))].append(line.strip(" \\"))
         else:
             pins[line.strip(" \\")] = []
-    assert len(pins) > 70
+    return pins
+
+
+@pytest.mark.parametrize(
+    "lock", ["requirements.lock", "ray.lock", "launch/engines/cpu.lock", "launch/engines/cuda.lock"]
+)
+def test_every_locked_package_has_the_hashes_of_its_files(lock: str) -> None:
+    pins = read_pins(lock)
+    assert len(pins) > 65
     unhashed = [pin for pin, hashes in pins.items() if not hashes]
     assert unhashed == (["torch==2.13.0+cpu"] if "cpu" in lock else [])  # of PyTorch's own index, or a wheel of yours
     assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for hashes in pins.values() for one in hashes)
+
+
+def test_the_lock_of_ray_changes_no_package_of_the_environment_that_it_is_added_to() -> None:
+    installed, added = (
+        {pin.partition("==")[0] for pin in read_pins(lock)} for lock in ("requirements.lock", "ray.lock")
+    )
+    assert "ray" in added - installed
+    shared = {pin for pin in read_pins("ray.lock") if pin.partition("==")[0] in installed}
+    assert len(shared) > 50
+    assert shared <= read_pins("requirements.lock").keys()
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest-long:")[2].partition("\n\n")[0]
+    assert "--require-hashes --requirements ray.lock" in recipe
 
 
 def test_an_install_takes_only_what_has_a_locked_hash() -> None:

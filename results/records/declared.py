@@ -15,6 +15,7 @@ import msgspec
 
 from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
+from results.records.engine_gates import EngineGate, EngineGates, GateNumber
 from results.records.environment import CapturedEnvironment
 from results.records.gpu import GpuSample
 from results.records.host import HostSample
@@ -120,6 +121,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(CounterSpan, (f"{TRIAL}apc.json",), by_name=True),
     *_declare_inside(CounterSpan, PromptCounters),
     Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
+    Declared(EngineGates, ("results/engine_gates.json",)),
+    *_declare_inside(EngineGates, EngineGate),
+    *_declare_inside(EngineGate, GateNumber),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
     *_declare_inside(

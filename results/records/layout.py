@@ -135,6 +135,8 @@ class RunLayout:
     """The trace of every cell of `routing` that has none of its own."""
     points = Below("results/points")
     """Folder of the points of a search for the fewest instances."""
+    engine_gates = Below("results/engine_gates.json")
+    """What the engine model of a simulated run has shown against real runs; absent where nothing was checked."""
     interference = Below("results/interference.jsonl")
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")

@@ -17,6 +17,7 @@ from results.routing import specification
 from results.routing.conditional_claims import ConditionalClaim, judge_variations
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
+from results.routing.engine_gates import ShownGates, read_engine_gates
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarise_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
@@ -113,6 +114,8 @@ class RoutingAnalysis:
     gaps: tuple[Gap, ...]
     conditional: tuple[ConditionalClaim, ...] = ()
     """The claims over the coefficients of the engine model; empty where none was varied."""
+    engine_gates: ShownGates | None = None
+    """What the engine model has shown against real runs; None = engines were real."""
 
     @property
     def trace_sizes(self) -> str:
@@ -186,7 +189,7 @@ def analyse(root: Path) -> RoutingAnalysis:
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     analysis = analyse_variation(root, "")
     conditional = judge_variations(root, analysis.claims, lambda name: analyse_variation(root, name).claims)
-    return replace(analysis, conditional=conditional)
+    return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
 def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:

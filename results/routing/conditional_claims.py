@@ -5,7 +5,6 @@ The claims of one variation are corrected together (Holm), as those of the run a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from results.records.errors import DAMAGED_JSON
-from results.records.layout import RunLayout, trial_layouts, write_indented_json
+from results.records.layout import RunLayout, write_indented_json
 from results.report.table import Column, Table, make_table
-from results.routing.read import read_planned_cells
+from results.routing.read import digest_cells, read_planned_cells
 from results.statistics.judgement import Judgement, Outcome
 
 OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}
@@ -76,7 +75,7 @@ def judge_variations(
     """Each of the run's claims under every variation; `judge`: the claims of one, which takes a while."""
     varied: dict[str, dict[str, Outcome]] = {}
     variations = sorted({cell.variation for cell in read_planned_cells(root)} - {""})
-    digest = _digest_cells(root) if variations else ""
+    digest = digest_cells(root) if variations else ""
     for variation in variations:
         judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023
         varied[variation] = {one.name: one.outcome for one in judged}
@@ -97,15 +96,6 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
     claims = judge()
     write_indented_json(path, _Stored(digest, claims))
     return claims
-
-
-def _digest_cells(root: Path) -> str:
-    """Over all cells' records: it changes with any of them."""
-    digest = hashlib.sha256()
-    for layout in trial_layouts(root):
-        if layout.cell.is_file():
-            digest.update(layout.cell.read_bytes())
-    return digest.hexdigest()
 
 
 _COLUMNS: tuple[Column[ConditionalClaim], ...] = (

@@ -12,6 +12,7 @@ from results.report.document import describe_engine
 from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.engine_gates import describe_gates
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
@@ -62,6 +63,7 @@ def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
         f"{len(analysis.labels)} policies, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
         f"{analysis.trace.get('file') or 'generated'}: {analysis.trace_sizes or 'sizes not stated'}. Brackets hold "
         f"{brackets}.",
+        *(() if analysis.engine_gates is None else (describe_gates(analysis.engine_gates),)),
     )
 
 

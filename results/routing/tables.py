@@ -16,6 +16,7 @@ from results.routing.analyse import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
 from results.routing.conditional_claims import conditional_table
 from results.routing.coupling import LITTLE_WITHIN, Coupling
+from results.routing.engine_gates import gates_table
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
@@ -31,6 +32,7 @@ def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     few = why_no_verdict(analysis.trials)
     builders: tuple[Callable[[RoutingAnalysis], Table], ...] = (
         comparison_tables.CAUTIONS.build,
+        lambda analysis: gates_table(analysis.engine_gates),
         comparison_tables.best_values_table if few else comparison_tables.WINNERS.build,
         end_to_end_table,
         migration_tables.schedulers_table,

@@ -118,6 +118,7 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "footprints": msgspec.to_builtins(analysis.footprints),
         "deployments": msgspec.to_builtins(analysis.deployments),
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
+        **({} if analysis.engine_gates is None else {"engine_gates": msgspec.to_builtins(analysis.engine_gates)}),
         **_mark_simulated(analysis),
     }
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.percent import format_percent
 from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
+from runners.errors import RunnerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,8 +25,40 @@ if TYPE_CHECKING:
     from runners.simulator.calibrate import Calibration, CellComparison
     from runners.simulator.check import Check
 
+FLEET = "tracon run routing --profile h20-qwen3-coder-30b --preset"
+
+
+class SimulateGroup(typer.core.TyperGroup):
+    """Answers a preset or an option with the command that simulates policies on a trace."""
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401  # a type that Typer keeps to itself
+        """None = a misspelled command, which Typer corrects. Raises RunnerError for what is none."""
+        if cmd_name in self.commands or get_close_matches(cmd_name, self.commands):
+            return self.commands.get(cmd_name)
+        preset = "fleet" if cmd_name.startswith("-") else shlex.quote(cmd_name)
+        raise RunnerError(
+            f"`tracon simulate` has no {cmd_name!r}: policies on a trace are simulated by `tracon run routing`",
+            remedy=f"`tracon run routing --simulated --trace FILE --policy unified --instances 8`, or a preset: "
+            f"`{FLEET} {preset}`. `tracon simulate --help` lists the rest",
+        )
+
+
 simulate_app = typer.Typer(
-    no_args_is_help=True, help="Size a simulated fleet, fit models of engines to real runs, and check them."
+    no_args_is_help=True,
+    cls=SimulateGroup,
+    context_settings={"ignore_unknown_options": True},
+    help=f"""Simulate a fleet: the router's own code in front of engines that are a model. Nothing is measured.
+
+    **Policies on a trace**, on N instances: `tracon run routing --simulated --trace FILE --policy unified --instances
+    N`, or a preset of simulated H20s: `{FLEET} fleet`. `tracon plan routing` with the same options shows the time
+
+    **The fewest instances** for a latency objective: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms`
+
+    **An engine model of your own**, from a real run: `tracon simulate calibrate RUN --out mine.json`, then `tracon run
+    routing --simulated --engine mine.json`
+
+    **What a simulated number is worth**: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
+    """,
 )
 
 
@@ -153,20 +189,26 @@ def check(
     """Compare the simulator with real runs: parity, calibration, APC and rank. Exits with 4 if a gate fails.
 
     Live routing runs decide whether the simulator's router makes the same picks, decision by decision. Connector-tax
-    runs decide the calibration. Live and simulated routing runs together decide APC and the order of the policies. A
-    gate that the runs cannot decide is undecided, or open without a number, and names what is missing.
+    runs decide the calibration, of the engine model that was fitted to them. Live and simulated routing runs together
+    decide APC and the order of the policies. A gate that the runs cannot decide is undecided, or open without a number,
+    and names what is missing.
+
+    The gates become part of the report of each simulated run; the last check counts, so name all runs at once.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
     from runners.cli.folders import artifacts_of
     from runners.errors import ExitCode
-    from runners.simulator.check import check_runs
+    from runners.simulator.check import check_runs, record_gates
 
-    checked = check_runs([artifacts_of(run, workspace) for run in runs])
+    folders = [artifacts_of(run, workspace) for run in runs]
+    checked = check_runs(folders)
     if json:
         terminal.print_json({"passed": checked.passed, **asdict(checked)})
     else:
         terminal.out().print(check_tables(checked))
+    for folder in record_gates(checked, folders):
+        terminal.narrate("these gates are in the report of ", (folder.name, "bold"), f", {folder}/report.html")
     if not checked.passed:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
@@ -195,19 +237,8 @@ def check_tables(checked: Check) -> RenderableType:
         cells.add_row(cell.cell, *map(str, (parity.decisions, parity.equal, unsure, parity.different)), where)
         lines += [f"{cell.cell}: {count} are not compared: {why}" for why, count in parity.unsure.items()]
         lines += [f"{cell.cell}: cached tokens are the log's own: {parity.index_reason}"] * bool(parity.index_reason)
-    for rank in checked.ranks:
-        lines += [
-            f"{rank.metric}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
-            f"(p = {flip.p_value:.2g}), and not here"
-            for flip in rank.flips
-        ]
-    lines += [
-        f"{row.load}: TPOT p50 of real engines is {row.factor:.2f} times that of simulated ones "
-        f"({row.lowest:.2f} to {row.highest:.2f} over {format_count(row.policies, 'policy', 'policies')}); not judged"
-        for row in checked.contention
-    ]
     shown = (gates, Text(), cells) if checked.parity else (gates,)
-    return Group(*shown, *map(Text, lines))
+    return Group(*shown, *map(Text, (*lines, *checked.notes)))
 
 
 def calibration_tables(calibration: Calibration) -> RenderableType:

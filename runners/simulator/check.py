@@ -1,22 +1,33 @@
 """`tracon simulate check`: every gate of a simulation that these runs can judge.
 
 Runs of connector-tax judge the calibration, live runs of routing the parity, and live and simulated runs of routing
-together APC and rank: of policies under one load, each on its own traces or on the same.
+together APC and rank: of policies under one load, each on its own traces or on the same. The gates are those of one
+engine model: simulated runs of several are refused, and a fit of another model judges none. Each simulated run gets
+them in its folder and its report.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from results.measures.summary import percentile_name
+from results.records.count import format_count
+from results.records.engine_gates import EngineGate, EngineGates
+from results.records.layout import RunLayout, write_indented_json
 from results.records.run_folder import run_facts
 from results.records.turns import RoutingCell
 from results.routing.loads import load_of, strip_load
-from results.routing.read import load_cells
+from results.routing.metrics import metric_named
+from results.routing.read import digest_cells, load_cells
 from results.routing.summary import summary_of
+from results.routing.write import write_results
 from results.statistics.judgement import Judgement, Outcome
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
@@ -46,6 +57,29 @@ class Check:
     parity: tuple[CellParity, ...]
     ranks: tuple[Rank, ...]
     contention: tuple[Contention, ...]
+    simulated: Mapping[str, str]
+    """Folder of each simulated run, with the digest of its cells before they were judged."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each pair of policies that turns round, and for each load under which engines shared cores."""
+        return (*self._describe_flips(), *self._describe_contention())
+
+    def _describe_flips(self) -> Iterator[str]:
+        for rank in self.ranks:
+            for flip in rank.flips:
+                yield (
+                    f"{metric_named(rank.metric).title}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
+                    f"(p = {flip.p_value:.2g}), and not in simulated ones."
+                )
+
+    def _describe_contention(self) -> Iterator[str]:
+        for row in self.contention:
+            yield (
+                f"{row.load}: TPOT p50 of real engines is {row.factor:.2f} times that of simulated ones "
+                f"({row.lowest:.2f} to {row.highest:.2f} over {format_count(row.policies, 'policy', 'policies')}); not "
+                "judged."
+            )
 
     @property
     def passed(self) -> bool:
@@ -54,25 +88,72 @@ class Check:
 
 
 def check_runs(runs: Sequence[Path]) -> Check:
-    """Judge what these runs can judge. Raises RunnerError for a run of another experiment."""
-    kinds = {run: run_facts(run)[0].experiment for run in runs}
-    for run, kind in kinds.items():
-        if kind not in ("connector-tax", "routing"):
+    """Judge what these runs can judge.
+
+    Raises RunnerError for a run of another experiment, and for simulated runs of several engine models.
+    """
+    facts = {run: run_facts(run)[0] for run in runs}
+    for run, own in facts.items():
+        if own.experiment not in ("connector-tax", "routing"):
             raise RunnerError(
-                f"{run.name} is a run of {kind or 'no experiment'}", remedy="name runs of routing and connector-tax"
+                f"{run.name} is a run of {own.experiment or 'no experiment'}",
+                remedy="name runs of routing and connector-tax",
             )
-    calibrations = [calibrate(run, CONFIG) for run in runs if kinds[run] == "connector-tax"]
-    routing = [run for run in runs if kinds[run] == "routing"]
+    simulated = [run for run in runs if facts[run].simulated]
+    model = _require_one_model(simulated)
+    digests = {str(run): digest_cells(run) for run in simulated}
+    fits = {run.name: calibrate(run, CONFIG) for run in runs if facts[run].experiment == "connector-tax"}
+    own_fits = [fit for fit in fits.values() if not simulated or _is_of(fit, model)]
+    routing = [run for run in runs if facts[run].experiment == "routing"]
     parity = tuple(cell for run in routing for cell in compare_run(run))
     loads = read_values(routing, (*RANKED, "apc", TOKEN_TIME))
     ranks = tuple(judge_rank(name, [one.take_logarithms() for one in loads[name]]) for name in RANKED)
     gates = (
         judge_parity(parity),
-        *judge_calibrations(calibrations),
+        *judge_calibrations(own_fits, [] if own_fits else list(fits)),
         judge_apc(loads["apc"]),
         *(rank.judgement for rank in ranks),
     )
-    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]))
+    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests)
+
+
+class _Inputs(msgspec.Struct):
+    engine_model: Any = None
+
+
+class _Plan(msgspec.Struct):
+    inputs: _Inputs
+
+
+def _require_one_model(simulated: Sequence[Path]) -> object:
+    """The engine model of these runs, as their plans have it; None = not stated. Raises RunnerError."""
+    read_plan = msgspec.json.Decoder(_Plan).decode
+    models: list[object] = [read_plan(RunLayout(run).plan.read_bytes()).inputs.engine_model for run in simulated]
+    for run, model in zip(simulated, models, strict=True):
+        if model != models[0]:
+            raise RunnerError(
+                f"{simulated[0].name} and {run.name} were simulated with two engine models",
+                remedy="a gate is of one engine model: check the runs of each with the live runs",
+            )
+    return models[0] if models else None
+
+
+def _is_of(fit: Calibration, model: object) -> bool:
+    """Whether the engine model of a plan is the one that this fit gave."""
+    return isinstance(model, dict) and model.get("model") == msgspec.to_builtins(fit.engine.model)
+
+
+def record_gates(checked: Check, runs: Sequence[Path]) -> tuple[Path, ...]:
+    """Write the gates into each simulated run and its report again; returns these runs. Raises OSError."""
+    names = tuple(run.name for run in runs)
+    gates = tuple(msgspec.convert(msgspec.to_builtins(gate), EngineGate) for gate in checked.gates)
+    for folder, digest in checked.simulated.items():
+        run = Path(folder)
+        model = run_facts(run)[0].simulated
+        record = EngineGates(names, model, digest, version("tracon"), gates, checked.notes)
+        write_indented_json(RunLayout(run).engine_gates, record)
+        write_results(run)
+    return tuple(map(Path, checked.simulated))
 
 
 def judge_parity(cells: Sequence[CellParity]) -> Judgement:
@@ -89,18 +170,33 @@ def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
     text += f"; {unsure} cannot be compared" if unsure else ""
     text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
+    text += _name_first_difference(cells)
     return Judgement(name, claim, rule, held(different == 0), text)
 
 
-def judge_calibrations(calibrations: Sequence[Calibration]) -> tuple[Judgement, ...]:
-    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit and are not near saturation."""
+def _name_first_difference(cells: Sequence[CellParity]) -> str:
+    for cell in cells:
+        if cell.parity is not None and cell.parity.first is not None:
+            first = cell.parity.first
+            return f"; the first that differs: {first.seq} of {cell.cell}, {', '.join(first.fields)}"
+    return ""
+
+
+def judge_calibrations(calibrations: Sequence[Calibration], others: Sequence[str] = ()) -> tuple[Judgement, ...]:
+    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit and are not near saturation.
+
+    `others`: runs whose fit is not the simulated engine model, where there is no fit of that.
+    """
     gates = []
     for series in COMPARED:
         errors = [error for one in calibrations for error in one.list_errors(series)]
         repeats = [error for one in calibrations for error in one.list_repeats(series)]
         apart = [error for one in calibrations for error in one.list_errors(series, near_saturation=True)]
         gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats, apart))
-    return tuple(gates)
+    if not others:
+        return tuple(gates)
+    reason = f"the engine model of the simulated runs is not the one fitted to {', '.join(others)}"
+    return tuple(replace(gate, reason=reason) for gate in gates)
 
 
 _Policies = defaultdict[str, dict[int, float]]

@@ -16,6 +16,7 @@ import numpy as np
 
 from results.records.count import format_count
 from results.records.percent import format_percent
+from results.routing.metrics import metric_named
 from results.statistics.estimates import DRAWS, LEVEL, Estimate, bound_draws, holm
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point
@@ -109,8 +110,9 @@ class Rank:
 
     @property
     def judgement(self) -> Judgement:
-        name = f"rank, {self.metric}"
-        claim = f"The simulation orders the policies by {self.metric} as real runs do."
+        title = metric_named(self.metric).title
+        name = f"rank of {title}"
+        claim = f"The simulation orders the policies by {title} as real runs do."
         rule = "every pair of policies that real runs tell apart under one load, after Holm, keeps its sign"
         if self.reason:
             return Judgement(name, claim, rule, Outcome.OPEN, self.reason)
@@ -130,8 +132,9 @@ def judge_errors(
 ) -> Judgement:
     """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
     repetitions, one number per cell. Those of cells near saturation are reported and not judged."""
-    name = f"calibration, {metric}"
-    claim = f"A fitted engine model predicts {metric} of cells that it was not fitted to."
+    title = metric_named(metric).title
+    name = f"calibration of {title}"
+    claim = f"A fitted engine model predicts {title} of cells that it was not fitted to."
     rule = (
         "over the cells that are not near saturation the whole interval of the bias is within "
         f"{format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its own "

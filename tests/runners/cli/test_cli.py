@@ -16,6 +16,7 @@ from launch.gpu_devices import DRIVER
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
 from runners.cli.runs import from_root
+from runners.errors import RunnerError
 from tests.e2e.cli import tracon
 
 
@@ -51,6 +52,33 @@ def test_version_and_help_with_shell_completion(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "resume" in shown.stdout
     assert "--install-completion" in shown.stdout
+
+
+def test_simulate_alone_teaches_its_ways(tmp_path: Path) -> None:
+    shown = " ".join(tracon("simulate", workspace=tmp_path).stdout.split())
+    for way in (
+        "tracon run routing --simulated --trace FILE --policy unified --instances N",
+        "tracon run routing --profile h20-qwen3-coder-30b --preset fleet",
+        "tracon simulate capacity --slo",
+        "tracon simulate calibrate RUN",
+        "tracon simulate check LIVE_RUN SIMULATED_RUN",
+    ):
+        assert way in shown, way
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"),
+    [(["fleet-loads"], "fleet-loads"), (["--trace", "x.jsonl"], "fleet"), (["--preset", "a"], "fleet")],
+)
+def test_simulate_with_a_preset_or_an_option_names_the_command_for_it(words: list[str], preset: str) -> None:
+    refused = CliRunner().invoke(app, ["simulate", *words]).exception
+    assert isinstance(refused, RunnerError)
+    assert "tracon run routing --simulated --trace FILE" in refused.remedy
+    assert f"--profile h20-qwen3-coder-30b --preset {preset}`" in refused.remedy
+
+
+def test_a_misspelled_command_of_simulate_is_corrected() -> None:
+    assert "Did you mean 'capacity'?" in CliRunner().invoke(app, ["simulate", "capacty"]).output
 
 
 def test_plan_prints_what_it_promises(tmp_path: Path) -> None:

@@ -12,11 +12,16 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from results.records.layout import RunLayout
+from results.routing.analyse import analyse
+from results.routing.engine_gates import describe_gates
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
+from runners.simulator.calibrate import calibrate
 from runners.simulator.check import check_runs
+from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
@@ -241,11 +246,15 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack("routing", tmp_path_factory.mktemp("runs") / "live")
 
 
-def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Path, tmp_path: Path) -> None:
-    fitted = unpack("connector-tax", tmp_path / "fitted")
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack("connector-tax", tmp_path_factory.mktemp("runs") / "fitted")
+
+
+def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Path, fitted: Path) -> None:
     done = CliRunner().invoke(app, ["simulate", "check", str(live), str(fitted)], env={"COLUMNS": "200"})
     assert done.exit_code == 4, done.output
-    for name in ("parity", "calibration, ttft_p90_s", "calibration, e2e_p90_s", "APC", "rank, tpot_p90_s"):
+    for name in ("parity", "calibration of TTFT p90", "calibration of E2E p90", "APC", "rank of TPOT p90"):
         assert name in done.stdout
     assert "retained_tokens" in done.stdout
     shown = json.loads(CliRunner().invoke(app, ["simulate", "check", str(live), str(fitted), "--json"]).stdout)
@@ -254,20 +263,63 @@ def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Pa
     assert len(shown["parity"]) == 18
 
 
-def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(live, tmp_path / "simulated")
+def copy_as_simulated(live: Path, folder: Path, engine: EngineFile) -> Path:
+    """The live run as a simulated one would have come out that agrees in everything."""
+    copy = shutil.copytree(live, folder)
     for path in copy.glob("results/*/trial_*/cell.json"):
         cell = msgspec.json.decode(path.read_bytes())
-        path.write_bytes(msgspec.json.encode(cell | {"simulated": "a model"}))
+        path.write_bytes(msgspec.json.encode(cell | {"simulated": engine.title}))
+    plan = msgspec.json.decode(RunLayout(copy).plan.read_bytes())
+    plan["inputs"] |= {"simulated": engine.title, "engine_model": msgspec.to_builtins(engine)}
+    RunLayout(copy).plan.write_bytes(msgspec.json.encode(plan))
+    return copy
+
+
+def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, tmp_path: Path) -> None:
+    copy = copy_as_simulated(live, tmp_path / "simulated", read_engine("h20-qwen3-coder-30b-a3b"))
     checked = check_runs([live, copy])
     gates = {gate.name: gate for gate in checked.gates}
     apc = gates["APC"]
     assert (apc.outcome, apc.point) == (Outcome.UNDECIDED, "holds"), "three trials of one policy differ by 9 points"
     assert len(apc.numbers) == 6
     assert {number.value for number in apc.numbers.values()} == {0.0}
-    assert "6 policies under 1 loads" in gates["rank, ttft_p90_s"].reason
+    assert "6 policies under 1 loads" in gates["rank of TTFT p90"].reason
     assert len(checked.parity) == 18, "a simulated cell has no live log"
     assert checked.ranks[0].tau == 1.0
+
+
+def test_the_gates_of_a_simulated_run_become_part_of_its_report(live: Path, fitted: Path, tmp_path: Path) -> None:
+    own = copy_as_simulated(live, tmp_path / "own", calibrate(fitted).engine)
+    done = CliRunner().invoke(app, ["simulate", "check", str(live), str(own), str(fitted)])
+    assert done.exit_code == 4, done.output
+    shown = analyse(own).engine_gates
+    assert shown is not None
+    gates = {gate.name: gate for gate in shown.judgements}
+    assert gates["parity"].outcome is Outcome.FAILS
+    assert "retained_tokens" in gates["parity"].reason
+    assert len(gates["APC"].numbers) == 6
+    assert "cells" in gates["calibration of TTFT p90"].reason
+    assert live.name in shown.note
+    assert "TPOT p50 of real engines is 1.00 times" in shown.note
+    assert describe_gates(shown) in RunLayout(own).report_md.read_text()
+    assert not RunLayout(live).engine_gates.exists()
+    assert not RunLayout(fitted).engine_gates.exists()
+
+
+def test_a_fit_of_another_engine_model_does_not_judge_a_simulated_run(live: Path, fitted: Path, tmp_path: Path) -> None:
+    other = copy_as_simulated(live, tmp_path / "other", read_engine("h20-qwen3-coder-30b-a3b"))
+    gates = {gate.name: gate for gate in check_runs([live, other, fitted]).gates}
+    for metric in ("TTFT", "TPOT", "E2E"):
+        gate = gates[f"calibration of {metric} p90"]
+        assert gate.outcome is Outcome.OPEN
+        assert gate.reason == f"the engine model of the simulated runs is not the one fitted to {fitted.name}"
+
+
+def test_simulated_runs_of_two_engine_models_are_not_judged_together(live: Path, tmp_path: Path) -> None:
+    models = ("h20-qwen3-coder-30b-a3b", "h200-qwen3-coder-30b-a3b")
+    runs = [copy_as_simulated(live, tmp_path / model, read_engine(model)) for model in models]
+    with pytest.raises(RunnerError, match="two engine models"):
+        check_runs([live, *runs])
 
 
 def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:

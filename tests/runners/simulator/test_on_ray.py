@@ -41,7 +41,7 @@ def test_the_default_is_this_host() -> None:
 
 @pytest.mark.long
 def test_a_lost_nodes_tasks_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray: Any = pytest.importorskip("ray")
+    ray: Any = pytest.importorskip("ray", reason="`make test-long` installs Ray, from ray.lock")
     cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
     alone = create_run(Workspace(tmp_path / "alone"), plan_run())

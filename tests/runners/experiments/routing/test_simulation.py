@@ -182,25 +182,38 @@ def test_a_comparison_requires_the_traces_of_all_trials(folder: Path) -> None:
     assert agreed == [by_trial[trial] for trial in sorted(by_trial)]
 
 
-def test_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
+def test_why_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(*words: str) -> list[dict[str, Any]]:
-        monkeypatch.setattr("sys.argv", ["tracon", *words, "--json"])
+    def call(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["tracon", *words])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code in (None, 0)
         written = capfd.readouterr()
         assert f"SIMULATED, nothing was measured: engines are the model {MODEL}" in written.err
-        rows: list[dict[str, Any]] = json.loads(written.out)
-        return rows
+        return written.out
 
     first = json.loads(cells_of(folder)["EAR/trial_0"].metrics.read_bytes().splitlines()[0])
-    (life,) = call("session", str(folder), first["session"], "--cell", "EAR/trial_0")
-    assert life["turns"][0]["instance"] == first["instance"]
+    request, session, instance = first["request"], first["session"], first["instance"]
+    asked = ("why", str(folder), request, "--cell", "EAR/trial_0")
+    assert f"went to {instance}" in call(*asked)
+    (explained,) = json.loads(call(*asked, "--json"))
+    assert [pick["decision"]["instance"] for pick in explained["picks"]] == [instance]
+    assert len(explained["picks"][0]["decision"]["candidates"]) == 8
+    handed_over = call("why", str(folder), request, "--cell", "static_PD-disagg_4P+4D/trial_0")
+    assert "its prompt computed by " in handed_over
+
+    asked = ("session", str(folder), session, "--cell", "EAR/trial_0")
+    assert f"session {session}" in call(*asked)
+    (life,) = json.loads(call(*asked, "--json"))
+    assert life["turns"][0]["instance"] == instance
     assert life["turns"][0]["first_byte_s"] > 0
-    own = ["--policy", "ear", "--set", "hot_tokens=4000", "--set", "cooldown_s=30.0"]
-    rows = call("whatif", str(folder), *own, "--cell", "EAR/")
+
+    own = ("--policy", "ear", "--set", "hot_tokens=4000", "--set", "cooldown_s=30.0", "--cell", "EAR/")
+    shown = call("whatif", str(folder), *own)
+    assert [line.split()[3] for line in shown.splitlines() if "EAR/trial_" in line] == ["100.0"] * 3, shown
+    rows = json.loads(call("whatif", str(folder), *own, "--json"))
     assert [row["agreement"] for row in rows] == [1.0, 1.0, 1.0]
 
 

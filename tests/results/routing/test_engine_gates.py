@@ -1,0 +1,95 @@
+"""The gates of a simulated run's engine model in its report: shown with their numbers, or why none counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from results.records.engine_gates import EngineGate, EngineGates, GateNumber
+from results.records.layout import RunLayout, trial_layouts, write_indented_json
+from results.routing.analyse import analyse
+from results.routing.engine_gates import describe_gates
+from results.routing.page import build_page
+from results.routing.read import digest_cells
+from results.routing.write import build_verdicts
+from tests.results.routing.synthetic import Truth, World, report_text, write_run
+
+WORLD = World(sessions=6, turns=3)
+TITLE = "## Gates of the engine model"
+PARITY = EngineGate("parity", "same picks", "all equal", "holds", "9 of 9 decisions are equal", GateNumber(None))
+APC = EngineGate(
+    "APC", "the APC of real runs", "within 2 points", "undecided", "maybe 3 points off", GateNumber(0.03, 0.01, 0.05)
+)  # fmt: skip
+
+
+def make_run(folder: Path, simulated: str = "a model") -> Path:
+    root = folder / "20260131-120000-simulated"
+    root.mkdir()
+    write_run(root, WORLD, (Truth("unified"), Truth("sticky")))
+    plan: dict[str, Any] = json.loads(RunLayout(root).plan.read_bytes())
+    plan["inputs"]["simulated"] = simulated
+    RunLayout(root).plan.write_bytes(msgspec.json.encode(plan))
+    return root
+
+
+def record_gates(root: Path, *gates: EngineGate) -> None:
+    record = EngineGates((root.name, "live-run"), "a model", digest_cells(root), "0.1.0", gates, ("Two turn round.",))
+    write_indented_json(RunLayout(root).engine_gates, record)
+
+
+def list_setting(root: Path) -> str:
+    return " ".join(build_page(analyse(root)).setting)
+
+
+def test_a_run_of_real_engines_has_no_gates(tmp_path: Path) -> None:
+    root = make_run(tmp_path, simulated="")
+    analysis = analyse(root)
+    assert analysis.engine_gates is None
+    assert TITLE not in report_text(analysis)
+    assert "Gates of the engine model" not in list_setting(root)
+
+
+def test_a_simulated_run_that_was_not_checked_says_so_and_names_the_command(tmp_path: Path) -> None:
+    root = make_run(tmp_path)
+    section = report_text(analyse(root)).partition(TITLE)[2]
+    for text in (section, list_setting(root)):
+        assert f"no gate was checked for this engine model; `tracon simulate check LIVE_RUN {root.name}" in text
+
+
+def test_what_a_check_found_is_shown_with_its_numbers_and_summed_up_on_the_first_page(tmp_path: Path) -> None:
+    root = make_run(tmp_path)
+    record_gates(root, PARITY, APC)
+    analysis = analyse(root)
+    section = report_text(analysis).partition(TITLE)[2].partition("\n##")[0]
+    for text in ("9 of 9 decisions are equal", "maybe 3 points off", "live-run", "Two turn round."):
+        assert text in section, text
+    assert "Gates of the engine model: parity holds; APC is undecided." in list_setting(root)
+    stored = build_verdicts(analysis)["engine_gates"]
+    assert [gate["outcome"] for gate in stored["judgements"]] == ["holds", "undecided"]
+    assert stored["judgements"][1]["measured"]["high"] == 0.05
+
+
+def test_gates_of_cells_that_changed_since_do_not_count(tmp_path: Path) -> None:
+    root = make_run(tmp_path)
+    record_gates(root, PARITY)
+    cell = trial_layouts(root)[0].cell
+    cell.write_bytes(cell.read_bytes() + b"\n")
+    section = report_text(analyse(root)).partition(TITLE)[2]
+    assert "cells of this run changed after it was checked" in section
+    assert f"`tracon simulate check {root.name} live-run`" in section
+    assert "9 of 9" not in section
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"version": 9}', b'{"version": 1, "runs": 7}'])
+def test_a_damaged_record_is_named_and_breaks_nothing(tmp_path: Path, content: bytes) -> None:
+    root = make_run(tmp_path)
+    RunLayout(root).engine_gates.write_bytes(content)
+    analysis = analyse(root)
+    assert analysis.engine_gates is not None
+    assert analysis.engine_gates.judgements == ()
+    assert "engine_gates.json" in describe_gates(analysis.engine_gates)
+    assert "check it again" in report_text(analysis)
