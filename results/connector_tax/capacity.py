@@ -21,7 +21,7 @@ from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import LEVEL, Estimate, Samples, figure
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld
-from results.statistics.trials import Measured, Trial, combine, estimate, unmeasured
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
 
@@ -49,7 +49,7 @@ class CapacityCost:
     """Highest effective throughput. Where the highest rate of a launch fired none of LIMITS, `value` is None, and `low`
     the least it can be."""
     peak_change: Relative | None
-    """None for plain."""
+    """None for plain; of its second name the noise floor, without a verdict."""
     goodput_per_s: Estimate | None
     """Highest over the rates; None where the plan has no SLO."""
     goodput_change: Relative | None
@@ -91,7 +91,7 @@ def _describe_config(
 ) -> CapacityCost:
     """`remedy`: what gives a verdict where there are too few launches."""
     limits = [_find_limits(cells, saturation) for cells in launches.values()]
-    is_plain = config in (BASELINE, REPEAT)
+    is_plain = config == BASELINE
     goodput = goodputs.get(config)
     peak = estimate(peaks[config])
     return CapacityCost(
@@ -170,12 +170,17 @@ def _make_trial(value: float, n: int) -> Trial:
 
 
 def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative:
-    """The config's rate against plain's; the intervals of all configs hold together (Bonferroni)."""
-    family = sum(name not in (BASELINE, REPEAT) for name in rates)
+    """The config's rate against plain's; the intervals of all configs hold together (Bonferroni).
+
+    That of plain under its second name is the noise floor, at the same level.
+    """
+    family = max(sum(name not in (BASELINE, REPEAT) for name in rates), 1)
     if BASELINE not in rates:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
     else:
         change = estimate(combine(_divide, rates[config], rates[BASELINE]), 1 - (1 - LEVEL) / family)
+    if config == REPEAT:
+        return Relative(change, None, NOISE_FLOOR)
     return Relative(change, judged(change), withheld(change, remedy=remedy))
 
 
@@ -196,7 +201,11 @@ def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     return make_table("Capacity", columns, rows, note)
 
 
-DESCRIPTIVE = "the sweep before a confirm stage is descriptive, whatever `--trials` says"
+DESCRIPTIVE = (
+    "the sweep before a confirm stage is descriptive, whatever `--trials` says: `--set confirm=false --trials "
+    f"{MIN_PAIRED}` sweeps in every launch"
+)
+NOISE_FLOOR = "the noise floor"
 NO_SLO = "Goodput needs an SLO: `--set slo.ttft_s=0.5 --set slo.tpot_s=0.05`."
 
 

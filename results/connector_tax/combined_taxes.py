@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -106,7 +107,7 @@ class Amplification:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One config's tax along one length, at ref_safe (Phase B)."""
+    """One config's tax along one length, at ref_safe or the lengths' own common rate (Phase B)."""
 
     config: str
     metric: Metric
@@ -122,7 +123,7 @@ class Trend:
     slope: Estimate
     """Least squares: tax per doubling of the length, each length weighted by the precision of log(1 + tax)."""
     left_out: tuple[str, ...] = ()
-    """Shapes that take no part, with the reason: the config or plain is saturated there."""
+    """Shapes that take no part, with the reason: the config or plain is saturated there, or it has another rate."""
     p_zero: float | None = None
     """Two-sided, of the slope being 0."""
     p_flat: float | None = None
@@ -310,7 +311,7 @@ class _Surface:
     across: str
 
     def trends(self) -> Iterator[Trend]:
-        """At each other length, then of their mean; saturated shapes exclude as few others as possible."""
+        """At each other length, then of their mean; shapes left out exclude as few others as possible."""
         lengths = sorted({getattr(shape, self.along) for shape in self.loads})
         others = sorted({getattr(shape, self.across) for shape in self.loads})
         for other in others:
@@ -332,8 +333,23 @@ class _Surface:
         return measure_tax(self.measurements, self.loads[shape], self.config, self.metric)
 
     def why_left_out(self, length: int, other: int) -> str:
+        """Why the shape takes no part: it is saturated, or has another rate than most lengths at this other one.
+
+        With the rate the load changes too, so a trend over lengths at several rates would be one over load.
+        """
         load = self.loads.get(self.shape(length, other))
-        return self.measurements.why_left_out(load, self.config) if load is not None else ""
+        if load is None:
+            return ""
+        common_per_s = self._find_common_rate(other)
+        apart = f"at {load.rate_per_s:g} req/s, other lengths at {common_per_s:g}"
+        return self.measurements.why_left_out(load, self.config) or (apart if load.rate_per_s != common_per_s else "")
+
+    def _find_common_rate(self, other: int) -> float:
+        """The rate of most lengths at this other length; of equally many ref_safe, else the highest."""
+        loads = [load for shape, load in self.loads.items() if getattr(shape, self.across) == other]
+        counts = Counter(load.rate_per_s for load in loads)
+        own = {load.rate_per_s for load in loads if self.measurements.has_own_rate(load)}
+        return max(counts, key=lambda rate: (counts[rate], rate not in own, rate))
 
     def _list_left_out(self, others: Sequence[int]) -> tuple[str, ...]:
         lengths = sorted({getattr(shape, self.along) for shape in self.loads})
@@ -341,8 +357,8 @@ class _Surface:
         return tuple(f"{shape}: {why}" for shape, why in whys if why)
 
     def _list_own_rates(self, lengths: Sequence[int], others: Sequence[int]) -> tuple[str, ...]:
-        shapes = [self.shape(length, other) for other in others for length in lengths]
-        loads = [self.loads[shape] for shape in shapes if shape in self.loads]
+        places = ((length, other) for other in others for length in lengths if not self.why_left_out(length, other))
+        loads = [self.loads[shape] for place in places if (shape := self.shape(*place)) in self.loads]
         own = [load for load in loads if self.measurements.has_own_rate(load)]
         return tuple(f"{load.shape} at {load.rate_per_s:g} req/s" for load in own)
 
@@ -352,7 +368,7 @@ class _Surface:
         row = Trend(self.config, self.metric, self.along, at, tuple(lengths), taxes_known, (), unknown(""), left_out)
         if len(lengths) < 2:
             why = "; ".join(left_out)
-            return replace(row, slope=unknown(f"fewer than two lengths are left without saturation: {why}"))
+            return replace(row, slope=unknown(f"fewer than two lengths are left without saturation at one rate: {why}"))
         steps = [combine(np.subtract, after, before) for before, after in pairwise(taxes)]
         slope = combine(_fit_slope(lengths, _weigh_taxes(taxes)), *taxes)
         known_steps = tuple(estimate(step, 1 - (1 - LEVEL) / len(steps)) for step in steps)

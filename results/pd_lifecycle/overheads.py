@@ -44,6 +44,8 @@ HANDOVER_ARM = "handover"
 COMBINED_ENGINE, PLAIN_ENGINE = "combined engine with the connector", "plain combined engine"
 """What a handover is compared with: the decode engine alone, and an engine without a connector."""
 
+NOT_MEASURED = unknown("not measured")
+
 OrderOf = Callable[[LifecycleRecord], bool | None]
 """Which of its two orders a repetition had; None = unknown."""
 
@@ -67,7 +69,7 @@ class OverheadCell(msgspec.Struct, frozen=True):
     """The output lengths differ significantly: the interval is over their means."""
     lengths_f: float | None = None
     """Variance of the overhead between output lengths over the variance within them."""
-    change: Estimate = unknown("not measured")
+    change: Estimate = NOT_MEASURED
     """TTFT over that of the combined engine, less 1, from medians; from three launches on it decides the sign."""
     median_ms: float | None = None
     """Median of the paired differences; beside the mean, which few slow repetitions move."""
@@ -89,6 +91,8 @@ class GridOverhead:
     per_launch: Estimate | None = None
     """Relative change of the ratio from one launch to the next: its interval excludes 0 where the position of a launch
     drives the result. None below three launches."""
+    median: Estimate = NOT_MEASURED
+    """As `change`, of the median over the same (C, N) in each launch, which no single (C, N) moves far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,22 @@ def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOver
 
 def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, float]]) -> GridOverhead:
     if not logs:
-        return GridOverhead(arm, baseline, unknown("not measured"), 0)
+        return GridOverhead(arm, baseline, NOT_MEASURED, 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
         slope, overall = (one.transform(math.expm1) for one in (slope_over_launches(logs), fit.overall))
-        return GridOverhead(arm, baseline, overall, len(fit.estimates), fit.spread, slope)
+        median = mean_over_launches(_take_medians([logs[size] for size in fit.estimates])).transform(math.expm1)
+        return GridOverhead(arm, baseline, overall, len(fit.estimates), fit.spread, slope, median)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
-    return GridOverhead(arm, baseline, Estimate(math.expm1(value), reason=fit, launches=len(launches)), len(logs))
+    middle = float(np.median([fmean(own.values()) for own in logs.values()]))
+    change, median = (Estimate(math.expm1(one), reason=fit, launches=len(launches)) for one in (value, middle))
+    return GridOverhead(arm, baseline, change, len(logs), median=median)
+
+
+def _take_medians(logs: Sequence[Mapping[int, float]]) -> list[float]:
+    """Of each launch, over (C, N) that all launches measured."""
+    return [float(np.median([own[launch] for own in logs])) for launch in sorted(logs[0])]
 
 
 def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
-from results.pd_lifecycle.overheads import NAMED_EFFECT, GridOverhead, OverheadCell
+from results.pd_lifecycle.overheads import HANDOVER_ARM, NAMED_EFFECT, GridOverhead, OverheadCell
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import Page, PageAnswer, split_judgements
@@ -55,8 +55,8 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
             *_answer_phases(analysis),
             *_answer_cost(analysis),
             *split[figures.BREAKDOWN][0],
-            *_answer_overhead(analysis.plain_overheads),
-            *_answer_overhead(analysis.overheads),
+            *_answer_overhead(analysis.plain_overheads, analysis.grid_overheads),
+            *_answer_overhead(analysis.overheads, analysis.grid_overheads),
             *split[figures.OVERHEAD][0],
         ),
         undecided=(*split[figures.BREAKDOWN][1], *split[figures.OVERHEAD][1]),
@@ -142,21 +142,30 @@ def _answer_cost(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:
         yield PageAnswer("Cost of a transfer", "", text, figures.BREAKDOWN)
 
 
-def _answer_overhead(cells: Sequence[OverheadCell]) -> Iterator[PageAnswer]:
-    """The ends of the range, each with its interval."""
+def _answer_overhead(cells: Sequence[OverheadCell], grid: Sequence[GridOverhead]) -> Iterator[PageAnswer]:
+    """The median over the (C, N), and the extremes as what they are: chosen from all, each with its own interval."""
     known = [cell for cell in cells if cell.overhead_ms.value is not None]
     if not known:
         return
     least, most = (choose(known, key=lambda cell: cell.overhead_ms.value or 0.0) for choose in (min, max))
-    ends = " to ".join(_describe_end(cell) for cell in (least, most))
+    ends = ", ".join(f"{name} {_describe_end(cell)}" for name, cell in (("the least", least), ("the most", most)))
     slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
     within = "" if most.overhead_ms.launches >= MIN_PAIRED else " within this launch"
-    text = f"from {ends}; slower at {slower} and faster at {faster} of {len(known)} (C, N){within}."
+    over = next((one for one in grid if (one.arm, one.baseline) == (HANDOVER_ARM, most.baseline)), None)
+    median = "" if over is None else f"median over {over.sizes} (C, N) {_format_change(over.median)}; "
+    text = (
+        f"{median}slower at {slower} and faster at {faster} of {len(known)} (C, N){within}. Extremes of {len(known)}, "
+        f"chosen by value and so further out than the truth: {ends}."
+    )
     yield PageAnswer(f"TTFT over that of the {most.baseline}", "", text, figures.OVERHEAD)
 
 
 def _describe_end(cell: OverheadCell) -> str:
     return f"{_format_ms(cell.overhead_ms)} at C = {cell.prior_context}, N = {cell.new_tokens}"
+
+
+def _format_change(change: Estimate) -> str:
+    return change.percent() if change.low is not None else f"{change.percent()} (no interval: {change.reason})"
 
 
 def _format_ms(estimate: Estimate) -> str:

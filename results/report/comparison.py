@@ -14,20 +14,25 @@ from typing import Any
 import msgspec
 
 from results.records.errors import ResultsError
+from results.records.percent import format_percent
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.differences import Difference, Origin, list_differences
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import Estimate, unknown
-from results.statistics.independent import are_disjoint, compare_ratio, subtract_estimates
+from results.statistics.independent import (
+    DISJOINT_BY_CHANCE,
+    are_disjoint,
+    chance_of_disjoint,
+    compare_ratio,
+    subtract_estimates,
+)
 from results.statistics.judgement import Judgement, Outcome, Verdict, judged, withheld
 from results.statistics.trials import MIN_PAIRED
 
 PACKAGES = "packages"
 MOST = 60
 """Differences shown; the table's note counts the rest."""
-DISJOINT_BY_CHANCE = 0.0056
-"""Probability that two equally wide 95 % intervals of one true value share no value: 2 (1 - Phi(1.96 sqrt 2))."""
 _OF_RUN = ("config in a run", f"runs made with `--trials {MIN_PAIRED}` give a verdict")
 _OPPOSITE = (
     {Verdict.HIGHER, Verdict.LOWER},
@@ -253,8 +258,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
     opening = (
         f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. "
         f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
-        f"{len(comparison.opposite)}; disjoint intervals: {len(comparison.disjoint)}."
-        f"{_expect_disjoint(comparison.intervals)}"
+        f"{len(comparison.opposite)}.{_describe_disjoint(len(comparison.disjoint), comparison.intervals)}"
     )
     titles = dict.fromkeys(change.table for change in comparison.changes)
     candidates = (
@@ -268,12 +272,20 @@ def describe_comparison(comparison: Comparison) -> ReportText:
     return ReportText(opening, tuple(table for table in candidates if table.rows), _list_limits(comparison))
 
 
-def _expect_disjoint(intervals: int) -> str:
-    """How many pairs chance makes disjoint: among hundreds of numbers a few disjoint pairs refute nothing."""
-    if not intervals:
-        return ""
-    expected = intervals * DISJOINT_BY_CHANCE
-    return f" Chance alone makes {expected:.1f} of {intervals} pairs of intervals disjoint."
+def _describe_disjoint(count: int, pairs: int) -> str:
+    """How many pairs chance makes disjoint, beside how many are: among hundreds of numbers a few refute nothing."""
+    if not pairs:
+        return " No number has an interval over launches on both sides."
+    expected = f"chance alone makes {pairs * DISJOINT_BY_CHANCE:.1f} disjoint between equal runs"
+    counted = f" Disjoint intervals: {count} of {pairs} pairs; {expected}"
+    if not count:
+        return f"{counted}."
+    chance = chance_of_disjoint(count, pairs)
+    percent = "less than 0.1 %" if chance < 0.001 else format_percent(chance, 1)
+    return (
+        f"{counted}, and {count} or more in {percent} of the comparisons if pairs were independent. They are not: "
+        "numbers of one launch are off together, so several disjoint pairs are more probable than that."
+    )
 
 
 def _list_limits(comparison: Comparison) -> tuple[str, ...]:

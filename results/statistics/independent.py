@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 import numpy.typing as npt
+from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.statistics.estimates import (
     ALL_AGREE,
@@ -26,6 +27,9 @@ from results.statistics.estimates import (
     unknown,
 )
 from results.statistics.trials import MIN_PAIRED
+
+DISJOINT_BY_CHANCE = 0.0056
+"""Probability that two equally wide 95 % intervals of one true value share no value: 2 (1 - Phi(1.96 sqrt 2))."""
 
 
 def subtract_means(first: npt.ArrayLike, second: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
@@ -80,6 +84,14 @@ def are_disjoint(first: Estimate, second: Estimate) -> bool:
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return False
     return first.high < second.low or second.high < first.low
+
+
+def chance_of_disjoint(count: int, pairs: int) -> float:
+    """P(at least `count` of the pairs are disjoint) where no true value differs and pairs are independent (binomial).
+
+    Pairs of two runs are not: numbers of one launch are off together. Several disjoint pairs are then more probable.
+    """
+    return float(special.bdtrc(count - 1, pairs, DISJOINT_BY_CHANCE)) if count else 1.0
 
 
 def _take_logarithm(estimate: Estimate) -> Estimate:

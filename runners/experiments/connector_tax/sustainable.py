@@ -67,7 +67,7 @@ def describe_own_rates(grid: Grid) -> tuple[str, ...]:
         return ()
     return (
         f"At a rate of their own, not at ref_safe, and left out of B': {', '.join(own)} (`phase_b.shape_rates`). "
-        "Reports mark their taxes with it.",
+        "Reports mark their taxes with it; H5 and H6 compare only lengths at one rate.",
     )
 
 

@@ -83,6 +83,25 @@ def test_configs_are_compared_with_plain_together() -> None:
     assert compare("nixl_both", "noop_connector", "lmcache_only") == Verdict.NOT_DISTINGUISHABLE
 
 
+def test_plain_under_its_second_name_is_the_noise_floor_beside_the_verdicts() -> None:
+    peaks = ((9.0, 9.2, 6.0), (9.3, 9.1, 6.3), (8.8, 9.0, 5.7))
+    names = ("plain", "plain_again", "nixl_both")
+    cells = [cell for trial, own in enumerate(peaks) for name, peak in zip(names, own, strict=True)
+             for cell in sweep(name, trial, peak)]  # fmt: skip
+    found = measure(cells)
+    floor, ours = found["plain_again"].peak_change, found["nixl_both"].peak_change
+    assert floor is not None
+    assert ours is not None
+    assert floor.change.value == pytest.approx((0.2 / 9.0 - 0.2 / 9.3 + 0.2 / 8.8) / 3)
+    assert floor.change.low is not None
+    assert (floor.verdict, ours.verdict) == (None, Verdict.LOWER)
+    without = measure([cell for cell in cells if cell.config != "plain_again"])["nixl_both"].peak_change
+    assert without == ours, "the floor is no member of the family"
+    (row,) = (row for row in capacity_table(list(found.values()), Slo()).rows if row[0] == "plain_again")
+    assert "(no verdict: the noise floor)" in str(row)
+    assert measure(sweep("plain", 0, 9.0) + sweep("plain_again", 0, 9.0))["plain_again"].peak_change is not None
+
+
 def test_a_config_that_never_saturates_has_no_peak() -> None:
     found = measure([*sweep("plain", 0, 99.0), *sweep("nixl_both", 0, 9.0)])
     assert found["plain"].peak_per_s.value is None

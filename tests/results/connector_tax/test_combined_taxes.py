@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,12 +26,13 @@ from results.connector_tax.combined_taxes import (
     nixl_gap,
     reference_load,
 )
+from results.connector_tax.hypotheses import judge_input_trend
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
 from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Verdict
+from results.statistics.judgement import Outcome, Verdict
 from results.statistics.trials import Measured, Trial, estimate
 from tests.results.statistics.in_memory import (
     RATES,
@@ -203,6 +205,52 @@ def test_a_missing_shape_leaves_its_lines_unknown_with_its_name() -> None:
     assert line(rows, "input_tokens", 64).slope.reason == "mooncake_both was not measured at this load"
     assert line(rows, "input_tokens", None).slope.value is None
     assert line(rows, "input_tokens", 128).slope.value == pytest.approx(0.08, abs=0.03)
+
+
+def at_own_rates(rate_of: Callable[[Shape], float]) -> list[Truth]:
+    """A tax of 10 % at 4 req/s that grows by 20 points with every halving of the rate, whatever the lengths."""
+    return [
+        replace(
+            truth,
+            rate_per_s=(rate := rate_of(truth.shape)),
+            tax=0.0 if truth.config == "plain" else 0.1 + 0.2 * math.log2(4 / rate),
+        )
+        for truth in grid(0.0, trials=range(4))
+    ]
+
+
+def test_a_length_at_another_rate_takes_no_part_in_a_trend_over_lengths() -> None:
+    """Else the trend would be one over load."""
+    rows = follow_trends(measurements(at_own_rates(lambda shape: 0.5 if shape.input_tokens == 2048 else 4.0)))
+    for at in (64, 128, 256, None):
+        row = line(rows, "input_tokens", at)
+        assert row.lengths == (512, 1024)
+        assert covers(row.slope, 0.0)
+        assert f"2048x{at or 64}: at 0.5 req/s, other lengths at 4" in row.left_out
+    along_outputs = line(rows, "output_tokens", 2048)
+    assert (along_outputs.lengths, along_outputs.left_out) == ((64, 128, 256), ()), "one rate along this line"
+    mean = line(rows, "output_tokens", None)
+    assert (mean.lengths, mean.left_out) == ((64, 128, 256), ())
+    assert covers(mean.taxes[0], 0.1 + 0.2)  # the mean over 10, 10 and 70 %, at every length
+
+
+def test_of_one_shape_at_another_rate_the_lines_without_it_give_the_mean() -> None:
+    rows = follow_trends(measurements(at_own_rates(lambda shape: 0.5 if shape == Shape(2048, 64) else 4.0)))
+    mean = line(rows, "input_tokens", None)
+    assert mean.lengths == (512, 1024, 2048)
+    assert covers(mean.taxes[2], 0.1)
+    assert mean.left_out == ("2048x64: at 0.5 req/s, other lengths at 4",)
+    assert line(rows, "input_tokens", 64).lengths == (512, 1024)
+
+
+def test_lengths_of_which_no_two_have_one_rate_show_no_trend() -> None:
+    rates = {512: 4.0, 1024: 1.0, 2048: 0.5}
+    rows = follow_trends(measurements(at_own_rates(lambda shape: rates[shape.input_tokens])))
+    row = line(rows, "input_tokens", None)
+    assert row.slope.value is None
+    assert "fewer than two lengths are left without saturation at one rate" in (row.slope.reason or "")
+    assert judge_input_trend(row).outcome == Outcome.OPEN
+    assert line(rows, "output_tokens", None).lengths == (64, 128, 256)
 
 
 def test_a_slope_weighs_every_length_by_the_precision_of_its_tax() -> None:

@@ -148,7 +148,7 @@ def test_a_shape_with_a_rate_of_its_own_is_marked_with_it_wherever_its_tax_is_sh
     assert {row.reference for row in confirmed_only.taxes if row.phase == "B"} == {"ref_safe", "own rate"}
     text = report_text(confirmed_only)
     assert "| own rate, 0.5 req/s | 4096x64 | mooncake_both |" in text
-    assert "not at ref_safe: 4096x64 at 0.5 req/s" in hypothesis(confirmed_only, "H5").reason
+    assert "left out: 4096x64: at 0.5 req/s, other lengths at 2" in hypothesis(confirmed_only, "H5").reason
     figure = shape_heatmaps(confirmed_only)
     assert "at 2 req/s (4096x64 at 0.5 req/s)" in figure.caption
     assert _cell_text({**figure.table.iloc[0].to_dict(), "tax": 0.1, "reference": "own rate", "rate_per_s": 0.5}) == (

@@ -34,6 +34,7 @@ from results.report.figure_files import draw
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
+from tests.results.statistics.in_memory import covers
 
 ONE = seen(Truth(noise=0.0), RequestConfig(0, 512, 1)).record()
 
@@ -209,6 +210,27 @@ def test_the_connectors_own_tax_weights_both_orders_equally() -> None:
     assert changes[COMBINED_ENGINE, PLAIN_ENGINE] == pytest.approx(np.sqrt(2) - 1)
 
 
+def test_the_median_over_the_grid_has_an_interval_over_launches_and_one_size_does_not_move_it() -> None:
+    """One (C, N) of six takes ten times as long: the mean follows it, the median hardly does."""
+    records = list(_launched(np.random.default_rng(3), overhead=0.5, noise=0.01))
+    truth = float(np.expm1(0.5))
+    sizes = sorted({(one.config.prior_context, one.config.current_new_tokens) for one in records})
+    slow = [
+        replace(one, more_ms={**one.more_ms, "client_ttft": 10 * (one.ttft_ms or 0.0)})
+        if (one.config.prior_context, one.config.current_new_tokens) == sizes[0]
+        else one
+        for one in records
+    ]
+    before, after = (measure_grid_overheads(rows)[0] for rows in (records, slow))
+    assert covers(before.median, truth)
+    assert before.median.launches == 3
+    assert after.median.value == pytest.approx(before.median.value, abs=0.05)
+    assert (after.change.value or 0.0) > (before.change.value or 0.0) + 0.1
+    alone = measure_grid_overheads([one for one in records if one.trial == 0])[0]
+    assert alone.median.value == pytest.approx(truth, abs=0.05)
+    assert alone.median.low is None
+
+
 def test_the_first_repetitions_stand_beside_the_others() -> None:
     rows = {one.series: one for one in compare_first_repetitions(tuple(grid(Truth(noise=0.0, jitter_ms=0.001))))}
     assert rows["client_ttft"].cells == 16
@@ -231,12 +253,19 @@ def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Pa
     records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
     plain = measure_overheads(records, plain=True)
     one = analyse(tmp_path)
-    three = replace(one, launches=3, overheads=measure_overheads(records), plain_overheads=plain)
+    over_grid = measure_grid_overheads(records)
+    three = replace(
+        one, launches=3, overheads=measure_overheads(records), plain_overheads=plain, grid_overheads=over_grid
+    )
     titles = [table.title for table in build_tables(three) if table.title.startswith("Overhead over")]
     assert titles == [f"Overhead over the {PLAIN_ENGINE}", f"Overhead over the {COMBINED_ENGINE}"]
-    assert [row.baseline for row in measure_grid_overheads(records)][:2] == [PLAIN_ENGINE, COMBINED_ENGINE]
+    assert [row.baseline for row in over_grid][:2] == [PLAIN_ENGINE, COMBINED_ENGINE]
     overheads = [answer.name for answer in build_page(three).answers if answer.name.startswith("TTFT over")]
     assert overheads == [f"TTFT over that of the {PLAIN_ENGINE}", f"TTFT over that of the {COMBINED_ENGINE}"]
+    over_plain = next(answer.text for answer in build_page(three).answers if PLAIN_ENGINE in answer.name)
+    median = over_grid[0].median
+    assert over_plain.startswith(f"median over {len(plain)} (C, N) {median.percent()}; slower at ")
+    assert f"Extremes of {len(plain)}, chosen by value and so further out than the truth: the least " in over_plain
     again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
     assert {question.decides for question in build_page(one).undecided} == {f"`{again} 3`"}
     assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)

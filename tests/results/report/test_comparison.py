@@ -15,7 +15,6 @@ from results.records.errors import ResultsError
 from results.records.run_folder import RunFacts
 from results.registry import compare_runs
 from results.report.comparison import (
-    DISJOINT_BY_CHANCE,
     Comparable,
     Comparison,
     Measure,
@@ -25,6 +24,7 @@ from results.report.comparison import (
 )
 from results.report.document import render_markdown
 from results.statistics.estimates import Estimate, unknown
+from results.statistics.independent import DISJOINT_BY_CHANCE, chance_of_disjoint
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.routing import synthetic as routing_runs
 from tests.results.test_reports import write_lifecycle_run, write_routing_run, write_tax_run
@@ -56,8 +56,8 @@ def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
     ]  # fmt: skip
     assert [one.key["config"] for one in comparison.disjoint] == ["nixl"]
     text = describe_comparison(comparison)
-    assert "Opposite verdicts: 2; disjoint intervals: 1." in text.opening
-    assert "Chance alone makes 0.0 of 1 pairs of intervals disjoint." in text.opening
+    assert "Opposite verdicts: 2. Disjoint intervals: 1 of 1 pairs; chance alone makes 0.0 disjoint" in text.opening
+    assert "1 or more in 0.6 % of the comparisons if pairs were independent. They are not" in text.opening
     assert text.tables[0].title == "Opposite verdicts"
     assert "higher, intervals disjoint" in str([table.rows for table in text.tables])
 
@@ -69,12 +69,23 @@ def test_the_share_that_chance_makes_disjoint_is_what_two_intervals_of_one_truth
     assert disjoint.mean() == pytest.approx(DISJOINT_BY_CHANCE, abs=0.0004)
 
 
+def test_among_hundreds_of_pairs_chance_makes_some_disjoint_and_never_many() -> None:
+    counts = np.random.default_rng(0).binomial(414, DISJOINT_BY_CHANCE, 200_000)
+    for count in (0, 1, 3, 6):
+        assert chance_of_disjoint(count, 414) == pytest.approx((counts >= count).mean(), abs=0.004)
+    assert chance_of_disjoint(1, 414) > 0.9, "that none is disjoint holds for one comparison of equal runs in ten"
+    assert chance_of_disjoint(12, 414) < 1e-4
+
+
 def test_overlapping_intervals_and_undecided_outcomes_are_no_contradiction() -> None:
     comparison = compared(
         run("monday", tax(-0.1, 0.3, Verdict.NOT_DISTINGUISHABLE)),
         run("tuesday", tax(0.07, 0.32, Verdict.HIGHER), outcome=Outcome.UNDECIDED),
     )
     assert (comparison.opposite, comparison.disjoint) == ((), ())
+    assert describe_comparison(comparison).opening.endswith(
+        "Disjoint intervals: 0 of 1 pairs; chance alone makes 0.0 disjoint between equal runs."
+    )
 
 
 def test_a_spread_within_one_launch_is_never_disjoint() -> None:

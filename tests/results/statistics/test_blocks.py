@@ -192,11 +192,13 @@ def judge_unpaired(launches: Launches) -> bool:
 
 
 @pytest.mark.parametrize("judge", [judge_by_one_launch, judge_uncorrected, judge_unpaired])
-def test_ways_that_are_wrong_are_told_apart_from_it(judge: Callable[[Launches], bool]) -> None:
+@pytest.mark.parametrize("blocks", [3, 5, 8])
+def test_ways_that_are_wrong_are_told_apart_from_it(blocks: int, judge: Callable[[Launches], bool]) -> None:
     """The bounds of the test above are tight enough: one launch, no correction, no blocks each leave them."""
-    rng = np.random.default_rng(5)
-    wrong = np.mean([judge(draw(rng, 5)) for _ in range(1000)])
-    assert abs(wrong - 0.05) > 3 * math.sqrt(0.05 * 0.95 / 1000)
+    rng = np.random.default_rng(blocks)
+    runs = 600
+    wrong = np.mean([judge(draw(rng, blocks)) for _ in range(runs)])
+    assert abs(wrong - 0.05) > 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
 def test_an_effect_of_the_size_that_was_planned_for_is_found_with_the_planned_power() -> None:

@@ -1,0 +1,132 @@
+"""Policies that do not differ, with trials that vary unequally: a pair's own differences, and one residual for all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import special
+
+from results.routing.measurements import Measurements
+from results.routing.metrics import metric_named
+from results.routing.pairs import compare_two
+from results.routing.read import LoadedCell
+from results.routing.summary import RoutedSummary, summary_of
+from results.statistics.blocks import Launches, find_noisy, fit_blocks
+from results.statistics.estimates import Estimate, holm
+from tests.results.routing.synthetic import Truth, World, cell_record, records
+from tests.results.statistics.in_memory import SIMULATIONS, as_promised
+
+POLICIES = ("round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "unified", "ear", "affinity", "migration")
+CLAIMS = (
+    ("round_robin", "ear"), ("lmetric", "sticky"), ("static_pd", "round_robin"), ("sticky", "unified"),
+    ("affinity", "ear"), ("migration", "ear"), ("affinity", "ear"),
+)  # fmt: skip
+"""The policies of the claims of specs/ear between two; each claim is of a number of its own."""
+METRIC = metric_named("amplification")
+SIGMA = 0.1
+EQUAL = dict.fromkeys(POLICIES, 1.0)
+NOISE: Mapping[str, Mapping[str, float]] = {
+    "equal": EQUAL,
+    "0.5 to 2": dict(zip(POLICIES, np.geomspace(2, 0.5, len(POLICIES)).tolist(), strict=True)),
+    "baseline fourfold": EQUAL | {"round_robin": 4.0},
+    "ear fourfold": EQUAL | {"ear": 4.0},
+    "ear double": EQUAL | {"ear": 2.0},
+    "static_pd fourfold": EQUAL | {"static_pd": 4.0},
+}
+"""Factors on SIGMA."""
+WORLD = World(sessions=2, turns=1)
+
+
+def draw(seed: Sequence[int], trials: int, noise: Mapping[str, float]) -> Launches:
+    """Logarithms by policy and trial; what a trial adds to all is three times SIGMA."""
+    rng = np.random.default_rng(seed)
+    shift = rng.normal(0, 3 * SIGMA, trials)
+    own = {policy: rng.normal(0, factor * SIGMA, trials) for policy, factor in noise.items()}
+    return {policy: dict(enumerate((shift + values).tolist())) for policy, values in own.items()}
+
+
+@functools.cache
+def cell_of(policy: str, trial: int) -> tuple[LoadedCell, RoutedSummary]:
+    truth = Truth(policy)
+    record = cell_record(WORLD, truth, trial, records(WORLD, truth, trial))
+    cell = LoadedCell(record, None, None, (), record.cell)
+    return cell, summary_of(cell)
+
+
+def p_by_pairs(launches: Launches, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """As a report judges them."""
+    cells, summaries = list[LoadedCell](), list[RoutedSummary]()
+    for policy, values in launches.items():
+        for trial, value in values.items():
+            cell, summary = cell_of(policy, trial)
+            cells.append(cell)
+            summaries.append(replace(summary, values={METRIC.name: Estimate(float(np.exp(value)))}))
+    measurements = Measurements(cells, summaries)
+    p = [compare_two(measurements, first, second, METRIC).p_value for first, second in pairs]
+    assert None not in p
+    return [one for one in p if one is not None]
+
+
+def p_by_one_residual(launches: Launches, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """By trial + policy + residual; policies that vary significantly more have their own differences."""
+    noisy = find_noisy(launches)
+    p = []
+    for first, second in pairs:
+        if {first, second} & set(noisy):
+            p += p_by_pairs({name: launches[name] for name in (first, second)}, [(first, second)])
+            continue
+        fit = fit_blocks({name: own for name, own in launches.items() if name not in noisy}, (second,))
+        assert not isinstance(fit, str)
+        one = fit.contrasts[first]
+        error = (one.high - one.difference) / float(special.stdtrit(fit.degrees, 0.975))
+        p.append(2 * float(special.stdtr(fit.degrees, -abs(one.difference) / error)))
+    return p
+
+
+Judge = Callable[[Launches, Sequence[tuple[str, str]]], list[float]]
+
+
+def misjudges_a_claim(judge: Judge, seed: int, trials: int, noise: str) -> bool:
+    """Whether a claim of policies that do not differ survives Holm's correction."""
+    p = [judge(draw((seed, claim, trials), trials, NOISE[noise]), [pair])[0] for claim, pair in enumerate(CLAIMS)]
+    return min(holm(p)) <= 0.05
+
+
+@SIMULATIONS
+@pytest.mark.parametrize("trials", [3, 5, 8])
+@pytest.mark.parametrize("noise", ["equal", "0.5 to 2", "ear fourfold"])
+def test_claims_are_misjudged_as_rarely_as_stated_however_the_policies_vary(
+    noise: str, trials: int, seeds: Sequence[int]
+) -> None:
+    assert as_promised(not misjudges_a_claim(p_by_pairs, seed, trials, noise) for seed in seeds)
+
+
+@SIMULATIONS
+@pytest.mark.parametrize("trials", [3, 5, 8])
+@pytest.mark.parametrize("noise", ["equal", "baseline fourfold", "static_pd fourfold"])
+def test_each_policy_is_told_apart_from_the_baseline_by_chance_as_rarely_as_stated(
+    noise: str, trials: int, seeds: Sequence[int]
+) -> None:
+    against = [(policy, POLICIES[0]) for policy in POLICIES[1:]]
+    p = np.array([p_by_pairs(draw((seed, trials), trials, NOISE[noise]), against) for seed in seeds])
+    assert all(as_promised(one > 0.05) for one in p.T)
+
+
+@pytest.mark.parametrize(
+    ("noise", "trials", "runs"),
+    [
+        ("ear fourfold", 3, 100),
+        pytest.param("ear fourfold", 5, 400, marks=pytest.mark.long),
+        pytest.param("0.5 to 2", 5, 400, marks=pytest.mark.long),
+        pytest.param("ear double", 8, 400, marks=pytest.mark.long),
+    ],
+)
+def test_one_residual_for_all_policies_misjudges_claims_where_these_vary_unequally(
+    noise: str, trials: int, runs: int
+) -> None:
+    """Why claims and tables are judged by a pair's own differences: docs/decisions/claims-by-pairs.md."""
+    assert not as_promised(not misjudges_a_claim(p_by_one_residual, seed, trials, noise) for seed in range(runs))
