@@ -49,7 +49,7 @@ from results.routing.read import LoadedCell, PlannedCell, load_cells, read_plann
 from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
-from results.routing.verdicts import UNIFIED, Arms, judge_claims
+from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 
@@ -300,8 +300,8 @@ def _name_rows(
         *specification.end_to_end_rows(policies, parameters, even),
         *specification.ablation_rows(policies, parameters),
     )
-    unified = [label for label, policy in policies.items() if policy == UNIFIED]
-    return {row.name: row.label for row in rows} | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+    others = {name: [label for label, policy in policies.items() if policy == name] for name in (UNIFIED, LOAD_ONLY)}
+    return {row.name: row.label for row in rows} | {name: own[0] for name, own in others.items() if len(own) == 1}
 
 
 def _list_arms(

@@ -294,6 +294,15 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     assert by_cell["EAR (affinity only)", 2]["asked"] == 0
 
 
+def test_the_logs_order_of_policies_is_judged_for_the_labels_that_were_run(tmp_path: Path) -> None:
+    truths = [Truth("mine", "lmetric", hit_share=0.8), Truth("by load", "load_only", hit_share=0.2)]
+    write_run(tmp_path, WORLD, truths)
+    claims = {one.name: one for one in analyse(tmp_path).claims}
+    assert claims["log: LMetric has soft affinity"].point.startswith("holds: +")
+    assert claims["log: LMetric before load_only"].label == "not testable at this scale"
+    assert not [name for name in claims if "unified" in name or "sticky" in name]
+
+
 def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(moving, tmp_path / moving.name))
     (root / "results" / "20260131_EAR" / "trial_1" / "decisions.jsonl").write_bytes(b"{")
