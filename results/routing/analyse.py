@@ -112,7 +112,12 @@ class RoutingAnalysis:
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
     conditional: tuple[ConditionalClaim, ...] = ()
-    """The claims over the coefficients of the engine model; empty where none was varied."""
+    """`judgements` over the coefficients of the engine model; empty where none was varied."""
+
+    @property
+    def judgements(self) -> tuple[Judgement, ...]:
+        """The claims and the decision points, which were corrected together."""
+        return (*self.claims, *self.decision_points)
 
     @property
     def trace_sizes(self) -> str:
@@ -185,7 +190,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     analysis = analyse_variation(root, "")
-    conditional = judge_variations(root, analysis.claims, lambda name: analyse_variation(root, name).claims)
+    conditional = judge_variations(root, analysis.judgements, lambda name: analyse_variation(root, name).judgements)
     return replace(analysis, conditional=conditional)
 
 

@@ -1,6 +1,7 @@
-"""Whether the claims depend on a coefficient of the engine model: each judged again under every variation of it.
+"""Whether the claims and decision points depend on a coefficient of the engine model: each judged again under every
+variation of it.
 
-The claims of one variation are corrected together (Holm), as those of the run are.
+Those of one variation are corrected together (Holm), as those of the run are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ConditionalClaim:
-    """One claim, at the model's own values and under each variation."""
+    """One claim or decision point, at the model's own values and under each variation."""
 
     claim: Judgement
     outcomes: Mapping[str, Outcome]
@@ -73,10 +74,10 @@ class _Stored(msgspec.Struct):
 def judge_variations(
     root: Path, claims: Sequence[Judgement], judge: Callable[[str], tuple[Judgement, ...]]
 ) -> tuple[ConditionalClaim, ...]:
-    """Each of the run's claims under every variation; `judge`: the claims of one, which takes a while."""
+    """Each of the run's claims and decision points under every variation; `judge` takes a while: those of one."""
     varied: dict[str, dict[str, Outcome]] = {}
     variations = sorted({cell.variation for cell in read_planned_cells(root)} - {""})
-    digest = _digest_cells(root) if variations else ""
+    digest = _digest(root, claims) if variations else ""
     for variation in variations:
         judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023
         varied[variation] = {one.name: one.outcome for one in judged}
@@ -99,9 +100,9 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
     return claims
 
 
-def _digest_cells(root: Path) -> str:
-    """Over all cells' records: it changes with any of them."""
-    digest = hashlib.sha256()
+def _digest(root: Path, claims: Sequence[Judgement]) -> str:
+    """Over all cells' records and the claims' rules: it changes with any cell, with a new claim and with a new rule."""
+    digest = hashlib.sha256(msgspec.json.encode([(one.name, one.rule) for one in claims]))
     for layout in trial_layouts(root):
         if layout.cell.is_file():
             digest.update(layout.cell.read_bytes())

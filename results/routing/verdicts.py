@@ -173,7 +173,7 @@ def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Sc
     """specs/routing_log has LMetric find by itself most of what unified's affinity gives."""
     yield _judge_within(
         "log: LMetric places like unified",
-        f"LMetric's APC is at most {format_percent(LOCALITY_WITHIN)} below unified's",
+        f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
         _compare(pairs, lmetric, unified, "apc"),
         LOCALITY_WITHIN,
     )

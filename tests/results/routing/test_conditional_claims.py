@@ -42,7 +42,7 @@ def test_the_table_names_what_is_not_decided_and_what_is_decided_elsewhere() -> 
     assert rows[1][-2:] == ("-", "base_s*0.7: fails")
 
 
-def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_changed(tmp_path: Path) -> None:
+def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_or_a_rule_changed(tmp_path: Path) -> None:
     cells = [{"cell": "a", "params": {"variation": "base_s*1.3"}}, {"cell": "b", "params": {}}]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode({"cells": cells}))
     asked = list[str]()
@@ -59,4 +59,8 @@ def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_changed(tm
     trial.mkdir(parents=True)
     (trial / "cell.json").write_text("{}")
     judge_variations(tmp_path, (CLAIM,), judge)
-    assert asked == ["base_s*1.3", "base_s*1.3"]
+    assert asked == ["base_s*1.3"] * 2
+    for claims in ((CLAIM, replace(CLAIM, name="D1")), (replace(CLAIM, rule="another"),)):
+        judge_variations(tmp_path, claims, judge)
+        judge_variations(tmp_path, claims, judge)
+    assert asked == ["base_s*1.3"] * 4, "a claim that is new, or judged by a new rule, is judged under every variation"
