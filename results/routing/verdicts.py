@@ -32,6 +32,8 @@ from results.statistics.trials import MIN_PAIRED
 NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 LOCALITY_WITHIN = 0.05
 """Affinity alone keeps the locality where its APC is at most this far below EAR's; the specification says `keeps`."""
+SHARES = "difference of shares"
+"""`Judgement.quantity` where shares are subtracted."""
 LITTLE = 0.15
 """unified gains little over LMetric where its TTFT p90 is at most this share lower: our limit, above the 13.9 % that
 specs/routing_log states."""
@@ -324,7 +326,7 @@ def _judge_within(name: str, claim: str, tested: tuple[Estimate, float], within:
         outcome,
         reason,
         measured,
-        quantity="ratio" if none else "",
+        quantity="ratio" if none else SHARES,
         p=find_p_value(from_limit, none),
         point=point,
     )
@@ -344,7 +346,7 @@ def _judge_direction(
         outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
         reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
     rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
-    quantity = "ratio" if none else ""
+    quantity = "ratio" if none else (SHARES if share else "difference in seconds")
     p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
     return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
 

@@ -122,6 +122,12 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     rows = verdicts["conditional_claims"]
     assert [row["name"] for row in rows] == [claim["name"] for claim in verdicts["claims"]]
     assert {tuple(row["outcomes"]) for row in rows} == {("prefill_token_s*0.7", "prefill_token_s*1.3")}
+    claims = {claim["name"]: claim["measured"] for claim in verdicts["claims"]}
+    bounds = ("value", "low", "high")
+    assert all(row["measured"][name] == claims[row["name"]][name] for row in rows for name in bounds)
+    locality = next(row for row in rows if row["name"] == "ablation: migration only loses locality")
+    for own in locality["varied"].values():
+        assert own["low"] < own["value"] < own["high"], "its interval under the variation"
     aggregate = json.loads(layout.aggregate_json.read_bytes())
     assert aggregate["gaps"] == []
     assert {row["label"] for row in aggregate["policies"]} == {
