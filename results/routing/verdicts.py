@@ -8,7 +8,7 @@ too small stays open and says what would show it. All claims of a run are then c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
@@ -53,6 +53,7 @@ SPECIFIED: Mapping[str, str] = {
     "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
     "3.1: load balance loses locality": "56.9 % and 77.2 %",
     "3.2: static pools meet the KV wall": "62 to 72 times",
+    "3.2: static pools meet the KV wall, 6P+2D": "no number of its own; figure 4b has it beyond the wall too",
     "3.3: sticky slows every instance": "20.3 s and 10.3 s",
     "ablation: affinity only keeps locality": "77.2 % (sticky) and 79.4 %",
     "ablation: affinity only interferes": "twice the interference",
@@ -113,6 +114,8 @@ class Arms:
     labels: Mapping[str, str]
     """Row of tables 5.2 and 5.3, UNIFIED or LOAD_ONLY, to the label measured for it; empty = none."""
     scale: Scale
+    uneven: Mapping[str, str] = field(default_factory=dict)
+    """Split of static pools that is not the specification's (`6P+2D`), to the label measured for it."""
     load: str = ""
     """As in Load."""
 
@@ -133,7 +136,7 @@ def _name_load(claim: Judgement, load: str) -> Judgement:
 
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
-    labels, scale = arms.labels, arms.scale
+    labels, scale = {**arms.labels, **arms.uneven}, arms.scale
 
     def compare(
         name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: str = ""
@@ -142,7 +145,7 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
             tested = _compare(pairs, labels[first], labels[second], metric)
             yield _gate(_judge_direction(name, claim, tested, expected, share=metric == "apc"), lacks)
 
-    full, balanced, pools = (labels.get(name, "") for name in (FULL, LOAD_BALANCE, STATIC_PD))
+    full, balanced = (labels.get(name, "") for name in (FULL, LOAD_BALANCE))
     yield from compare(
         "C1: dispatch coupling",
         "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
@@ -154,10 +157,15 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
         LMETRIC, STICKY, "apc", Verdict.LOWER,
     )  # fmt: skip
-    yield from compare(
-        "3.2: static pools meet the KV wall", "static PD-disaggregation's TTFT p50 is higher than load-balance's",
-        STATIC_PD, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, scale.lacks_loop(pools, balanced),
-    )  # fmt: skip
+    for row in (STATIC_PD, *arms.uneven):
+        if row == STATIC_PD and labels.get(row) in arms.uneven.values():
+            continue  # the only static pools of the run, and of another split
+        split = "" if row == STATIC_PD else f", {row}"
+        yield from compare(
+            f"3.2: static pools meet the KV wall{split}",
+            f"static PD-disaggregation's TTFT p50{split and f' ({row})'} is higher than load-balance's",
+            row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, scale.lacks_loop(labels.get(row, ""), balanced),
+        )  # fmt: skip
     yield from compare(
         "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
         STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER, scale.lacks,
@@ -346,7 +354,7 @@ def _judge_direction(
         outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
         reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
     rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
-    quantity = "ratio" if none else (SHARES if share else "difference in seconds")
+    quantity = "ratio" if none else SHARES if share else "difference in seconds" if measured.value is not None else ""
     p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
     return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
 

@@ -312,6 +312,23 @@ def test_claims_about_the_load_of_the_system_need_instances_of_their_own_and_a_l
     assert "preset `steady`" in claim.reason, "what would test it"
 
 
+def test_static_pools_of_each_split_are_judged_by_themselves() -> None:
+    pairs = [
+        compare_two("ttft_p50_s", "4P+4D", "load-balance", 2.0, 2.01),
+        compare_two("ttft_p50_s", "pools of six", "load-balance", -0.52, -0.5),
+    ]
+    wall, uneven = "3.2: static pools meet the KV wall", {"6P+2D": "pools of six"}
+    of_six = f"{wall}, 6P+2D"
+    labels = {"load-balance": "load-balance", "static PD-disagg": "4P+4D"}
+    claims = {one.name: one for one in judge_claims([Arms(labels, LARGE, uneven)], pairs, moves())}
+    assert {name: one.outcome for name, one in claims.items()} == {wall: Outcome.HOLDS, of_six: Outcome.FAILS}
+    assert "(6P+2D) is higher" in claims[of_six].claim
+    assert "specified: 62 to 72" in claims[wall].point
+    assert "specified: no number of its own" in claims[of_six].point
+    alone = labels | {"static PD-disagg": "pools of six"}
+    assert [one.name for one in judge_claims([Arms(alone, LARGE, uneven)], pairs, moves())] == [of_six]
+
+
 IN_ORDER = {name: name for name in ("LMetric", "sticky", UNIFIED, LOAD_ONLY)}
 
 
@@ -380,7 +397,9 @@ def test_the_order_in_latency_needs_instances_of_their_own_and_no_more() -> None
 def test_under_several_loads_each_claim_is_judged_by_itself_and_named_after_its_load() -> None:
     slow = {"load-balance": "load-balance x", FULL: "ear x"}
     pairs = [LOOPING[0], compare_two("amplification", "ear x", "load-balance x", 0.8, 0.9)]
-    loads = [Arms({"load-balance": "load-balance", FULL: "ear"}, LARGE, "rate 1"), Arms(slow, LARGE, "rate 2")]
+    loads = [
+        Arms({"load-balance": "load-balance", FULL: "ear"}, LARGE, load="rate 1"), Arms(slow, LARGE, load="rate 2"),
+    ]  # fmt: skip
     claims = {one.name: one.outcome for one in judge_claims(loads, pairs, moves())}
     assert claims == {
         "C1: dispatch coupling, rate 1": Outcome.HOLDS,
