@@ -50,7 +50,7 @@ from results.routing.read import LoadedCell, PlannedCell, load_cells, read_plann
 from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
-from results.routing.verdicts import UNIFIED, Arms, judge_claims
+from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 
@@ -113,9 +113,14 @@ class RoutingAnalysis:
     """Label to the SHA-256 of its traces; several where each trial has its own."""
     gaps: tuple[Gap, ...]
     conditional: tuple[ConditionalClaim, ...] = ()
-    """The claims over the coefficients of the engine model; empty where none was varied."""
+    """`judgements` over the coefficients of the engine model; empty where none was varied."""
     engine_gates: ShownGates | None = None
     """What the engine model has shown against real runs; None = engines were real."""
+
+    @property
+    def judgements(self) -> tuple[Judgement, ...]:
+        """The claims and the decision points, which were corrected together."""
+        return (*self.claims, *self.decision_points)
 
     @property
     def trace_sizes(self) -> str:
@@ -188,7 +193,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     analysis = analyse_variation(root, "")
-    conditional = judge_variations(root, analysis.claims, lambda name: analyse_variation(root, name).claims)
+    conditional = judge_variations(root, analysis.judgements, lambda name: analyse_variation(root, name).judgements)
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
@@ -213,10 +218,13 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     log_facts = facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
-    specified, even = _specified_policies(cells, policies), _even_pools(summaries)
+    specified, splits = _specified_policies(cells, policies), _split_pools(summaries)
+    even = {label for label, (prefill, decode) in splits.items() if prefill == decode}
     by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
     named = [_name_rows(own, parameters, even) for own in by_load]
-    claims, points = _judge_together(_list_arms(loads, cells, named, facts.engine_kind, couplings), pairs, moves, floor)
+    uneven = [_name_uneven(own, splits) for own in by_load]
+    arms = _list_arms(loads, cells, named, uneven, facts.engine_kind, couplings)
+    claims, points = _judge_together(arms, pairs, moves, floor)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -303,23 +311,24 @@ def _name_rows(
         *specification.end_to_end_rows(policies, parameters, even),
         *specification.ablation_rows(policies, parameters),
     )
-    unified = [label for label, policy in policies.items() if policy == UNIFIED]
-    return {row.name: row.label for row in rows} | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+    others = {name: [label for label, policy in policies.items() if policy == name] for name in (UNIFIED, LOAD_ONLY)}
+    return {row.name: row.label for row in rows} | {name: own[0] for name, own in others.items() if len(own) == 1}
 
 
 def _list_arms(
     loads: Sequence[Load],
     cells: Sequence[LoadedCell],
     named: Sequence[Mapping[str, str]],
+    uneven: Sequence[Mapping[str, str]],
     engine_kind: str,
     couplings: Sequence[Coupling],
 ) -> list[Arms]:
-    """The arms of the claims under each load; `named`: labels by row, under each load."""
+    """The arms of the claims under each load; `named`, `uneven`: labels by row and by split, under each load."""
     no_loop = {row.label: row.why_no_loop for row in couplings}
     arms = []
-    for load, labels in zip(loads, named, strict=True):
+    for load, labels, pools in zip(loads, named, uneven, strict=True):
         own = [cell for cell in cells if cell.record.label in load.labels]
-        arms.append(Arms(labels, measure_scale(own, engine_kind, no_loop), load.text))
+        arms.append(Arms(labels, measure_scale(own, engine_kind, no_loop), pools, load.text))
     return arms
 
 
@@ -333,10 +342,21 @@ def _judge_together(
     return corrected[: len(claims)], corrected[len(claims) :]
 
 
-def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:
-    """Labels with as many instances that prefill as that decode."""
+def _split_pools(summaries: Sequence[RoutedSummary]) -> dict[str, tuple[int, int]]:
+    """By label, how many instances prefill and how many decode; labels without pools are left out."""
     roles = {summary.label: Counter(one.role for one in summary.instances) for summary in summaries}
-    return {label for label, count in roles.items() if count["prefill"] == count["decode"] > 0}
+    splits = {label: (count["prefill"], count["decode"]) for label, count in roles.items()}
+    return {label: split for label, split in splits.items() if all(split)}
+
+
+def _name_uneven(policies: Mapping[str, str], splits: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """`Arms.uneven` among these policies; a split of several labels is none's."""
+    labels: dict[str, list[str]] = {}
+    for label, policy in policies.items():
+        prefill, decode = splits.get(label, (0, 0))
+        if policy == specification.BASELINES[STATIC_PD] and prefill != decode:
+            labels.setdefault(f"{prefill}P+{decode}D", []).append(label)
+    return {split: own[0] for split, own in labels.items() if len(own) == 1}
 
 
 def _ordered_policies(summaries: Sequence[RoutedSummary]) -> dict[str, str]:

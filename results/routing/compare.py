@@ -13,7 +13,7 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
     return Comparable(
         facts=analysis.facts,
         measures=(*_list_ratios(analysis), *_list_values(analysis)),
-        judgements=(*analysis.claims, *analysis.decision_points),
+        judgements=analysis.judgements,
         stated={
             "baseline": analysis.baseline,
             "trials": str(analysis.trials),

@@ -1,10 +1,12 @@
-"""Whether the claims depend on a coefficient of the engine model: each judged again under every variation of it.
+"""Whether the claims and decision points depend on a coefficient of the engine model: each judged again under every
+variation of it.
 
-The claims of one variation are corrected together (Holm), as those of the run are.
+Those of one variation are corrected together (Holm), as those of the run are.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, write_indented_json
 from results.report.table import Column, Table, make_table
 from results.routing.read import digest_cells, read_planned_cells
+from results.statistics.estimates import LEVEL, figure, unknown
 from results.statistics.judgement import Judgement, Outcome
 
 OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}
@@ -28,11 +31,15 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ConditionalClaim:
-    """One claim, at the model's own values and under each variation."""
+    """One claim or decision point, at the model's own values and under each variation."""
 
     claim: Judgement
-    outcomes: Mapping[str, Outcome]
+    varied: Mapping[str, Judgement]
     """By variation."""
+
+    @property
+    def outcomes(self) -> Mapping[str, Outcome]:
+        return {name: one.outcome for name, one in self.varied.items()}
 
     @property
     def flips(self) -> tuple[str, ...]:
@@ -72,18 +79,25 @@ class _Stored(msgspec.Struct):
 def judge_variations(
     root: Path, claims: Sequence[Judgement], judge: Callable[[str], tuple[Judgement, ...]]
 ) -> tuple[ConditionalClaim, ...]:
-    """Each of the run's claims under every variation; `judge`: the claims of one, which takes a while."""
-    varied: dict[str, dict[str, Outcome]] = {}
+    """Each of the run's claims and decision points under every variation; `judge` takes a while: those of one."""
     variations = sorted({cell.variation for cell in read_planned_cells(root)} - {""})
-    digest = digest_cells(root) if variations else ""
+    digest = _digest(root, claims) if variations else ""
+    varied: dict[str, dict[str, Judgement]] = {}
     for variation in variations:
         judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023
-        varied[variation] = {one.name: one.outcome for one in judged}
+        varied[variation] = {one.name: one for one in judged}
     if not varied:
         return ()
     return tuple(
-        ConditionalClaim(one, {name: own.get(one.name, Outcome.OPEN) for name, own in varied.items()}) for one in claims
+        ConditionalClaim(one, {name: own.get(one.name, _leave_open(one)) for name, own in varied.items()})
+        for one in claims
     )
+
+
+def _leave_open(claim: Judgement) -> Judgement:
+    """Under a variation whose cells do not show it."""
+    reason = "nothing to judge under this variation"
+    return Judgement(claim.name, claim.claim, claim.rule, Outcome.OPEN, reason, unknown(reason))
 
 
 def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement, ...]]) -> tuple[Judgement, ...]:
@@ -98,9 +112,45 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
     return claims
 
 
+def _digest(root: Path, claims: Sequence[Judgement]) -> str:
+    """Over all cells' records and the claims' rules: it changes with any cell, with a new claim and with a new rule."""
+    rules = msgspec.json.encode([(one.name, one.rule) for one in claims])
+    return hashlib.sha256(rules + digest_cells(root).encode()).hexdigest()
+
+
+def _describe_measured(one: ConditionalClaim) -> str | None:
+    """The number that decided, with its interval; None where several did, or none is known."""
+    measured = one.claim.measured
+    if measured.value is None:
+        return None
+    return f"{measured.text(3)}{f' ({one.claim.quantity})' if one.claim.quantity else ''}"
+
+
+def _describe_range(one: ConditionalClaim) -> str | None:
+    """The lowest and the highest value under a variation."""
+    known = {name: own.measured.value for name, own in one.varied.items() if own.measured.value is not None}
+    if not known:
+        return None
+    ends = (min(known, key=known.__getitem__), max(known, key=known.__getitem__))
+    return " to ".join(f"{figure(known[name], 3)} ({name})" for name in ends)
+
+
+def _describe_p(one: ConditionalClaim) -> str | None:
+    """After Holm: at the model's own values, and the largest under a variation."""
+    own = one.claim.p_corrected
+    varied = {name: each.p_corrected for name, each in one.varied.items() if each.p_corrected is not None}
+    if own is None or not varied:
+        return None if own is None else f"{own:.2g}"
+    last = max(varied, key=varied.__getitem__)
+    return f"{own:.2g}, at most {varied[last]:.2g} ({last})"
+
+
 _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
     Column("claim", lambda one: one.claim.name),
     Column("at the model's values", lambda one: str(one.claim.outcome)),
+    Column("measured", _describe_measured),
+    Column("over the variations", _describe_range),
+    Column("p after Holm", _describe_p),
     Column("verdict", lambda one: one.verdict),
     Column("opposite at", lambda one: ", ".join(one.flips) or None),
     Column("not decided at", lambda one: ", ".join(one.undecided) or None),
@@ -111,6 +161,9 @@ _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
 def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
     note = (
         "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them. "
-        "Conditional: under a variation the opposite holds. The claims of one variation are corrected together."
+        "Conditional: under a variation the opposite holds. The claims of one variation are corrected together. "
+        "Measured: the number that decides, with its interval; none where several do. Over the variations: its lowest "
+        "and highest value, whose intervals are in verdicts.json. A claim is undecided where p after Holm is above "
+        f"{1 - LEVEL:.2g}."
     )
     return make_table("Claims over the coefficients of the engine model", _COLUMNS, claims, note)

@@ -18,6 +18,7 @@ from results.routing import floor_facts
 from results.routing.logs import LogFacts
 from results.routing.measurements import (
     Measurements,
+    count_interval,
     level_interval,
     mean_interval,
     one_per_trial,
@@ -266,6 +267,7 @@ def _measure_variant(
     turns, completed = (sum(cell.counts.get(name) or 0 for cell in cells.values()) for name in ("turns", "completed"))
     counted, served = own.counted
     values = {name: level_interval(own.measured[name], most=OF_LOGS[name]) for name in OF_LOGS}
+    values["least_share"] = count_interval(own.measured["least_share"])
     values["overlap_kept"] = withhold_interval(values["overlap_kept"], counted, served)
     values |= {name: level_interval(measurements.get(own.label, metric_named(name))) for name in OF_TURNS}
     return FloorVariant(
@@ -293,11 +295,11 @@ def _measure_variant(
 
 def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Estimate:
     shares = {trial: _placed_share(floor, lambda placed: placed.get(instance, 0)) for trial, floor in floors.items()}
-    return level_interval(over_trials(shares, NO_LOG), most=1.0)
+    return count_interval(over_trials(shares, NO_LOG))
 
 
 def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
-    """A share of the sessions whose first request was served; None where none was."""
+    """A share of the sessions whose first request was served, which are its `n`; None where none was."""
     total = sum(floor.placed.values())
     return one_per_trial(choose(floor.placed) / total, total) if total else None
 

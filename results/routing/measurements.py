@@ -37,6 +37,8 @@ from results.statistics.estimates import (
     Samples,
     resample,
     samples_needed,
+    standard_error,
+    student_quantile,
     too_small,
     weighted_quantiles,
 )
@@ -46,6 +48,8 @@ MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
 """More sessions than this are resampled in groups of neighbours in name order."""
+LEAST_SPREAD = 0.5
+"""Standard deviation over trials, in sessions, that a count of sessions has at least: see `count_interval`."""
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
@@ -338,6 +342,26 @@ def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
     if mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
+
+
+def count_interval(measured: Measured) -> Estimate:
+    """As `level_interval`, of a count as a share of `Trial.n`, with a spread over trials of at least half a session.
+
+    Counts that are equal in every trial have no spread and so no interval, although they are as sure as a count can be:
+    one that moves by a single session between trials has a standard deviation of up to half a session, and is often
+    equal in all of a few trials. With that deviation as the least one the interval covers the mean of such a count in
+    95 of 100 runs (up to 20 trials). The trial is the unit. An exact binomial interval over the sessions of all trials
+    (Clopper and Pearson) would be too narrow: the sessions of a trial follow one another, so that 67 sessions on one
+    instance may be one decision. What only one trial in many does, no interval over a few trials can show.
+    """
+    mean, values = mean_interval(measured), measured.values
+    if mean.value is None or values.size < MIN_PAIRED or measured.no_interval:
+        return level_interval(measured, most=1.0)
+    coarsest = min(trial.n for trial in measured.trials.values())
+    error = max(standard_error(values), LEAST_SPREAD / coarsest / math.sqrt(values.size))
+    half = student_quantile(values.size - 1) * error
+    low, high = max(mean.value - half, 0.0), min(mean.value + half, 1.0)
+    return replace(mean, low=low, high=high, reason=measured.reason or None, basis=_describe_basis(measured))
 
 
 def widest_interval(measured: Measured) -> Estimate:

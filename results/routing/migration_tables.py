@@ -102,7 +102,7 @@ def claims_table(analysis: RoutingAnalysis) -> Table:
         "Judged by the intervals of the differences. By the point: what the values alone say, and in parentheses what "
         "the specification states. The rules are in verdicts.json."
     )
-    return judgement_table("Claims about migration", "claim", analysis.claims, note)
+    return judgement_table("Claims of the specifications", "claim", analysis.claims, note)
 
 
 def _shared_columns(

@@ -211,19 +211,19 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
             return "a run that measures what each sentence names as missing"
         return remedy if analysis.trials < MIN_PAIRED else _halve_intervals(analysis.trials)
 
-    judgements = (*analysis.claims, *analysis.decision_points)
     supports = ABLATION_FIGURE if ablation else APC_FIGURE
-    return split_judgements(judgements, find_remedy, CONDITIONAL_FIGURE if analysis.conditional else supports)
+    return split_judgements(analysis.judgements, find_remedy, CONDITIONAL_FIGURE if analysis.conditional else supports)
 
 
 def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
-    """Which claims hang on a coefficient of the engine model."""
+    """Which claims and decision points hang on a coefficient of the engine model."""
     if not analysis.conditional:
         return []
     flipping = [f"{one.claim.name}: {one.verdict}" for one in analysis.conditional if one.flips]
     count = len(analysis.conditional[0].outcomes)
     named = f": {'; '.join(flipping)}" if flipping else ""
-    text = f"{len(flipping)} of {len(analysis.conditional)} claims turn into their opposite under a variation"
+    judged = f"{len(analysis.conditional)} claims{' and decision points' if analysis.decision_points else ''}"
+    text = f"{len(flipping)} of {judged} turn into their opposite under a variation"
     return [PageAnswer("Engine model", "", f"{text} (of {count}){named}.", CONDITIONAL_FIGURE)]
 
 

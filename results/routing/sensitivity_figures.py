@@ -188,9 +188,17 @@ def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool 
 
 def collect_conditional(analysis: RoutingAnalysis) -> FigureData:
     rows = [
-        {"claim": one.claim.name, "variation": name, "outcome": str(outcome), "value": _SIGNS.get(outcome, 0.0)}
+        {
+            "claim": one.claim.name,
+            "variation": name,
+            "outcome": str(own.outcome),
+            "value": _SIGNS.get(own.outcome, 0.0),
+            "measured": own.measured.value,
+            "low": own.measured.low,
+            "high": own.measured.high,
+        }
         for one in analysis.conditional
-        for name, outcome in {OWN_VALUES: one.claim.outcome, **one.outcomes}.items()
+        for name, own in {OWN_VALUES: one.claim, **one.varied}.items()
     ]
     caption = (
         "Each claim at the model's own values, and with one coefficient or trait of the load changed at a time. The "

@@ -19,6 +19,7 @@ from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
+from results.routing.conditional_claims import ConditionalClaim
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.launch_noise import measure_noise
 from results.routing.migrations import MIGRATION_FIELDS
@@ -29,6 +30,7 @@ from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE
 from results.statistics.estimates import Estimate
+from results.statistics.judgement import Judgement
 
 FORMAT = 1
 """Version of aggregate.json and pairs.json."""
@@ -125,11 +127,27 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
 
 def _list_conditional(analysis: RoutingAnalysis) -> dict[str, Any]:
     """Nothing where no coefficient of an engine model was varied."""
-    rows = [
-        {"name": one.claim.name, "verdict": one.verdict, "opposite_at": one.flips, "outcomes": dict(one.outcomes)}
-        for one in analysis.conditional
-    ]
+    rows = [_conditional_row(one) for one in analysis.conditional]
     return {"conditional_claims": rows} if rows else {}
+
+
+def _conditional_row(one: ConditionalClaim) -> dict[str, Any]:
+    """With the number that decided, at the model's own values and under each variation."""
+    return {
+        "name": one.claim.name,
+        "verdict": one.verdict,
+        "opposite_at": one.flips,
+        "outcomes": dict(one.outcomes),
+        "quantity": one.claim.quantity,
+        "measured": _list_bounds(one.claim),
+        "varied": {name: _list_bounds(own) for name, own in one.varied.items()},
+    }
+
+
+def _list_bounds(judgement: Judgement) -> dict[str, float | None]:
+    measured = judgement.measured
+    bounds = {"value": measured.value, "low": measured.low, "high": measured.high}
+    return bounds | {"p": judgement.p, "p_corrected": judgement.p_corrected}
 
 
 def _mark_figures(analysis: RoutingAnalysis) -> list[Figure]:

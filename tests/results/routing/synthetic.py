@@ -64,6 +64,8 @@ class Truth:
     trace: str = ""
     """Of its own, as all of its load is."""
     kv_cache_memory_bytes: int | None = None
+    prefill: int = 0
+    """This many of the instances only prefill, the others only decode; 0 = each does both."""
     moves: int = 0
     """Every session's turn of this number migrates from the other of two instances, in 0.05 s; 0 = none does."""
 
@@ -222,7 +224,7 @@ def _engine(world: World, truth: Truth, turns: Sequence[TurnRecord], number: int
     left = 480.0 * sum(turn.turn == truth.moves for turn in turns if turn not in here) if truth.moves else 0.0
     return RoutedEngine(
         instance=f"e{number}",
-        role="both",
+        role="both" if not truth.prefill else "prefill" if number < truth.prefill else "decode",
         url=f"http://127.0.0.1:{9000 + number}",
         pid=None,
         started_by="spawn",

@@ -294,6 +294,28 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     assert by_cell["EAR (affinity only)", 2]["asked"] == 0
 
 
+def test_the_logs_order_of_policies_is_judged_for_the_labels_that_were_run(tmp_path: Path) -> None:
+    truths = [Truth("mine", "lmetric", hit_share=0.8), Truth("by load", "load_only", hit_share=0.2)]
+    write_run(tmp_path, WORLD, truths)
+    claims = {one.name: one for one in analyse(tmp_path).claims}
+    assert claims["log: LMetric has soft affinity"].point.startswith("holds: +")
+    assert claims["log: LMetric before load_only"].label == "not testable at this scale"
+    assert not [name for name in claims if "unified" in name or "sticky" in name]
+
+
+def test_a_split_of_static_pools_is_judged_under_its_own_name(tmp_path: Path) -> None:
+    """Of 1P+3D and 2P+2D the even one is the specification's; alone, 1P+3D does not stand for it."""
+    world = World(sessions=4, turns=2, instances=4, trials=1)
+    balanced, even = Truth("load-balance", "round_robin"), Truth("two", "static_pd", prefill=2)
+    uneven = Truth("one", "static_pd", prefill=1)
+    walls = {}
+    for name, truths in (("both", [balanced, even, uneven]), ("alone", [balanced, uneven])):
+        write_run(tmp_path / name, world, truths)
+        walls[name] = [one.name for one in analyse(tmp_path / name).claims if one.name.startswith("3.2")]
+    wall = "3.2: static pools meet the KV wall"
+    assert walls == {"both": [wall, f"{wall}, 1P+3D"], "alone": [f"{wall}, 1P+3D"]}
+
+
 def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(moving, tmp_path / moving.name))
     (root / "results" / "20260131_EAR" / "trial_1" / "decisions.jsonl").write_bytes(b"{")

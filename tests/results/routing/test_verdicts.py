@@ -26,7 +26,7 @@ from results.routing.specification import (
     end_to_end_rows,
     threshold_settings,
 )
-from results.routing.verdicts import UNIFIED, Arms, judge_claims
+from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
 from tests.results.routing.synthetic import Truth, World, loaded
@@ -312,10 +312,94 @@ def test_claims_about_the_load_of_the_system_need_instances_of_their_own_and_a_l
     assert "preset `steady`" in claim.reason, "what would test it"
 
 
+def test_static_pools_of_each_split_are_judged_by_themselves() -> None:
+    pairs = [
+        compare_two("ttft_p50_s", "4P+4D", "load-balance", 2.0, 2.01),
+        compare_two("ttft_p50_s", "pools of six", "load-balance", -0.52, -0.5),
+    ]
+    wall, uneven = "3.2: static pools meet the KV wall", {"6P+2D": "pools of six"}
+    of_six = f"{wall}, 6P+2D"
+    labels = {"load-balance": "load-balance", "static PD-disagg": "4P+4D"}
+    claims = {one.name: one for one in judge_claims([Arms(labels, LARGE, uneven)], pairs, moves())}
+    assert {name: one.outcome for name, one in claims.items()} == {wall: Outcome.HOLDS, of_six: Outcome.FAILS}
+    assert "(6P+2D) is higher" in claims[of_six].claim
+    assert "specified: 62 to 72" in claims[wall].point
+    assert "specified: no number of its own" in claims[of_six].point
+    alone = labels | {"static PD-disagg": "pools of six"}
+    assert [one.name for one in judge_claims([Arms(alone, LARGE, uneven)], pairs, moves())] == [of_six]
+
+
+IN_ORDER = {name: name for name in ("LMetric", "sticky", UNIFIED, LOAD_ONLY)}
+
+
+def judge_order(pairs: Sequence[Pair], scale: Scale = LARGE) -> dict[str, Judgement]:
+    """The claims of specs/routing_log."""
+    return {name: one for name, one in judge(IN_ORDER, pairs, scale=scale).items() if name.startswith("log: ")}
+
+
+def in_order(sign: int = 1) -> list[Pair]:
+    """Pairs whose intervals confirm the order in APC and latency; `sign` -1: reverse it."""
+    above = [("LMetric", LOAD_ONLY, "apc"), (UNIFIED, "sticky", "apc"), ("sticky", "LMetric", "ttft_p90_s"),
+             (LOAD_ONLY, "LMetric", "ttft_p90_s"), ("LMetric", UNIFIED, "ttft_p90_s"),
+             ("LMetric", UNIFIED, "e2e_mean_s"), ("LMetric", UNIFIED, "e2e_p90_s")]  # fmt: skip
+    low, high = sorted((0.1 * sign, 0.101 * sign))
+    return [compare_two(metric, first, second, low, high) for first, second, metric in above]
+
+
+@pytest.mark.parametrize(("sign", "outcome"), [(1, Outcome.HOLDS), (-1, Outcome.FAILS)])
+def test_each_step_of_the_logs_order_is_judged_with_the_number_that_a_specification_has(
+    sign: int, outcome: Outcome
+) -> None:
+    claims = judge_order(in_order(sign))
+    steps = {name: one for name, one in claims.items() if "like" not in name and "little" not in name}
+    assert len(steps) == 7
+    assert {one.outcome for one in steps.values()} == {outcome}
+    ttft = claims["log: unified before LMetric, TTFT p90"]
+    ratio = "0.904" if sign > 0 else "1.11"
+    assert ttft.point == f"{outcome}: {ratio} times (specified: 8.034 s and 9.331 s, -13.9 %, of unified's predecessor)"
+    assert claims["log: LMetric has soft affinity"].point.endswith("(specified: 56.9 % and 54.1 % (specs/ear 3.1))")
+
+
+@pytest.mark.parametrize(
+    ("apc", "ttft", "outcomes"),
+    [
+        ((-0.02, 0.01), (0.10, 0.12), (Outcome.HOLDS, Outcome.HOLDS)),
+        ((-0.231, -0.23), (0.5, 0.51), (Outcome.FAILS, Outcome.FAILS)),
+        ((-0.06, -0.04), (0.15, 0.18), (Outcome.UNDECIDED, Outcome.UNDECIDED)),
+    ],
+)
+def test_lmetric_is_like_unified_within_a_limit_in_apc_and_in_ttft(
+    apc: tuple[float, float], ttft: tuple[float, float], outcomes: tuple[Outcome, Outcome]
+) -> None:
+    """The limit of the ratio is 0.85, whose logarithm is -0.163."""
+    claims = judge_order(
+        [compare_two("apc", "LMetric", UNIFIED, *apc), compare_two("ttft_p90_s", "LMetric", UNIFIED, *ttft)]
+    )
+    alike = claims["log: LMetric places like unified"], claims["log: unified gains little"]
+    assert tuple(one.alone or one.outcome for one in alike) == outcomes
+    assert [one.p is None for one in alike] == [False, False]
+    if outcomes[1] == Outcome.FAILS:
+        assert alike[1].reason.startswith("at least 39.3 % below: 0.604 [0.600, 0.607] times")
+
+
+def test_the_order_in_latency_needs_instances_of_their_own_and_no_more() -> None:
+    """With a limit on sessions in flight too, which is a track of the log."""
+    limited = judge_order(in_order(), replace(LARGE, max_inflight_sessions=64))
+    assert {one.label for one in limited.values()} == {""}
+    small = judge_order(in_order(), SMALL)
+    assert small["log: LMetric has soft affinity"].outcome == Outcome.HOLDS
+    testable = {name for name, one in small.items() if one.label != "not testable at this scale"}
+    assert testable == {
+        "log: LMetric has soft affinity", "log: unified keeps more than sticky", "log: LMetric places like unified",
+    }  # fmt: skip
+
+
 def test_under_several_loads_each_claim_is_judged_by_itself_and_named_after_its_load() -> None:
     slow = {"load-balance": "load-balance x", FULL: "ear x"}
     pairs = [LOOPING[0], compare_two("amplification", "ear x", "load-balance x", 0.8, 0.9)]
-    loads = [Arms({"load-balance": "load-balance", FULL: "ear"}, LARGE, "rate 1"), Arms(slow, LARGE, "rate 2")]
+    loads = [
+        Arms({"load-balance": "load-balance", FULL: "ear"}, LARGE, load="rate 1"), Arms(slow, LARGE, load="rate 2"),
+    ]  # fmt: skip
     claims = {one.name: one.outcome for one in judge_claims(loads, pairs, moves())}
     assert claims == {
         "C1: dispatch coupling, rate 1": Outcome.HOLDS,

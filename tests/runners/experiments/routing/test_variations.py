@@ -21,13 +21,18 @@ from state.workspace import Workspace
 MODEL = "h20-qwen3-coder-30b-a3b"
 
 
-def plan_run(*settings: str, preset: str = "fleet-sensitivity", trials: int = 3) -> Prepared:
+POLICIES = ("unified", "EAR", "EAR (affinity only)", "EAR (migration only)")
+
+
+def plan_run(
+    *settings: str, preset: str = "fleet-sensitivity", trials: int = 3, policies: tuple[str, ...] = POLICIES
+) -> Prepared:
     small = ("trace.sessions=10", "trace.output_tokens=0.1", "trace.turns=3")
     asked = RunOptions(
         experiment="routing",
         profile="h20-qwen3-coder-30b",
         preset=preset,
-        policies=("unified", "EAR", "EAR (affinity only)", "EAR (migration only)"),
+        policies=policies,
         settings=(*small, *settings),
         trials=trials,
     )
@@ -75,6 +80,24 @@ def test_every_policy_is_planned_again_under_each_variation() -> None:
     assert again.fingerprint == plan.fingerprint
 
 
+def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    prepared = plan_run(
+        'sensitivity.coefficients=["prefill_token_s"]', "trace.sessions=20", "trace.statistics.cross_share=0.0",
+        "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
+        preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=1,
+    )  # fmt: skip
+    folder = create_run(Workspace(tmp_path / "runs"), prepared)
+    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    verdicts = json.loads(RunLayout(folder).verdicts_json.read_bytes())
+    assert [row["name"] for row in verdicts["load_floor"]][:3] == ["D1", "D2", "D3"]
+    rows = {row["name"]: row["outcomes"] for row in verdicts["conditional_claims"]}
+    assert set(rows) == {row["name"] for row in (*verdicts["claims"], *verdicts["load_floor"])}
+    assert rows["D6"] == dict.fromkeys(("prefill_token_s*0.7", "prefill_token_s*1.3"), "open"), "one K"
+    assert set(rows["D3"].values()) == {"undecided"}, "one trial: judged, not left out"
+
+
 @pytest.mark.parametrize("preset", ["fleet-loads", "fleet-thresholds"])
 def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset=preset)
@@ -99,6 +122,12 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     rows = verdicts["conditional_claims"]
     assert [row["name"] for row in rows] == [claim["name"] for claim in verdicts["claims"]]
     assert {tuple(row["outcomes"]) for row in rows} == {("prefill_token_s*0.7", "prefill_token_s*1.3")}
+    claims = {claim["name"]: claim["measured"] for claim in verdicts["claims"]}
+    bounds = ("value", "low", "high")
+    assert all(row["measured"][name] == claims[row["name"]][name] for row in rows for name in bounds)
+    locality = next(row for row in rows if row["name"] == "ablation: migration only loses locality")
+    for own in locality["varied"].values():
+        assert own["low"] < own["value"] < own["high"], "its interval under the variation"
     aggregate = json.loads(layout.aggregate_json.read_bytes())
     assert aggregate["gaps"] == []
     assert {row["label"] for row in aggregate["policies"]} == {
