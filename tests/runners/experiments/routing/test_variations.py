@@ -19,8 +19,7 @@ from runners.simulator.engine_file import read_engine
 from state.workspace import Workspace
 
 MODEL = "h20-qwen3-coder-30b-a3b"
-
-
+"""It has no cost of attention."""
 POLICIES = ("unified", "EAR", "EAR (affinity only)", "EAR (migration only)")
 
 
@@ -61,7 +60,7 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
 )
 def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
     with pytest.raises(RunnerError, match=message):
-        plan_run(f'sensitivity.coefficients=["{coefficient}"]')
+        plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]')
 
 
 def test_every_policy_is_planned_again_under_each_variation() -> None:
@@ -70,7 +69,7 @@ def test_every_policy_is_planned_again_under_each_variation() -> None:
     by_variation: dict[str, list[str]] = {}
     for one in params:
         by_variation.setdefault(one.get("variation", ""), []).append(one["policy"])
-    assert len(by_variation) == 1 + 2 * 10 + 2
+    assert len(by_variation) == 1 + 2 * 11 + 2
     assert {len(policies) for policies in by_variation.values()} == {4}
     scales = {one.get("variation", ""): one["time_scale"] for one in params}
     assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
@@ -86,7 +85,7 @@ def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, m
     prepared = plan_run(
         'sensitivity.coefficients=["prefill_token_s"]', "trace.sessions=20", "trace.statistics.cross_share=0.0",
         "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
-        preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=1,
+        preset="fleet-load-floor-sensitivity", policies=("overlap first", "B: floor 200"), trials=1,
     )  # fmt: skip
     folder = create_run(Workspace(tmp_path / "runs"), prepared)
     assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
