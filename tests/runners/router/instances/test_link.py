@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runners.router.failure import Failure
 from runners.router.instances import upstream
-from runners.router.instances.internal_request import join_chunks
+from runners.router.instances.internal_request import CHUNKS_LIMIT, InternalRequestFailed, join_chunks
 from runners.router.instances.upstream import (
     HEAD_LIMIT_BYTES,
     JOINED_LIMIT_BYTES,
@@ -340,6 +340,12 @@ def test_trailers_go_on_with_the_body_and_are_no_headers(events: bool) -> None:
         assert [name for name, _ in taker.answer.headers] == [b"content-type", b"transfer-encoding"]
     assert join_chunks(body) == b"abc"
     assert whole_chunks(body[:-1]) == len(b"3\r\nabc\r\n")
+
+
+def test_an_answer_in_many_chunks_is_refused_before_they_are_joined() -> None:
+    assert join_chunks(chunked([b"x"] * CHUNKS_LIMIT)) == b"x" * CHUNKS_LIMIT
+    with pytest.raises(InternalRequestFailed, match="chunks"):
+        join_chunks(chunked([b"x"] * (CHUNKS_LIMIT + 1)))
 
 
 ENDLESS = {
