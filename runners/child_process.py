@@ -124,7 +124,13 @@ class ChildProcess(Generic[LineOf]):
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
-        async for raw in self._process.stderr:
+        while True:
+            try:
+                raw = await self._process.stderr.readline()
+            except ValueError:  # a part of a line of more than LINE_LIMIT_BYTES, which is dropped
+                continue
+            if not raw:
+                return
             self._stderr_tail.append(raw.decode("utf-8", "backslashreplace").rstrip())
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from results.records import events
+from results.records.errors import DAMAGED_JSON
 from results.records.events import CellState
 from results.records.plan import CellPlan, RunPlan
 from state.changes import (
@@ -103,12 +104,19 @@ class Tables:
         return self._read_cell(row, tuple(_read_row(attempt, AttemptView) for attempt in attempts))
 
     def _read_cell(self, row: Mapping[str, Any], attempts: tuple[AttemptView, ...]) -> CellView:
+        """Raises msgspec.ValidationError for a damaged row."""
         if self._cell_plans is None:
             self._cell_plans = {cell.cell: cell for cell in self._plan().cells}
         values = dict(row)
-        values["state"] = CellState(values["state"])
-        values["summary"] = msgspec.json.decode(values["summary"])
-        return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
+        name = values["cell"]
+        try:
+            values["state"] = CellState(values["state"])
+            values["summary"] = msgspec.json.decode(values["summary"])
+            return CellView(**values, plan=self._cell_plans[name], attempts=attempts)
+        except KeyError as error:
+            raise msgspec.ValidationError(f"the row of cell {name!r} is not of the plan") from error
+        except (ValueError, TypeError, *DAMAGED_JSON) as error:
+            raise msgspec.ValidationError(f"the row of cell {name!r} cannot be read: {error}") from error
 
     def _save_plan(self, event: events.RunPlanned, recorded: Recorded) -> None:
         if self._select_one("SELECT id FROM run") is not None:

@@ -23,6 +23,8 @@ from runners.target import Target
 STALE_WITHIN_NS = 1_000_000_000
 """A pooled connection that dies later than this after the send was not stale: the server dropped the request."""
 CONNECT_TIMEOUT_S = 10.0
+HEAD_LIMIT_BYTES = 64 << 10
+"""Limit of a head, and of bytes in a row that are no body: trailers, chunk sizes with their extensions."""
 INSTANCE_HEADER = b"x-tracon-instance"
 HEADERS = b"user-agent: tracon\r\naccept: text/event-stream\r\ncontent-type: application/json\r\n"
 
@@ -30,12 +32,14 @@ HEADERS = b"user-agent: tracon\r\naccept: text/event-stream\r\ncontent-type: app
 class Connection(asyncio.Protocol):
     """One connection: at most one exchange at a time."""
 
-    __slots__ = ("_client", "_parser", "_transport", "exchange", "payload", "pooled", "t_read_ns")
+    __slots__ = ("_client", "_framing_bytes", "_parser", "_transport", "exchange", "payload", "pooled", "t_read_ns")
 
     def __init__(self, client: LoadClient) -> None:
         self._client = client
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._framing_bytes = 0
+        """Bytes read since the head or the last piece of the body."""
         self.exchange: Exchange | None = None
         self.payload = b""
         """The bytes sent, held for one retry until the response begins."""
@@ -74,6 +78,7 @@ class Connection(asyncio.Protocol):
         if not exchange.t_bytes_ns:
             self.payload = b""
         exchange.t_bytes_ns = t_ns
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -83,6 +88,9 @@ class Connection(asyncio.Protocol):
         if exchange.fault and exchange.status is None:
             self.close()
             exchange.fail("malformed stream", t_ns)
+        elif self._framing_bytes > HEAD_LIMIT_BYTES and exchange.status is None:
+            self.close()
+            exchange.fail(f"more than {HEAD_LIMIT_BYTES} bytes that are no body", t_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -104,11 +112,13 @@ class Connection(asyncio.Protocol):
 
     # httptools
     def on_headers_complete(self) -> None:
+        self._framing_bytes = 0
         exchange = self.exchange
         if exchange is not None:
             exchange.http_status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
         exchange = self.exchange
         if exchange is not None:
             exchange.feed(body, self.t_read_ns)

@@ -63,10 +63,13 @@ def pause_s(headers: Mapping[bytes, bytes], *, refusal: bool) -> float:
     return float(after) if after.isdigit() and len(after) <= PAUSE_DIGITS else 0.0
 
 
-def is_preamble(stream: bytes) -> bool:
-    """Whether a stream of `/v1/responses` has only the events that vLLM sends before it computes anything."""
+def is_preamble(stream: bytes, *, follows: bool = False) -> bool:
+    """Whether a stream of `/v1/responses` has only the events that vLLM sends before it computes anything.
+
+    `follows`: such events came before these bytes, which may have none.
+    """
     names = _EVENT.findall(stream)
-    return bool(names) and _BEFORE_OUTPUT.issuperset(names)
+    return (follows or bool(names)) and _BEFORE_OUTPUT.issuperset(names)
 
 
 def is_done(tail: bytes) -> bool:

@@ -1,12 +1,13 @@
 """Real runs whose processes are killed, stopped and starved at random moments, and what that leaves.
 
-    python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 10] [--only 3] [--seconds 300]
+    python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 20] [--only 3] [--seconds 300]
     python -m tests.benchmarks.chaos --table
 
 A batch is N faults drawn from its seed, in campaigns of at most `--each`: a campaign starts a run on real engines, lets
-it meet its faults one after another, resumes it to its end, and counts what was lost or left. Every finished campaign
-is a line of tests/chaos/journal.jsonl; the same command again goes on with those that are missing. `--only` repeats
-one campaign of the batch. `--table` writes the tables of docs/reliability.md from the journal.
+it meet its faults as their moments come, resumes it to its end, and counts what was lost or left. Every finished
+campaign is a line of tests/chaos/journal.jsonl; the same command again, also on another day, goes on with those that
+are missing. `--only` repeats one campaign of the batch. `--table` writes the tables of docs/reliability.md from the
+journal.
 
 A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
 is left out, and the command says so.
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2 * len(KINDS), help="faults of the batch (default 46)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", default=[], help="only kinds that begin so (repeatable)")
-    parser.add_argument("--each", type=int, default=10, help="faults per campaign at most (default 10)")
+    parser.add_argument("--each", type=int, default=20, help="faults per campaign at most (default 20)")
     parser.add_argument("--only", type=int, help="this campaign of the batch, whether the journal has it or not")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no campaign after it (0 = no limit)")
     parser.add_argument("--journal", type=Path, default=table.JOURNAL)

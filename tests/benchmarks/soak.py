@@ -1,12 +1,16 @@
 """Whether router and console stay as they are for hours: memory, descriptors and latency, each by its slope.
 
-    python -m tests.benchmarks.soak [--hours 8] [--seconds 3600] [--streams 10000] [--json]
+    python -m tests.benchmarks.soak [--hours 8] [--seconds 3600] [--streams 10000] [--samples FILE] [--json]
+    python -m tests.benchmarks.soak --read FILE
 
 Hours of 64 req/s are compressed into fewer seconds by rate: 8 hours in 3600 s are 512 req/s. Two truth servers answer
 at once, behind one router with its decision log; its ticks go to the journal of a run, as often as the hours have
 seconds, and a console is attached to it. The first fifth is warm-up. The rest is cut into twelve blocks, and the slope
 over their medians (Theil-Sen, with its 95 % interval) is scaled to 8 hours and held against what is allowed. A short
 run has a wide interval and says so: `undecided` is no `flat`.
+
+Once a minute a line on stderr shows the last sample. `--samples` writes every sample to a file as it is taken: whatever
+ends the soak, `--read` prints the table of what the file has. A soak cannot be continued: a new router starts empty.
 
 `--streams N` then holds N slow streams at once through one router. A stream needs two of the router's file descriptors:
 where the limit is too low, as many are held as it allows, and the reason is printed. Needs some 2 GB of disk an hour.
@@ -27,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 from scipy.stats import theilslopes
@@ -61,6 +66,7 @@ RATE_PER_S = 64.0
 HOURS = 8.0
 """What slopes are scaled to."""
 SAMPLE_S = 2.0
+SAMPLES_PER_LINE = 30
 WARM_UP = 0.2
 BLOCKS = 12
 CELL = "trials/soak/t0"
@@ -75,6 +81,23 @@ ALLOWED = {
     "console_files": 0.02,
 }
 """Growth over 8 hours that counts as flat, as a share of the level."""
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """What the samples of a file stand for: its first line."""
+
+    hours: float
+    """Of 64 req/s."""
+    seconds: float
+    """That they are compressed into."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One line: each quantity of ALLOWED at a time; null = there was none yet."""
+
+    t_s: float
+    """Since the begin."""
+    values: dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +127,46 @@ def find_trend(times_h: Sequence[float], values: Sequence[float], allowed: float
     return Trend(level, growth, low, high, verdict)
 
 
+def find_trends(scale: Scale, samples: Sequence[Sample]) -> dict[str, Trend]:
+    """By quantity; one that has too few samples after the warm-up for a slope is left out."""
+    begin_s, hours_per_s = WARM_UP * scale.seconds, scale.hours / scale.seconds
+    trends: dict[str, Trend] = {}
+    for name, allowed in ALLOWED.items():
+        read = [(one.t_s, one.values.get(name)) for one in samples if one.t_s >= begin_s]
+        points = [(t_s * hours_per_s, value) for t_s, value in read if value is not None]
+        if len(points) >= BLOCKS:
+            times_h, values = zip(*points, strict=True)
+            trends[name] = find_trend(times_h, values, allowed)
+    return trends
+
+
+def read_samples(path: Path) -> tuple[Scale, list[Sample]]:
+    """A file of samples; the last line may have been cut."""
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return msgspec.json.decode(first, type=Scale), [msgspec.json.decode(line, type=Sample) for line in whole]
+
+
+def make_table(trends: Mapping[str, Trend]) -> str:
+    """Markdown, as docs/reliability.md has it."""
+    lines = ["| quantity | level | growth in 8 hours | verdict |", "|---|---|---|---|"]
+    for quantity, trend in trends.items():
+        growth = f"{trend.growth:+.1%} [{trend.low:+.1%}, {trend.high:+.1%}]"
+        lines.append(f"| {quantity} | {trend.level:.4g} | {growth} | {trend.verdict} |")
+    return "\n".join(lines)
+
+
 class Soak:
     """Router, load and console for some seconds, and the samples of them."""
 
-    def __init__(self, folder: Path, seconds: float, hours: float) -> None:
+    def __init__(self, folder: Path, scale: Scale, samples_path: Path | None = None) -> None:
         self._folder = folder
-        self._seconds = seconds
-        self._speed = hours * 3600.0 / seconds
+        self._scale = scale
+        self._speed = scale.hours * 3600.0 / scale.seconds
         self._latency = LiveLatency()
-        self.samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ALLOWED}
-        """By quantity: seconds since the begin, value."""
+        self._samples_path = samples_path or folder / "samples.jsonl"
+        self._samples_path.write_bytes(msgspec.json.encode(scale) + b"\n")
+        self.samples: list[Sample] = []
 
     async def run(self) -> LoadOutcome:
         with TruthServer() as one, TruthServer() as two, self._open_store() as store, leases.acquire(store):
@@ -140,15 +193,6 @@ class Soak:
             finally:
                 console.close()
 
-    def trends(self) -> dict[str, Trend]:
-        begin_s = WARM_UP * self._seconds
-        trends: dict[str, Trend] = {}
-        for name, allowed in ALLOWED.items():
-            kept = [(t_s * self._speed / 3600.0, value) for t_s, value in self.samples[name] if t_s >= begin_s]
-            times_h, values = zip(*kept, strict=True)
-            trends[name] = find_trend(times_h, values, allowed)
-        return trends
-
     def _load_spec(self, url: str) -> LoadSpec:
         return LoadSpec(
             url=url,
@@ -158,14 +202,14 @@ class Soak:
             output_tokens=2,
             warmup_s=0.0,
             requests_path=str(self._folder / "requests.jsonl"),
-            min_duration_s=self._seconds,
+            min_duration_s=self._scale.seconds,
             min_completed=0,
-            max_duration_s=self._seconds + 30.0,
+            max_duration_s=self._scale.seconds + 30.0,
             token_evidence="usage",
         )
 
     def _open_store(self) -> RunStore:
-        cell = CellPlan(CELL, "trials", "replay", "plain", "soak", {}, self._seconds)
+        cell = CellPlan(CELL, "trials", "replay", "plain", "soak", {}, self._scale.seconds)
         plan = freeze_plan(
             experiment="routing", profile="cpu-tiny", preset="soak", configs=["plain"], seed=1,
             stages=[StagePlan("trials", "Soak")], cells=[cell], inputs={},
@@ -194,7 +238,7 @@ class Soak:
                 decisions=tick.decisions,
                 latency=self._latency,
             )
-            fraction = min(1.0, (time.monotonic() - began_s) / self._seconds)
+            fraction = min(1.0, (time.monotonic() - began_s) / self._scale.seconds)
             for _ in range(max(1, round(self._speed))):
                 store.append(sampled, CellProgressed(CELL, fraction))
 
@@ -211,18 +255,23 @@ class Soak:
                 await asyncio.to_thread(server.take_rows)  # else the server's memory grows, not the router's
             if not console.alive:
                 raise RuntimeError(f"the console ended: {console.drawn[-400:]!r}")
-            values: Mapping[str, float | None] = {
+            values = {
                 "router_rss_mb": _rss_mb(router),
                 "console_rss_mb": _rss_mb(console.pid),
-                "router_files": psutil.Process(router).num_fds(),
-                "console_files": psutil.Process(console.pid).num_fds(),
+                "router_files": float(psutil.Process(router).num_fds()),
+                "console_files": float(psutil.Process(console.pid).num_fds()),
                 "ttft_p50_ms": _milliseconds(self._latency.ttft_p50_s),
                 "ttft_p90_ms": _milliseconds(self._latency.ttft_p90_s),
             }
-            t_s = time.monotonic() - began_s
-            for name, value in values.items():
-                if value is not None:
-                    self.samples[name].append((t_s, float(value)))
+            self._add_sample(Sample(time.monotonic() - began_s, values))
+
+    def _add_sample(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        with self._samples_path.open("ab") as file:
+            file.write(msgspec.json.encode(sample) + b"\n")
+        if len(self.samples) % SAMPLES_PER_LINE == 0:
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in sample.values.items() if value is not None)
+            print(f"{sample.t_s:.0f} of {self._scale.seconds:.0f} s: {shown}", file=sys.stderr, flush=True)
 
 
 def _rss_mb(pid: int) -> float:
@@ -254,27 +303,37 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=HOURS, help="hours of 64 req/s (default 8)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="that they are compressed into (default 3600)")
     parser.add_argument("--streams", type=int, default=0, help="slow streams to hold at once; 0 = skip")
+    parser.add_argument("--samples", type=Path, help="file for the samples, written as they are taken")
+    parser.add_argument("--read", type=Path, help="print the table of such a file, run nothing")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on stdout")
     options = parser.parse_args()
+    if options.read is not None:
+        print_results({}, find_trends(*read_samples(options.read)), as_json=options.json)
+        return
     made: dict[str, Any] = {"hours": options.hours, "seconds": options.seconds}
+    trends: dict[str, Trend] = {}
     with tempfile.TemporaryDirectory(prefix="tracon-soak-") as name:
         folder = Path(name)
         if options.seconds:
-            soak = Soak(folder, options.seconds, options.hours)
+            scale = Scale(options.hours, options.seconds)
+            soak = Soak(folder, scale, options.samples)
             outcome = asyncio.run(soak.run())
             made |= {"sent": outcome.sent, "completed": outcome.completed, "failed": outcome.failed}
-            made["trends"] = {quantity: asdict(trend) for quantity, trend in soak.trends().items()}
+            trends = find_trends(scale, soak.samples)
         if options.streams:
             made["streams_limited"] = explain_files(options.streams)
             made["streams"] = streams(options.streams, folder, lambda text: print(text, file=sys.stderr))[0]
-    if options.json:
-        print(json.dumps(made, indent=1))
+    print_results(made, trends, as_json=options.json)
+
+
+def print_results(made: Mapping[str, Any], trends: Mapping[str, Trend], *, as_json: bool) -> None:
+    if as_json:
+        by_quantity = {quantity: asdict(trend) for quantity, trend in trends.items()}
+        print(json.dumps({**made, "trends": by_quantity}, indent=1))
         return
-    for quantity, trend in made.pop("trends", {}).items():
-        growth = f"{trend['growth']:+.1%} [{trend['low']:+.1%}, {trend['high']:+.1%}] in 8 h"
-        print(f"{quantity}: {trend['level']:.4g}, {growth}: {trend['verdict']}")
     for key, value in made.items():
         print(f"{key}: {value}")
+    print(make_table(trends))
 
 
 if __name__ == "__main__":

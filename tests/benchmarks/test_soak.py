@@ -6,13 +6,26 @@ import asyncio
 import resource
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import InstanceSpec, RouterSpec
-from tests.benchmarks.soak import ALLOWED, HOURS, RATE_PER_S, Soak, explain_files, find_trend
+from tests.benchmarks.soak import (
+    ALLOWED,
+    HOURS,
+    RATE_PER_S,
+    Sample,
+    Scale,
+    Soak,
+    explain_files,
+    find_trend,
+    find_trends,
+    make_table,
+    read_samples,
+)
 
 TIMES_H = np.linspace(1.6, 8.0, 1440).tolist()
 
@@ -61,18 +74,36 @@ def test_the_streams_that_a_limit_of_open_files_allows_are_those_that_the_router
 @pytest.mark.timeout(120)
 async def test_a_short_soak_measures_every_quantity(tmp_path: Path) -> None:
     """At 64 req/s: twelve seconds that stand for themselves."""
-    soak = Soak(tmp_path, 12.0, 12.0 / 3600.0)
+    scale, path = Scale(12.0 / 3600.0, 12.0), tmp_path / "kept.jsonl"
+    soak = Soak(tmp_path, scale, path)
     outcome = await soak.run()
     assert outcome.failed == 0
     assert outcome.completed == pytest.approx(12.0 * RATE_PER_S, rel=0.1)
-    assert {name for name, values in soak.samples.items() if values} == set(ALLOWED)
+    assert set(ALLOWED) == {name for one in soak.samples for name, value in one.values.items() if value is not None}
+    assert read_samples(path) == (scale, soak.samples)
+
+
+def test_a_soak_that_was_ended_has_the_table_of_its_samples(tmp_path: Path) -> None:
+    path, scale = tmp_path / "samples.jsonl", Scale(8.0, 3600.0)
+    lines: list[object] = [scale]
+    for number in range(900):
+        t_s = 2.0 * number  # half the hour
+        lines.append(Sample(t_s, {"router_rss_mb": 50.0 + t_s / 100.0, "router_files": 90.0, "ttft_p50_ms": None}))
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines) + b'{"t_s": 18')
+    trends = find_trends(*read_samples(path))
+    assert {name: trend.verdict for name, trend in trends.items()} == {"router_rss_mb": "grows", "router_files": "flat"}
+    assert trends["router_rss_mb"].growth == pytest.approx(36.0 / trends["router_rss_mb"].level), "10 MB in 1000 s"
+    assert "| router_files | 90 | +0.0% [+0.0%, +0.0%] | flat |" in make_table(trends)
 
 
 @pytest.mark.long
 @pytest.mark.timing
 @pytest.mark.timeout(4500)
 def test_eight_hours_in_one_leave_router_and_console_as_they_were(tmp_path: Path) -> None:
-    soak = Soak(tmp_path, 3600.0, HOURS)
+    scale = Scale(HOURS, 3600.0)
+    soak = Soak(tmp_path, scale)
     outcome = asyncio.run(soak.run())
     assert outcome.failed == 0
-    assert {name: trend for name, trend in soak.trends().items() if trend.verdict == "grows"} == {}
+    trends = find_trends(scale, soak.samples)
+    assert set(trends) == set(ALLOWED)
+    assert {name: trend for name, trend in trends.items() if trend.verdict == "grows"} == {}

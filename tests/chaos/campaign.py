@@ -1,18 +1,23 @@
-"""Runs on real engines that meet the faults of a script one after another and are resumed until they end."""
+"""Runs on real engines that meet the faults of a script and are resumed until they end.
+
+Several faults wait for their moments at once, and each strikes when its own comes. The run decides the order, and many
+strike while it recovers from another. One at a time, a fault cost as much time as a cell.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 
@@ -43,15 +48,22 @@ PORT_BASE, PORTS = 23_100, 24
 RUNS = {
     ROUTING: (ROUTING, "--preset", "smoke"),
     PD_LIFECYCLE: (PD_LIFECYCLE, "--preset", "smoke"),
-    CONNECTOR_TAX: (CONNECTOR_TAX, "--preset", "smoke", "--config", "plain", "--trials", "2"),
-}
+    CONNECTOR_TAX: (
+        CONNECTOR_TAX, "--preset", "smoke", "--config", "plain", "--trials", "3",
+        "--set", "min_duration_s=1", "--set", "min_completed=4",
+    ),
+}  # fmt: skip
+"""Cells of a few seconds, so that moments come often."""
 POLL_S = 0.02
 QUIET_S = 100.0
 """A run that works and writes nothing into its journal for this long is stuck."""
-MOMENT_S = 150.0
-"""How long a fault waits for its moment."""
+ARMED = 4
+"""Faults that wait for their moments at once."""
+MOMENT_S = 300.0
+"""How long a fault waits for its moment; the others strike meanwhile."""
 ORPHAN_S = 20.0
 """Within which everything of a run process that died must have ended."""
+LOAD_ENDED = "the load process has ended"
 ATTEMPTS = 12
 """Resumes of one run without a finished cell between them; it cannot be brought to its end then."""
 
@@ -98,6 +110,8 @@ class Campaign:
         self._note = note
         self._outcome = Outcome()
         self._began_s = time.monotonic()
+        self._waiting = deque(script.faults)
+        self._armed: list[_Armed] = []
         self._run: _Run | None = None
         self._console: Console | None = None
 
@@ -106,8 +120,8 @@ class Campaign:
         processes.adopt_orphans()
         with _own_temporary_folder():
             try:
-                for fault in self._script.faults:
-                    self._attempt(partial(self._meet, fault))
+                while self._waiting or self._armed:
+                    self._attempt(self._meet_next)
                 self._attempt(self._finish_run)
             finally:
                 self._end_everything()
@@ -121,30 +135,42 @@ class Campaign:
             self._outcome.findings.add("stuck", str(stuck))
             self._end_run()
 
-    def _meet(self, fault: Fault) -> None:
+    def _meet_next(self) -> None:
+        """Wait until the moment of any armed fault comes, or the run process ends."""
         run = self._run_at_work()
-        moment = _Moment(fault, run)
-        deadline = time.monotonic() + MOMENT_S
-        while True:
-            if time.monotonic() > deadline:
-                self._outcome.missed.append(fault)
-                self._note(f"missed: {fault}")
-                return
-            if not run.works():
-                self._settle()
-                run = self._run_at_work()
-                moment = _Moment(fault, run)
-            elif moment.has_come():
-                time.sleep(fault.delay_s)
-                pid = self._target(fault, run)
-                if pid is not None:
-                    break
-            time.sleep(POLL_S)
+        while self._waiting and len(self._armed) < ARMED:
+            self._armed.append(_Armed(self._waiting.popleft(), time.monotonic() + MOMENT_S))
+        self._note_moments(run)
+        earliest = min(self._armed, key=lambda armed: armed.due_s or math.inf, default=None)
+        if earliest is not None and earliest.due_s is not None and time.monotonic() >= earliest.due_s:
+            self._strike(earliest, run)
+        for armed in [armed for armed in self._armed if time.monotonic() > armed.deadline_s]:
+            self._armed.remove(armed)
+            self._outcome.missed.append(armed.fault)
+            self._note(f"missed: {armed.fault}")
+        time.sleep(POLL_S)
+
+    def _note_moments(self, run: _Run) -> None:
+        run.sync()
+        expected = [armed for armed in self._armed if armed.due_s is None]
+        run.follow_load(wanted=any(armed.fault.moment == "publishing" for armed in expected))
+        news, run.news = run.news, []
+        for armed in expected:
+            if has_come(armed.fault.moment, news):
+                armed.due_s = time.monotonic() + armed.fault.delay_s
+
+    def _strike(self, armed: _Armed, run: _Run) -> None:
+        """Inflict a fault that is due; without a target it waits for its moment again."""
+        fault, pid = armed.fault, self._target(armed.fault, run)
+        if pid is None:
+            armed.due_s = None
+            return
+        self._armed.remove(armed)
         running = [cell.plan.cell for cell in run.view.current_cells]
         met = Met(fault, pid, running[0] if running else "", round(time.monotonic() - self._began_s, 2))
         where = f"pid {pid}, in {met.cell or 'no cell'}"
         self._note(f"{met.after_s:7.2f} s {fault.kind} ({fault.moment} + {fault.delay_s} s), {where}")
-        self._inflict(fault, pid)
+        self._inflict(fault, pid, run)
         self._outcome.met.append(met)
         self._check_console()
 
@@ -158,7 +184,7 @@ class Campaign:
         pids = processes.find_role(fault.role, run.pid, engines)
         return pids[int(fault.draw * len(pids))] if pids else None
 
-    def _inflict(self, fault: Fault, pid: int) -> None:
+    def _inflict(self, fault: Fault, pid: int, run: _Run) -> None:
         if fault.action == "kill":
             processes.send(pid, SIGKILL)
             if fault.role == "console" and self._console is not None:
@@ -171,8 +197,13 @@ class Campaign:
             "memory": lambda: processes.little_memory(pid, fault.draw),
             "disk": lambda: self._full_disk(fault.draw),
         }
+
+        def has_ended() -> bool:
+            self._note_moments(run)  # of the other faults, which strike right after this one
+            return not processes.is_running(pid)
+
         with contextlib.suppress(OSError, psutil.Error), actions[fault.action]():  # it ended meanwhile
-            processes.wait_for(lambda: not processes.is_running(pid), fault.hold_s, POLL_S)
+            processes.wait_for(has_ended, fault.hold_s, POLL_S)
 
     def _full_disk(self, spare: float) -> AbstractContextManager[None]:
         assert self._disk is not None
@@ -192,6 +223,8 @@ class Campaign:
         """The run process has ended: see what is left of it, then count a finished run or resume."""
         run = self._run
         assert run is not None
+        for armed in self._armed:
+            armed.due_s = None
         self._count_orphans(run)
         run.note_published()
         run.sync()
@@ -287,8 +320,10 @@ class _Run:
         """Cells in place whenever an attempt had failed or the run process was dead, and the attempt that made them."""
         self._store = RunStore.open(folder, read_only=True)
         self.view: RunView = self._store.view()
-        self.news: list[Event] = []
-        """Since they were taken last."""
+        self.news: list[Event | str] = []
+        """Events, and LOAD_ENDED, since they were taken last."""
+        self._load = 0
+        """The load process; 0 = none is running."""
         self._heard_s = time.monotonic()
         self._resumes = 0
 
@@ -317,6 +352,8 @@ class _Run:
         self._resumes += 1
         if self._resumes > ATTEMPTS:
             raise Stuck(f"{self.folder.name} was resumed {ATTEMPTS} times in a row without a finished cell")
+        self._load = 0
+        self.news.clear()
         self.pid = spawn_run_process(self.folder).pid
         self._heard_s = time.monotonic()
 
@@ -344,34 +381,29 @@ class _Run:
         if has_failed:
             self.note_published()
 
+    def follow_load(self, *, wanted: bool) -> None:
+        """Report the end of the load process, if it was `wanted` since it ran: finding it takes milliseconds."""
+        if not wanted:
+            self._load = 0
+        elif not self._load:
+            self._load = next(iter(processes.find_role("load", self.pid, ())), 0)
+        elif not processes.is_running(self._load):
+            self._load = 0
+            self.news.append(LOAD_ENDED)
+
     def note_published(self) -> None:
         for cell, attempt in audit.published_records(self.folder):
             self.published.setdefault(cell, attempt)
 
 
-class _Moment:
-    """What a fault waits for, seen from the time it was armed."""
+@dataclass(slots=True)
+class _Armed:
+    """A fault that waits for its moment."""
 
-    def __init__(self, fault: Fault, run: _Run) -> None:
-        self._name = fault.moment
-        self._run = run
-        self._load = 0
-        run.news.clear()
-
-    def has_come(self) -> bool:
-        news, self._run.news = self._run.news, []
-        if self._name == "present":
-            return True
-        if self._name == "publishing":
-            return self._load_has_ended()
-        return any(_is_moment(self._name, event) for event in news)
-
-    def _load_has_ended(self) -> bool:
-        if not self._load:
-            loads = processes.find_role("load", self._run.pid, ())
-            self._load = loads[0] if loads else 0
-            return False
-        return not processes.is_running(self._load)
+    fault: Fault
+    deadline_s: float
+    due_s: float | None = None
+    """When it strikes: its moment has come; None = it has not."""
 
 
 def _shorten(reason: str) -> str:
@@ -379,7 +411,14 @@ def _shorten(reason: str) -> str:
     return reason.splitlines()[0].replace(str(home()), "$TRACON_HOME")[:200]
 
 
-def _is_moment(name: str, event: Event) -> bool:
+def has_come(moment: str, news: Sequence[Event | str]) -> bool:
+    """Whether a fault's moment is in what has happened."""
+    return moment == "present" or any(_is_moment(moment, event) for event in news)
+
+
+def _is_moment(name: str, event: Event | str) -> bool:
+    if name == "publishing":
+        return event == LOAD_ENDED
     if name == "starting":
         return isinstance(event, InstanceChanged) and event.state is InstanceState.STARTING
     if name == "measuring":

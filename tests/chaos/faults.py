@@ -20,9 +20,10 @@ KINDS = (
 WANTED = 50
 """Faults of each kind that the table is to have."""
 
-MOMENTS = {"present": 2.0, "starting": 3.0, "measuring": 3.0, "publishing": 0.4, "done": 1.0}
+MOMENTS = {"present": 12.0, "starting": 3.0, "measuring": 3.0, "publishing": 0.4, "done": 1.0}
 """What a fault waits for, and the longest delay (s) after it: the target is there; an engine starts; a load sends; a
-load has ended, so that its artifacts are put in place; a cell is done, so that engines stop and others start."""
+load has ended, so that its artifacts are put in place; a cell is done, so that engines stop and others start. Several
+faults may be `present` at once: their delays spread them over a cell."""
 MOMENTS_OF = {
     "run": ("present", "starting", "measuring", "publishing", "done"),
     "load": ("present", "measuring"),
@@ -33,7 +34,7 @@ MOMENTS_OF = {
     "console": ("present", "measuring", "done"),
 }
 AT_ONCE = 0.5
-"""Share of faults that strike as soon as their target is there; the others wait for any of its moments."""
+"""Share of faults that need nothing but their target; the others wait for any of its moments."""
 HOLD_S = (0.3, 6.0)
 """How long a process stays stopped, or a resource short: the logarithm is uniform. The larger bound exceeds that of a
 stalled step, 5 s."""
@@ -96,6 +97,7 @@ def draw_batch(seed: int, count: int, kinds: Sequence[str], each: int) -> tuple[
         for experiment, faults in by_experiment.items()
         for first in range(0, len(faults), each)
     ]
+    draw.shuffle(parts)  # so that the campaigns of a part of the batch meet every experiment
     return tuple(Script(number, *part) for number, part in enumerate(parts))
 
 

@@ -6,10 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
+import time
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import shared_memory
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -17,13 +21,25 @@ import pytest
 
 from launch.guard import SOCKETS
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
-from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
+from results.records.events import (
+    CellChanged,
+    CellState,
+    Event,
+    InstanceChanged,
+    InstanceState,
+    RunChanged,
+    RunState,
+    StageChanged,
+    StageState,
+)
 from results.records.layout import sha256, write_indented_json
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
-from tests.chaos import audit, processes, table
+from tests.benchmarks import chaos
+from tests.chaos import audit, campaign, processes, table
 from tests.chaos.audit import Findings
-from tests.chaos.faults import CONNECTOR_TAX, KINDS, MOMENTS_OF, PD_LIFECYCLE, ROUTING, draw_batch
+from tests.chaos.campaign import LOAD_ENDED, Campaign, Outcome
+from tests.chaos.faults import CONNECTOR_TAX, KINDS, MOMENTS_OF, PD_LIFECYCLE, ROUTING, Fault, Script, draw_batch
 from tests.state.plans import CELLS, a_run
 
 CELL = CELLS[-1].cell
@@ -42,12 +58,116 @@ def test_every_kind_comes_as_often_and_each_fault_meets_an_experiment_that_has_i
     assert [script.number for script in scripts] == list(range(len(scripts)))
     assert max(len(script.faults) for script in scripts) == 8
     assert {script.experiment for script in scripts} == {ROUTING, CONNECTOR_TAX, PD_LIFECYCLE}
+    long_batch = draw_batch(1, 49 * len(KINDS), KINDS, 20)
+    assert {script.experiment for script in long_batch[:12]} == {ROUTING, CONNECTOR_TAX, PD_LIFECYCLE}
     assert not any(f.role == "router" for s in scripts if s.experiment == CONNECTOR_TAX for f in s.faults)
     in_lifecycle = [fault for s in scripts if s.experiment == PD_LIFECYCLE for fault in s.faults]
     assert in_lifecycle
     assert not any(fault.role == "load" or fault.moment == "publishing" for fault in in_lifecycle)
     assert all(fault.moment in MOMENTS_OF[fault.role] for fault in faults)
     assert all((fault.hold_s == 0.0) == (fault.action == "kill") for fault in faults)
+
+
+class Following:
+    """A run whose news come one by one; nothing of it can be killed."""
+
+    def __init__(self, coming: Sequence[Event | str]) -> None:
+        self.folder = Path("run")
+        self.pid = 0
+        self.view = SimpleNamespace(current_cells=(), live_instances=())
+        self.news: list[Event | str] = []
+        self.wanted: list[bool] = []
+        self._coming = list(coming)
+
+    def works(self) -> bool:
+        return True
+
+    def sync(self) -> None:
+        if self._coming:
+            self.news.append(self._coming.pop(0))
+
+    def follow_load(self, *, wanted: bool) -> None:
+        self.wanted.append(wanted)
+
+
+def follow(
+    faults: Sequence[Fault], coming: Sequence[Event | str], target: int | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Outcome, Following]:
+    """What becomes of the faults of one campaign while a run reports `coming`."""
+    run = Following(coming)
+    monkeypatch.setattr(Campaign, "_run_at_work", lambda self: run)
+    monkeypatch.setattr(processes, "find_role", lambda *_: [] if target is None else [target])
+    played = Campaign(Script(0, ROUTING, tuple(faults)), Path("nowhere"), None, lambda text: None)
+    for _ in range(2000):
+        if not (played._waiting or played._armed):
+            break
+        played._meet_next()
+    return played._outcome, run
+
+
+STARTING = InstanceChanged("e-1", "plain", InstanceState.STARTING)
+FINISHED = CellChanged(CELL, CellState.DONE, 1)
+
+
+def stop_engine(moment: str, delay_s: float = 0.0) -> Fault:
+    return Fault("stop engine", moment, delay_s, 0.01, 0.5)
+
+
+def test_faults_strike_as_their_moments_come_and_not_in_the_order_of_their_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = [stop_engine(name) for name in ("publishing", "done", "starting", "present", "present")]
+    with subprocess.Popen(["sleep", "60"]) as child:
+        outcome, run = follow(faults, [STARTING, LOAD_ENDED, FINISHED], child.pid, monkeypatch)
+        child.kill()
+    assert [met.fault.moment for met in outcome.met] == ["starting", "present", "publishing", "done", "present"]
+    assert not outcome.missed
+    assert run.wanted[0], "one of them waits for the end of a load"
+    assert not run.wanted[-1]
+
+
+def test_a_fault_strikes_after_its_delay_and_is_missed_if_moment_or_target_never_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        began_s = time.monotonic()
+        outcome, _ = follow([stop_engine("done", 0.3), stop_engine("present")], [FINISHED], child.pid, monkeypatch)
+        assert [met.fault.moment for met in outcome.met] == ["present", "done"]
+        assert outcome.met[1].after_s >= 0.3
+        assert time.monotonic() - began_s < 10.0
+        monkeypatch.setattr(campaign, "MOMENT_S", 0.2)
+        outcome, _ = follow([stop_engine("done"), stop_engine("present", 0.01)], [], child.pid, monkeypatch)
+        assert [fault.moment for fault in outcome.missed] == ["done"]
+        child.kill()
+    outcome, _ = follow([stop_engine("present", 0.01)], [], None, monkeypatch)
+    assert len(outcome.missed) == 1, "it has no target"
+
+
+def play_batch(journal: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> list[int]:
+    """The campaigns that the command plays."""
+    played: list[int] = []
+
+    def play(script: Script) -> tuple[Outcome, float]:
+        played.append(script.number)
+        time.sleep(0.01)
+        return Outcome(), 1.0
+
+    monkeypatch.setattr(chaos, "play_script", play)
+    options = Namespace(seed=3, batch=60, each=20, only=None, seconds=seconds, journal=journal)
+    assert chaos.run_batch(options, KINDS)
+    return played
+
+
+def test_a_batch_goes_on_with_the_campaigns_that_its_journal_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another day, too: the journal is all that is kept."""
+    journal = tmp_path / "journal.jsonl"
+    sessions = [play_batch(journal, monkeypatch, seconds=0.001), play_batch(journal, monkeypatch, seconds=0.0)]
+    numbers = [script.number for script in draw_batch(3, 60, KINDS, 20)]
+    assert sessions == [numbers[:1], numbers[1:]]
+    assert play_batch(journal, monkeypatch, seconds=0.0) == []
+    assert [entry.number for entry in table.read_journal(journal)] == numbers
 
 
 def measured_run(folder: Path, *, attempt: int = 1) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -80,6 +82,24 @@ def test_a_journal_that_is_cut_or_damaged(
         except StateError as error:
             assert STATE_FILE in str(error) or str(folder) in str(error)
             assert error.remedy
+
+
+@pytest.mark.parametrize("change", ["cell = 'another'", "state = 'nonsense'", "summary = '{'", "summary = x'ff'"])
+def test_a_damaged_row_of_a_cell_is_named_with_its_file(change: str, journal: bytes, tmp_path: Path) -> None:
+    """The fuzz found the first: a byte of the plan's name of the cell."""
+    path = tmp_path / STATE_FILE
+    path.write_bytes(journal)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(f"UPDATE cells SET {change} WHERE ordinal = 1")
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('inode', ?)", (str(path.stat().st_ino),))
+        connection.commit()
+    with RunStore.open(tmp_path) as store:
+        with pytest.raises(StateError, match="is damaged: the row of cell") as refused:
+            store.cell_rows()
+        assert str(path) in str(refused.value)
+        assert refused.value.remedy
+        assert "is damaged: the row of cell" in store.find_problems()[0]
 
 
 @pytest.fixture(scope="module")

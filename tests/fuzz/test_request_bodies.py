@@ -31,6 +31,8 @@ RESPONSE = b'{"input":"hello","instructions":"be brief","previous_response_id":"
 EMBEDDING = b'{"input":[[1,2,3],[4,5]],"n":1,"logit_bias":{"5":1.5},"temperature":0.5}'
 BODIES = mutated([COMPLETION, CHAT, RESPONSE, EMBEDDING]) | st.binary(max_size=40)
 BLOCK = 2
+read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Values as they are written: an engine's reader of numbers is not msgspec's."""
 HUGE = b'{"prompt":[1,2],"seed":%b}' % (b"9" * 30)
 
 
@@ -70,9 +72,8 @@ def test_what_moves_kv_for_a_request(body: bytes, path: str) -> None:
     made += [
         msgspec.json.encode(one) for one in (prefix_body(asked, [1], params, 1), handover_prefill_body(asked, params))
     ]
-    assert all(isinstance(msgspec.json.decode(one), dict) for one in made)
-    pulled = msgspec.json.decode(add_pull_params(body, params))
-    assert pulled.pop(OWN) == params
-    sent = msgspec.json.decode(body)
+    assert all(read_fields(one) for one in made)
+    pulled, sent = read_fields(add_pull_params(body, params)), read_fields(body)
+    assert msgspec.json.decode(pulled.pop(OWN)) == params
     sent.pop(OWN, None)
     assert pulled == sent

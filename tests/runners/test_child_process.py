@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
-from runners.child_process import ChildLine, ChildProcess, start_child
+import pytest
+
+from runners.child_process import LINE_LIMIT_BYTES, ChildLine, ChildProcess, start_child
+from runners.errors import RunnerError
 
 
 async def test_processes_started_at_once_leave_sigterm_as_it_was() -> None:
@@ -21,3 +25,19 @@ async def test_processes_started_at_once_leave_sigterm_as_it_was() -> None:
     for child in children:
         await child.end()
     assert signal.SIGTERM not in blocked
+
+
+async def test_a_line_of_errors_beyond_its_limit_does_not_stop_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe would fill and its next write would wait for ever."""
+    (tmp_path / "long_winded.py").write_text(
+        f"import sys\nsys.stderr.write('x' * {4 * LINE_LIMIT_BYTES} + '\\nits last words\\n')\nsys.exit(3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = await start_child("long_winded", line_type=ChildLine[Any], end_grace_s=20.0)
+    assert await child.read_line() is None
+    await child.end()
+    error = child.make_error(None, "it ended", RunnerError)
+    assert "(exit code 3): " in str(error)
+    assert str(error).endswith("its last words")

@@ -208,6 +208,7 @@ class Backend:
                 return self._die(writer)
             if number == self.gate_at and self.gate is not None:
                 await self.gate.wait()
+            await asyncio.sleep(self.itl_s)
             self._raw(writer, event)
             await writer.drain()
         self.served += 1

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 import msgspec
 
@@ -14,7 +15,7 @@ from runners.router.cluster import Cluster, Member
 from runners.router.driver import Driver
 from runners.router.health import Health
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer, fetch_metrics
-from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
+from runners.router.instances.kv_events import BLOCKS_LIMIT, EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.prefix_index import Index, PrefixIndex, block_keys
@@ -22,8 +23,10 @@ from runners.router.reporting import Report
 from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterError, RouterSpec, instance_problem
 
 ASK_S = 3.0
-POLLS_AT_ONCE = 64
-"""Batches of KV events applied to one instance in a row; then streams continue."""
+EVENTS_AT_ONCE = 16
+"""KV events' messages of one instance that are applied in a row."""
+FOLLOW_S = 0.005
+"""Then streams continue; the rest is applied after them."""
 UNKNOWN_CAPACITY_BLOCKS = 1 << 17
 """Size of the index of an instance that does not report its capacity: at most about 16 MB of the router's memory."""
 BLOCK_TOKENS = 16
@@ -64,6 +67,8 @@ class Fleet:
         self._report = report
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
+        self._follows_on = False
+        """`follow_events` will be called again: it did not finish."""
         self._asking: set[asyncio.Task[None]] = set()
         self._adding: set[str] = set()
         """Instances being added: their engines are asked for block size and capacity first."""
@@ -141,10 +146,18 @@ class Fleet:
             self._close_events(instance)
 
     def follow_events(self) -> None:
-        for events in self._events.values():
-            for _ in range(POLLS_AT_ONCE):
-                if not events.apply_messages():
-                    break
+        """Apply the KV events that have arrived, for FOLLOW_S at a time."""
+        until_s = monotonic() + FOLLOW_S
+        busy = list(self._events.values())
+        while busy and monotonic() < until_s:
+            busy = [events for events in busy if events.apply_messages(EVENTS_AT_ONCE)]
+        if busy and not self._follows_on:
+            self._follows_on = True
+            asyncio.get_running_loop().call_soon(self._follow_on)
+
+    def _follow_on(self) -> None:
+        self._follows_on = False
+        self.follow_events()
 
     async def prewarm_instances(self, prompt: Prewarm) -> None:
         """Make every instance compute the prompt, and insert it into every index (specs/load_floor.md, Q2.E).
@@ -204,7 +217,8 @@ class Fleet:
             if capacity_tokens is None:
                 return PrefixIndex(self.block_tokens, UNKNOWN_CAPACITY_BLOCKS)
             return PrefixIndex(self.block_tokens, max(1, capacity_tokens // self.block_tokens))
-        index = EventIndex(self.block_tokens, instance.instance, self._report)
+        limit_blocks = max(BLOCKS_LIMIT, 2 * (capacity_tokens or 0) // self.block_tokens)
+        index = EventIndex(self.block_tokens, instance.instance, self._report, limit_blocks)
         wire = ZmqWire(instance.kv_events, instance.kv_replay)
         loop = asyncio.get_running_loop()
         self._events[instance.instance] = KvEvents(index, wire, loop.time)

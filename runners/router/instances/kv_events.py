@@ -7,7 +7,7 @@ router computes for a prompt (`prefix_index`), and both kinds of index have one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
@@ -19,13 +19,21 @@ from runners.router.reporting import Report, ignore_event
 if TYPE_CHECKING:
     import zmq
 
-Hash = int | bytes
+Hash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
 TOPIC = "kv-events"
 DEVICE = (None, "GPU")
 """`medium` of a block on the device; a CPU build of vLLM reports GPU too."""
 REPLAY_LIMIT_S = 2.0
 """Time limit of a replay."""
 END_OF_REPLAY = -1
+BLOCKS_LIMIT = 1 << 20
+"""Blocks of an index whose instance reports no larger capacity: some 350 MB of the router's memory."""
+MESSAGE_LIMIT_BYTES = 8 << 20
+"""A prompt of a million tokens that a connector loads at once takes 7 MB."""
+QUEUE_LIMIT = 10_000
+"""Messages that wait in the socket, one per engine step; those beyond are a gap, which a replay closes."""
+WAITING_LIMIT_BYTES = 64 << 20
+"""Messages that wait for the end of a replay."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored"):
@@ -63,11 +71,18 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
 class EventIndex:
     """The blocks that one instance holds, from its events. A block counts once the engine has stored it.
 
-    `report` receives the new and the removed keys under the instance's name.
+    `report` receives the new and the removed keys under the instance's name. Blocks beyond `limit_blocks` do not count.
     """
 
-    def __init__(self, block_tokens: int, instance: str = "", report: Report = ignore_event) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        instance: str = "",
+        report: Report = ignore_event,
+        limit_blocks: int = BLOCKS_LIMIT,
+    ) -> None:
         self.block_tokens = block_tokens
+        self._limit_blocks = limit_blocks
         self._instance = instance
         self._report = report
         self._keys: dict[Hash, int] = {}
@@ -123,6 +138,8 @@ class EventIndex:
             except OverflowError:  # an invalid token id, below 0 or beyond 64 bits
                 break
             if name not in self._keys:
+                if len(self._keys) >= self._limit_blocks:
+                    break
                 self._keys[name] = parent
                 if parent not in self._held:
                     keys.append(parent)
@@ -179,6 +196,8 @@ class KvEvents:
         self._last_ts = 0.0
         """Engine time of the last message applied."""
         self._waiting: dict[int, bytes] = {}
+        self._waiting_bytes = 0
+        """Bytes of the messages that were put there since it was empty."""
         self._replay_until_s: float | None = None
 
     def apply_messages(self, limit: int = 256) -> int:
@@ -202,14 +221,14 @@ class KvEvents:
     def _take_message(self, number: int, payload: bytes) -> None:
         self.messages += 1
         if self._replay_until_s is not None:
-            self._waiting[number] = payload
+            self._keep_waiting(number, payload)
         elif number == self._next:
             self._apply_message(number, payload)
         elif number < self._next:
             self._take_repeated(number, payload)
         else:
             self.gaps += 1
-            self._waiting[number] = payload
+            self._keep_waiting(number, payload)
             if self._wire.ask_replay(self._next):
                 self._replay_until_s = self._clock() + REPLAY_LIMIT_S
             else:
@@ -239,13 +258,20 @@ class KvEvents:
                 self._end_replay()
                 return
             if number >= self._next:
-                self._waiting[number] = payload
+                self._keep_waiting(number, payload)
         if self._replay_until_s is not None and self._clock() > self._replay_until_s:
+            self._end_replay()
+
+    def _keep_waiting(self, number: int, payload: bytes) -> None:
+        """Hold a message until the end of the replay; too many of them end it."""
+        self._waiting[number] = payload
+        self._waiting_bytes += len(payload)
+        if self._replay_until_s is not None and self._waiting_bytes > WAITING_LIMIT_BYTES:
             self._end_replay()
 
     def _end_replay(self) -> None:
         """Apply the waiting messages in order; messages still missing are lost."""
-        self._replay_until_s = None
+        self._replay_until_s, self._waiting_bytes = None, 0
         while self._waiting:
             number = min(self._waiting)
             if number > self._next:
@@ -258,6 +284,7 @@ class KvEvents:
     def _give_up(self) -> None:
         """Apply the waiting messages and clear the index at each gap: blocks stored before it may be evicted."""
         self.gaps_open += 1
+        self._waiting_bytes = 0
         for number in sorted(self._waiting):
             if number != self._next:
                 self.index.clear()
@@ -298,7 +325,8 @@ class ZmqWire:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         live = context.socket(zmq.SUB)
         live.setsockopt(zmq.LINGER, 0)
-        live.setsockopt(zmq.RCVHWM, 0)
+        live.setsockopt(zmq.RCVHWM, QUEUE_LIMIT)
+        live.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)
         try:
             live.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
         except zmq.ZMQError as error:
@@ -316,6 +344,7 @@ class ZmqWire:
         if replay_endpoint:
             replay = context.socket(zmq.DEALER)
             replay.setsockopt(zmq.LINGER, 0)
+            replay.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)
             replay.connect(replay_endpoint)
             self._replay = replay
 

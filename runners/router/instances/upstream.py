@@ -28,7 +28,8 @@ IDLE_S = 4.0
 OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 """This process or machine is at its limit; the instance is not to blame."""
 HEAD_LIMIT_BYTES = 64 << 10
-"""Limit of a head with its blank line, of a request or a response, and of a request's trailers."""
+"""Limit of a head with its blank line, and of bytes in a row that are neither head nor body: trailers, chunk sizes with
+their extensions. Of requests and responses."""
 HELD_LIMIT_BYTES = 256 << 10
 """A longer chunk is forwarded in pieces; its stream can then only be cut, not ended with an event."""
 LONE_CHUNK_LIMIT_BYTES = 4096
@@ -110,6 +111,8 @@ class Link(asyncio.Protocol):
     """False: headers that follow are trailers, which go on to the client with the body."""
     _gathered: bytes = b""
     _held: bytes = b""
+    _framing_bytes: int = 0
+    """Bytes read since the head or the last piece of the body."""
     _answer: Answer | None = None
     _bytes_seen: bool = False
     _complete: bool = False
@@ -172,26 +175,32 @@ class Link(asyncio.Protocol):
         if caller is None:  # bytes that belong to no request: the framing is lost
             self.drop_connection()
             return
-        caller.t_read_s = monotonic()
         if (
             self._between_chunks
             and len(data) <= LONE_CHUNK_LIMIT_BYTES
             and data.startswith(_SIZE_LINES[len(data)])
             and data.endswith(b"\r\n")
         ):
+            caller.t_read_s = monotonic()
             caller.body_received(data)
         else:
             self._parse_response(caller, data)
 
     def _parse_response(self, caller: Caller, data: bytes) -> None:
         self._bytes_seen, self.payload = True, ()
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail_caller(Failure("protocol", f"malformed HTTP response: {error}"))
             return
+        if not self._framing_bytes or self._complete:  # else trailers in small pieces would never exceed `stall_s`
+            caller.t_read_s = monotonic()
         if self._messages > 1:
             self._fail_caller(Failure("protocol", "bytes behind the end of the response"))
+        elif self._answer is not None and self._framing_bytes > HEAD_LIMIT_BYTES:
+            why = f"more than {HEAD_LIMIT_BYTES} bytes of trailers or of a chunk's size line"
+            self._fail_caller(Failure("protocol", why))
         elif self._answer is None:
             self._gather_head(caller, data)
         else:
@@ -225,6 +234,10 @@ class Link(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._framing_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
 
     def on_chunk_header(self) -> None:
         self._in_chunk = True
@@ -243,6 +256,7 @@ class Link(asyncio.Protocol):
     def _reset_response(self) -> None:
         self._headers.clear()
         self._gathered = self._held = b""
+        self._framing_bytes = 0
         self._answer = None
         self._bytes_seen = self._complete = self._keep = self.torn = False
         self._in_chunk = self._guarded = self._between_chunks = False

@@ -27,7 +27,7 @@ import msgspec
 from runners.router.cluster import Cluster
 from runners.router.counts import metrics_page
 from runners.router.instances.fleet import Fleet
-from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
+from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
@@ -48,6 +48,7 @@ class ServerState(Protocol):
 
     closing: bool
     own_url: str
+    held_limit_bytes: int
 
     @property
     def connections(self) -> int: ...
@@ -89,6 +90,8 @@ class Pages:
         self._traffic = traffic
         self._transfers = transfers
         self._server = server
+        self._passing = 0
+        """Requests being forwarded."""
         self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, "").strip())
         """Empty = the operator's pages require none."""
 
@@ -96,7 +99,7 @@ class Pages:
         path, method = request.path.rstrip("/") or "/", request.method
         try:
             if (method, path) in PASSED_ON:
-                await self._pass_on(connection, request)
+                await self._pass_on_few(connection, request)
             elif path in HEALTH and method in ("GET", "POST"):
                 self._answer_health(connection)
             elif connection.shared and (path == "/metrics" or path == ADMIN or path.startswith(ADMIN + "/")):
@@ -114,6 +117,19 @@ class Pages:
         except Exception as error:  # the client must get an answer, and the log the error
             connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
             raise
+
+    async def _pass_on_few(self, connection: ClientConnection, request: HttpRequest) -> None:
+        """`_pass_on`, unless the answers of those under way could exceed the limit of what is held for clients."""
+        most = max(1, self._server.held_limit_bytes // BODY_LIMIT_BYTES)
+        if self._passing >= most:
+            why = f"the router is passing on {most} requests for pages, as many as it may"
+            connection.refuse(503, why, "router_overloaded", b"retry-after: 1\r\n")
+            return
+        self._passing += 1
+        try:
+            await self._pass_on(connection, request)
+        finally:
+            self._passing -= 1
 
     async def _pass_on(self, connection: ClientConnection, request: HttpRequest) -> None:
         """Reply with an instance's answer; try the one with the fewest requests first.

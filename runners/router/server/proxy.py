@@ -160,8 +160,11 @@ class Exchange(RequestLifecycle):
             self._open_response(data)
 
     def _hold_preamble(self, data: bytes) -> None:
+        before = len(self._preamble)
         self._preamble += data
-        if len(self._preamble) > PREAMBLE_LIMIT_BYTES or not is_preamble(self._preamble):
+        line = self._preamble.rfind(b"\n", 0, before) + 1  # what is before it has been searched
+        held = is_preamble(self._preamble[line:], follows=before > 0)
+        if not held or len(self._preamble) > PREAMBLE_LIMIT_BYTES:
             self._open_response(self._preamble)
 
     def response_ended(self, *, proven: bool) -> None:

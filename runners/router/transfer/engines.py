@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from launch.transfer_request import TransferRefused, check_transfer_request
+from runners.router.facts import LONG_BYTES
 from runners.router.failure import REFUSALS
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer, fetch_metrics
 from runners.router.instances.upstream import Answer, Pool, resolve_instance
@@ -28,6 +30,7 @@ ASK_S = 1.0
 QUERY_S = 3.0
 """Time limit of a query to a bootstrap server."""
 TEXT_LIMIT = 200
+_Value = TypeVar("_Value")
 
 
 class StepFailed(Exception):
@@ -41,6 +44,11 @@ class StepFailed(Exception):
         """Another attempt may succeed."""
         self.frees = frees
         """The target's engine refused the decode request or saw it dropped, and frees the source's blocks itself."""
+
+
+async def read_beside_loop(read: Callable[[bytes], _Value], data: bytes) -> _Value:
+    """`read(data)`, in a thread if the data are long: the streams go on meanwhile."""
+    return read(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(read, data)
 
 
 class Engines:
@@ -75,7 +83,7 @@ class Engines:
         if answer.status != 200:
             raise _status_failure(who, answer.status, page)
         try:
-            return read_answer(page)
+            return await read_beside_loop(read_answer, page)
         except Unfit as error:
             raise StepFailed(f"the {who}: {error}", strike=True) from error
 
@@ -85,7 +93,7 @@ class Engines:
         if answer.status != 200:
             raise StepFailed(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
         try:
-            return token_ids(page)
+            return await read_beside_loop(token_ids, page)
         except Unfit as error:
             raise StepFailed(f"the target: {error}", strike=False) from error
 

@@ -3,6 +3,8 @@
 A migration's prefill and decode requests carry token ids, a prefix of the client's prompt. A handover's prefill request
 is the client's body without the fields that shape only the answer; its decode request is the client's body plus
 `kv_transfer_params`. Mooncake moves all blocks that the target lacks, so both must have the same tokens.
+
+No value is built that is only forwarded: a body of small lists takes a hundred times as long to build as to skip.
 """
 
 from __future__ import annotations
@@ -11,15 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import simdjson
 
 from results.records.errors import DAMAGED_JSON
+from runners.router.facts import LONG_BYTES
 from runners.router.response_facts import count_usage
 
 TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
 """Message parts that consist of tokens alone; an image's KV depends on more than its placeholder tokens."""
+PARTS_LIMIT = 1 << 14
+"""Messages and parts of a conversation whose prefix is moved: each is read, which delays every stream."""
+PROMPT_LIMIT_BYTES = 8 << 20
+"""A longer prompt is not moved: it has more than a million tokens, and reading it would delay every stream."""
 PROMPT_FIELDS = ("model", "cache_salt")
 """Fields besides the prompt that decide which blocks of the prefix cache it hits."""
-TOKENIZED_TEXT = ("model", "add_special_tokens")
+TOKENIZED_TEXT = ("model", "add_special_tokens", "prompt")
 TOKENIZED_CHAT = (
     "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
     "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
@@ -34,8 +42,36 @@ ANSWER_FIELDS = (
 """Dropped from a prefill request: they shape the answer, may end it before its one token, or make it invalid."""
 ONE_TOKEN: Mapping[str, Any] = {"max_tokens": 1, "ignore_eos": True, "temperature": 0.0, "stream": False}
 OWN = "kv_transfer_params"
+_NULL, _FALSE, _ONE = msgspec.Raw(b"null"), msgspec.Raw(b"false"), msgspec.Raw(b"1")
+
+
+class _LongFields(msgspec.Struct):
+    """The fields that may be long."""
+
+    prompt: msgspec.Raw = _NULL
+    messages: msgspec.Raw = _NULL
+    tools: msgspec.Raw = _NULL
+
+
+class _TokenPage(msgspec.Struct):
+    tokens: tuple[int, ...] = ()
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: Any = None
+    kv_transfer_params: Any = None
+
+
+_read_long_fields = msgspec.json.Decoder(_LongFields).decode
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_ids = msgspec.json.Decoder(tuple[int, ...] | str).decode
+_read_token_page = msgspec.json.Decoder(_TokenPage).decode
+_read_completion = msgspec.json.Decoder(_Completion).decode
 
 
 class Unfit(Exception):
@@ -45,75 +81,133 @@ class Unfit(Exception):
 class ClientRequest(NamedTuple):
     """A client's request, parsed."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, msgspec.Raw]
+    """As the client wrote them."""
     chat: bool
     ids: tuple[int, ...] | None
     """The prompt's token ids; None = the prompt is text."""
+
+    def has_field(self, name: str) -> bool:
+        """Whether the client gave it a value other than null."""
+        return self.fields.get(name, _NULL) != _NULL
+
+    def is_on(self, name: str) -> bool:
+        return self.has_field(name) and self.fields[name] != _FALSE
 
 
 def read_request(path: str, body: bytes) -> ClientRequest:
     """Parse a request body of `path`. Raises Unfit if none of its KV can be moved by any transport."""
     chat = path.partition("?")[0].endswith("/chat/completions")
     try:
-        raw = _read_fields(body)
-        ids = None if chat else _read_ids(raw.pop("prompt", b""))
-        fields = {name: msgspec.json.decode(value) for name, value in raw.items()}
+        _require_few_fields(body)
+        asked = ClientRequest(_read_fields(body), chat, None)
     except DAMAGED_JSON as error:
-        raise Unfit("its body is no JSON object, or has no prompt, or more than one") from error
-    if fields.get(OWN) is not None:
+        raise Unfit("its body is no JSON object") from error
+    if asked.has_field(OWN):
         raise Unfit(f"it carries {OWN} of its own")
     if chat:
-        if not isinstance(fields.get("messages"), list):
+        if not bytes(memoryview(asked.fields.get("messages", _NULL))[:1]) == b"[":
             raise Unfit("it has no messages")
-        return ClientRequest(fields, True, None)
-    if fields.get("prompt_embeds"):
+        return asked
+    if asked.has_field("prompt_embeds"):
         raise Unfit("its prompt is given as embeddings")
+    return asked._replace(ids=_read_prompt(asked.fields.get("prompt", _NULL)))
+
+
+def _require_few_fields(body: bytes) -> None:
+    """Raise Unfit for a long body that has more than its prompt and its tools: each field would become an object."""
+    if len(body) <= LONG_BYTES:
+        return
+    read = _read_long_fields(body)
+    if len(body) - sum(len(memoryview(value)) for value in (read.prompt, read.messages, read.tools)) > LONG_BYTES:
+        raise Unfit(f"it has more than {LONG_BYTES} bytes besides its prompt and its tools")
+
+
+def _read_prompt(prompt: msgspec.Raw) -> tuple[int, ...] | None:
+    """The token ids of a prompt; None = it is text. Raises Unfit unless it is one of both."""
+    _require_readable(prompt)
+    try:
+        ids = _read_ids(prompt)
+    except DAMAGED_JSON as error:
+        raise Unfit("its body has no prompt, or more than one") from error
     if not ids:
         raise Unfit("its prompt is empty")
-    return ClientRequest({**fields, "prompt": ids}, False, None if isinstance(ids, str) else ids)
+    return None if isinstance(ids, str) else ids
+
+
+def _require_readable(prompt: msgspec.Raw) -> None:
+    if len(memoryview(prompt)) > PROMPT_LIMIT_BYTES:
+        raise Unfit(f"its prompt has more than {PROMPT_LIMIT_BYTES} bytes")
+
+
+def read_movable_request(path: str, body: bytes) -> ClientRequest:
+    """`read_request` of a request whose prefix can be moved. Raises Unfit."""
+    asked = read_request(path, body)
+    require_movable_prefix(asked)
+    return asked
 
 
 def require_movable_prefix(asked: ClientRequest) -> None:
     """Raise Unfit unless a prefix of the prompt is token ids and nothing else."""
-    if asked.fields.get("truncate_prompt_tokens") is not None:
+    if asked.has_field("truncate_prompt_tokens"):
         raise Unfit("its prompt is truncated by the engine")
-    if asked.chat and any(map(_has_media, asked.fields["messages"])):
-        raise Unfit("its messages hold more than text")
+    if asked.chat:
+        _require_readable(asked.fields["messages"])
+        try:
+            _require_text(bytes(asked.fields["messages"]))
+        except (ValueError, RuntimeError) as error:  # RuntimeError: a number beyond 64 bits
+            raise Unfit("its messages cannot be read") from error
+
+
+def _require_text(messages: bytes) -> None:
+    """Raise Unfit unless all parts of the messages are text. ValueError or RuntimeError if they cannot be read."""
+    parser = simdjson.Parser()
+    parsed = parser.parse(messages)
+    assert isinstance(parsed, simdjson.Array)
+    count = len(parsed)
+    for message in parsed if count <= PARTS_LIMIT else ():
+        content = message.get("content") if isinstance(message, simdjson.Object) else None
+        parts = content if isinstance(content, simdjson.Array) else ()
+        count += len(parts)
+        if count > PARTS_LIMIT:
+            break
+        if any(isinstance(part, simdjson.Object) and part.get("type") not in TEXT_PARTS for part in parts):
+            raise Unfit("its messages hold more than text")
+    if count > PARTS_LIMIT:
+        raise Unfit(f"it has more than {PARTS_LIMIT} messages and parts")
 
 
 def require_one_prefill(asked: ClientRequest) -> None:
     """Raise Unfit unless exactly one prefill, which may use cached KV, serves the whole request."""
-    fields = asked.fields
-    several = any(fields.get(name) not in (None, 1) for name in ("n", "best_of"))
-    if several or fields.get("use_beam_search"):
+    several = any(asked.has_field(name) and asked.fields[name] != _ONE for name in ("n", "best_of"))
+    if several or asked.is_on("use_beam_search"):
         raise Unfit("it asks for several answers to one prompt")
-    if fields.get("prompt_logprobs") is not None or (fields.get("echo") and fields.get("logprobs") is not None):
+    if asked.has_field("prompt_logprobs") or (asked.is_on("echo") and asked.has_field("logprobs")):
         raise Unfit("it asks for log probabilities of the prompt: nothing cached can be used")
 
 
 def tokenize_body(asked: ClientRequest) -> bytes:
     names = TOKENIZED_CHAT if asked.chat else TOKENIZED_TEXT
-    wanted = {name: asked.fields[name] for name in names if asked.fields.get(name) is not None}
-    return msgspec.json.encode(wanted if asked.chat else {**wanted, "prompt": asked.fields["prompt"]})
+    return msgspec.json.encode({name: asked.fields[name] for name in names if asked.has_field(name)})
 
 
 def token_ids(page: bytes) -> tuple[int, ...]:
     """The tokens in an answer of /tokenize. Raises Unfit."""
     try:
-        tokens = msgspec.json.decode(page, type=dict[str, Any]).get("tokens")
+        tokens = _read_token_page(page).tokens
     except DAMAGED_JSON as error:
-        raise Unfit("/tokenize answers no JSON object") from error
-    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+        raise Unfit("/tokenize answers no JSON object with tokens") from error
+    if not tokens:
         raise Unfit("/tokenize gives no tokens")
-    return tuple(tokens)
+    return tokens
 
 
 def prefix_body(
     asked: ClientRequest, prefix: Sequence[int], params: Mapping[str, Any], priority: int | None
 ) -> dict[str, Any]:
     """A migration's request: the prefix alone, one output token."""
-    body = {name: asked.fields[name] for name in PROMPT_FIELDS if asked.fields.get(name) is not None}
-    body |= {"prompt": list(prefix), **ONE_TOKEN, OWN: dict(params)}
+    body: dict[str, Any] = {name: asked.fields[name] for name in PROMPT_FIELDS if asked.has_field(name)}
+    body |= {"prompt": prefix, **ONE_TOKEN, OWN: dict(params)}
     return body if priority is None else {**body, "priority": priority}
 
 
@@ -140,7 +234,8 @@ def add_pull_params(body: bytes, params: Mapping[str, Any]) -> bytes:
 class StepAnswer(NamedTuple):
     """An engine's answer to a prefill or decode request; None = not reported."""
 
-    body: Mapping[str, Any]
+    params: Any
+    """Its `kv_transfer_params`."""
     finish_reason: str
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -149,15 +244,9 @@ class StepAnswer(NamedTuple):
 def read_answer(page: bytes) -> StepAnswer:
     """Parse an answer. Raises Unfit if it is not a completion."""
     try:
-        body = msgspec.json.decode(page, type=dict[str, Any])
-        reason = body["choices"][0]["finish_reason"]
-    except (*DAMAGED_JSON, LookupError, TypeError) as error:
+        completion = _read_completion(page)
+        reason = completion.choices[0].finish_reason
+    except (*DAMAGED_JSON, IndexError) as error:
         raise Unfit("its answer is no completion") from error
-    usage = count_usage(body.get("usage"))
-    return StepAnswer(body, str(reason), usage.prompt_tokens, usage.cached_tokens)
-
-
-def _has_media(message: object) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    parts = content if isinstance(content, list) else ()
-    return any(isinstance(part, dict) and part.get("type") not in TEXT_PARTS for part in parts)
+    usage = count_usage(completion.usage)
+    return StepAnswer(completion.kv_transfer_params, str(reason), usage.prompt_tokens, usage.cached_tokens)

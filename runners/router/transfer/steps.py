@@ -25,8 +25,8 @@ class RetainedBlocks(NamedTuple):
     """Blocks that a source retains until a target pulls them."""
 
     transfer: str
-    answer: Mapping[str, Any]
-    """Body of the answer to the prefill request."""
+    params: Any
+    """`kv_transfer_params` of the answer to the prefill request."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +83,7 @@ async def send_prefill_request(
     if answer.finish_reason not in transport.retains_after:
         why = f"the prefill request ended by {answer.finish_reason}: its blocks are not sent"
         raise StepFailed(why, strike=True)
-    job.retained = RetainedBlocks(transfer, answer.body)
+    job.retained = RetainedBlocks(transfer, answer.params)
 
 
 async def send_decode_request(engines: Engines, job: Job, body: Mapping[str, Any]) -> StepAnswer:
@@ -95,7 +95,7 @@ async def pull_params(engines: Engines, job: Job, retained: RetainedBlocks) -> d
     """The parameters of the decode request that pulls these blocks. Raises StepFailed."""
     engine = await engines.engine_id(job.source) if job.transport.asks_source else ""
     try:
-        return job.transport.target_params(retained.transfer, job.endpoint, engine, retained.answer)
+        return job.transport.target_params(retained.transfer, job.endpoint, engine, retained.params)
     except Unsound as error:
         raise StepFailed(f"the source: {error}", strike=True) from error
 

@@ -22,7 +22,7 @@ from runners.router.reporting import Report, ignore_event
 from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
-from runners.router.transfer.engines import Engines, StepFailed
+from runners.router.transfer.engines import Engines, StepFailed, read_beside_loop
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.router.transfer.request_bodies import (
@@ -31,8 +31,8 @@ from runners.router.transfer.request_bodies import (
     add_pull_params,
     handover_prefill_body,
     prefix_body,
+    read_movable_request,
     read_request,
-    require_movable_prefix,
     require_one_prefill,
 )
 from runners.router.transfer.steps import (
@@ -234,8 +234,8 @@ class Transfers:
 
     # the two kinds
     async def _run_migration(self, move: MoveRequest, job: Job) -> None:
-        asked = read_request(move.message.path.decode("latin-1"), move.message.body)
-        require_movable_prefix(asked)
+        path = move.message.path.decode("latin-1")
+        asked = await read_beside_loop(partial(read_movable_request, path), move.message.body)
         ids = asked.ids or await self._engines.tokenize_prompt(job.target, request_headers(job), asked)
         block = self._engines.block_tokens(job.source) or 1
         prefix = self.rules.movable_prefix(move.request, job.source, job.target, len(ids), block)
@@ -275,7 +275,7 @@ class Transfers:
     async def _hand_over(self, move: MoveRequest, job: Job) -> None:
         message = move.message
         path = message.path.decode("latin-1")
-        asked = read_request(path, message.body)
+        asked = await read_beside_loop(partial(read_request, path), message.body)
         require_one_prefill(asked)
         account = self._account_of(job.target)
         reading = self._run_in_background(account.refresh_counters())

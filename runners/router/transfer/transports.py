@@ -40,12 +40,11 @@ class Transport(Protocol):
     def source_params(self, transfer: str) -> dict[str, Any]:
         """`kv_transfer_params` of the prefill request."""
 
-    def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         """`kv_transfer_params` of the decode request.
 
-        `engine`: the source's engine id, if `asks_source`; `answer`: the body of the prefill request's answer.
+        `engine`: the source's engine id, if `asks_source`; `offered`: `kv_transfer_params` of the prefill request's
+        answer.
         Raises Unsound.
         """
 
@@ -61,9 +60,7 @@ class Mooncake:
     def source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False, "transfer_id": transfer}
 
-    def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         return {
             PREFILL: False, DECODE: True, "transfer_id": transfer, "remote_engine_id": engine,
             "remote_bootstrap_addr": source.bootstrap.rstrip("/"),
@@ -81,10 +78,7 @@ class Nixl:
     def source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False}
 
-    def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        offered = answer.get("kv_transfer_params")
+    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         if not isinstance(offered, dict) or not any(offered.get("remote_block_ids") or ()):
             raise Unsound("its answer offers no blocks")
         params = {**offered, PREFILL: False, DECODE: True}

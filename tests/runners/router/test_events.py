@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
+from runners.router.instances.kv_events import KvEvents
 from runners.router.spec import InstanceSpec
 from tests.ports import own_port
 from tests.runners.router.kv_publisher import kv_publisher
@@ -50,3 +52,29 @@ async def test_kv_events_decide_what_counts_as_cached(tmp_path: Path) -> None:
                 await routed.post("u", prompt=[*prompt, 7, 8])
         first, second, third = await routed.records(3)
         assert [r.request.cached_tokens["a"] for r in (first, second, third)] == [0, 16, 0]
+
+
+class Endless(KvEvents):
+    """Messages never end, and each batch takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def apply_messages(self, limit: int = 256) -> int:
+        self.batches += 1
+        time.sleep(0.001)
+        return limit
+
+    def close(self) -> None: ...
+
+
+async def test_an_engine_that_floods_does_not_keep_the_streams_waiting() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        fleet, flood = routed.server._fleet, Endless()
+        fleet._events["a"] = flood
+        fleet.follow_events()
+        assert 1 <= flood.batches <= 20
+        before = flood.batches
+        await until(lambda: flood.batches > before)
+        assert (await routed.post()).status_code == 200
+        del fleet._events["a"]

@@ -119,6 +119,8 @@ def test_the_first_events_of_a_response_are_no_output() -> None:
     assert is_preamble(chunked(RESPONSE_PREAMBLE[0]))
     assert not is_preamble(chunked(*RESPONSE_PREAMBLE, RESPONSE_OUTPUT[0]))
     assert not is_preamble(b'data: {"type": "response.created"}\n\n')
+    assert is_preamble(b'data: {"type": "response.created"}\n\n', follows=True)
+    assert not is_preamble(RESPONSE_OUTPUT[0], follows=True)
 
 
 def test_an_instance_may_ask_for_a_pause() -> None:

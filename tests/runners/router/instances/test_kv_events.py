@@ -10,6 +10,7 @@ import pytest
 
 from results.records.instance_events import InstanceEvent
 from runners.errors import RunnerError
+from runners.router.instances import kv_events
 from runners.router.instances.kv_events import (
     END_OF_REPLAY,
     AllBlocksCleared,
@@ -252,6 +253,43 @@ def test_token_ids_that_cannot_be_are_passed_over() -> None:
     assert len(events.index) == 1
 
 
+def test_blocks_beyond_the_limit_of_an_index_do_not_count() -> None:
+    """An engine that never reports a removal must not take all of the router's memory."""
+    engine = Engine()
+    events = KvEvents(EventIndex(BLOCK, limit_blocks=3), engine, lambda: 0.0)
+    engine.say(stored(1, PROMPT))
+    events.apply_messages()
+    assert (len(events.index), held(events, PROMPT)) == (3, 12)
+    engine.say(removed(3), stored(20, [1, 2, 3, 4]))
+    events.apply_messages()
+    assert (len(events.index), held(events, PROMPT), held(events, [1, 2, 3, 4])) == (3, 8, 4)
+
+
+def test_a_name_longer_than_a_hash_is_damage() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:4]) | {"block_hashes": [b"x" * 65]})
+    events = follow(engine)
+    assert (events.damaged, len(events.index)) == (1, 0)
+
+
+def test_a_replay_that_brings_too_much_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages wait for its end; an engine may flood while it withholds the missing one."""
+    monkeypatch.setattr(kv_events, "WAITING_LIMIT_BYTES", 10_000)
+    engine = Engine()
+    engine.silent = True
+    engine.say(stored(1, PROMPT), lost=True)
+    engine.say(stored(9, [1, 2, 3, 4]))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: 0.0)
+    events.apply_messages()
+    for name in range(100, 200):
+        engine.say(stored(name, list(range(name, name + BLOCK))))
+    while events.apply_messages():
+        pass
+    assert events.gaps_open == 1
+    assert held(events, [1, 2, 3, 4]) == 4
+    assert held(events, [199, 200, 201, 202]) == 4, "it follows the live messages again"
+
+
 def test_it_holds_exactly_what_a_small_cache_holds_under_eviction() -> None:
     """A pool of 12 blocks under 200 prompts: the index equals the pool after every message."""
     source, engine = random.Random(4), Engine()
@@ -310,6 +348,34 @@ def test_over_real_sockets_with_a_replay() -> None:
         events.close()
         for socket in (publisher, router):
             socket.close(0)
+
+
+def test_a_message_beyond_its_limit_never_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    zmq = pytest.importorskip("zmq")
+    monkeypatch.setattr(kv_events, "MESSAGE_LIMIT_BYTES", 10_000)
+    wire = kv_events.ZmqWire("tcp://127.0.0.1:0")
+    publisher = zmq.Context.instance().socket(zmq.PUB)
+    publisher.connect(wire.bound)
+    sizes: list[int] = []
+
+    def receive_soon() -> None:
+        deadline = time.monotonic() + 10
+        sizes.clear()
+        while not sizes and time.monotonic() < deadline:
+            publisher.send_multipart([b"kv-events", bytes(8), bytes(9_000)])
+            time.sleep(0.02)
+            while (message := wire.receive_live()) is not None:
+                sizes.append(len(message[1]))
+
+    try:
+        receive_soon()
+        publisher.send_multipart([b"kv-events", bytes(8), bytes(11_000)])
+        for _ in range(3):
+            receive_soon()
+            assert set(sizes) == {9_000}, "the connection is made again"
+    finally:
+        wire.close()
+        publisher.close(0)
 
 
 def test_an_endpoint_that_cannot_be_bound_is_named() -> None:

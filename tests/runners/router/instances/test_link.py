@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from runners.router.failure import Failure
 from runners.router.instances import upstream
-from runners.router.instances.internal_request import join_chunks
+from runners.router.instances.internal_request import CHUNKS_LIMIT, InternalRequestFailed, join_chunks
 from runners.router.instances.upstream import (
+    HEAD_LIMIT_BYTES,
     JOINED_LIMIT_BYTES,
     LONE_CHUNK_LIMIT_BYTES,
     Answer,
@@ -339,6 +340,56 @@ def test_trailers_go_on_with_the_body_and_are_no_headers(events: bool) -> None:
         assert [name for name, _ in taker.answer.headers] == [b"content-type", b"transfer-encoding"]
     assert join_chunks(body) == b"abc"
     assert whole_chunks(body[:-1]) == len(b"3\r\nabc\r\n")
+
+
+def test_an_answer_in_many_chunks_is_refused_before_they_are_joined() -> None:
+    assert join_chunks(chunked([b"x"] * CHUNKS_LIMIT)) == b"x" * CHUNKS_LIMIT
+    with pytest.raises(InternalRequestFailed, match="chunks"):
+        join_chunks(chunked([b"x"] * (CHUNKS_LIMIT + 1)))
+
+
+ENDLESS = {
+    "many trailers": (b"0\r\n", b"t: u\r\n" * 4096),
+    "a trailer without end": (b"0\r\nt: ", b"u" * 16_384),
+    "a chunk extension without end": (b"3;name=", b"u" * 16_384),
+}
+
+
+@pytest.mark.parametrize("endless", ENDLESS)
+@pytest.mark.parametrize("events", [False, True])
+def test_framing_without_body_is_bounded(events: bool, endless: str) -> None:
+    taker = Taker()
+    link, _, wire = link_with(taker)
+    link.data_received(head(events=events) + b"3\r\nabc\r\n")
+    begin, more = ENDLESS[endless]
+    link.data_received(begin)
+    sent = 0
+    while not wire.closed and sent < 64 * len(more):
+        link.data_received(more)
+        sent += len(more)
+    assert isinstance(taker.ends[0], Failure)
+    assert taker.ends[0].kind == "protocol"
+    assert sent <= HEAD_LIMIT_BYTES + len(more)
+    assert b"".join(taker.pieces).startswith(b"3\r\nabc\r\n")
+    assert not events or b"".join(taker.pieces) == b"3\r\nabc\r\n", "an error event can still end the stream"
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_framing_without_body_does_not_prolong_a_response(events: bool) -> None:
+    """The limit of a stall ends a response whose trailers come a byte at a time."""
+    taker = Taker()
+    link, _, _ = link_with(taker)
+    link.data_received(head(events=events) + b"3\r\nabc\r\n")
+    taker.t_read_s = 1.0
+    for byte in (b"0", b"\r\n", b"t", b": u"):
+        link.data_received(byte)
+    assert taker.t_read_s == 1.0
+    taker.t_read_s = 1.0
+    other, _, _ = link_with(taker)
+    other.data_received(head(events=events))
+    other.data_received(b"2000\r\n")
+    other.data_received(b"body")
+    assert taker.t_read_s > 1.0
 
 
 def test_a_stale_pooled_connection_is_repeated_and_a_fresh_one_is_a_failure() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from results.records.decisions import RoutedOutcome
 from runners.router.breaker import BreakerState
+from runners.router.response_facts import is_preamble
+from runners.router.server import proxy
 from tests.runners.router.routers import STEADY, Router, by, instances, router, until
 from tests.servers.api_streams import (
     MESSAGE_START,
@@ -167,3 +169,19 @@ async def test_an_api_that_the_model_lacks_is_no_failure_of_the_instance(tmp_pat
         assert routed.available() == {"a", "b"}
         assert (await outcome_of(routed)).status == "client_error"
         assert sum(len(one.seen) for one in both) == 8
+
+
+async def test_events_before_the_output_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that reports its progress for minutes must not make each of its events dearer than the last."""
+    searched: list[int] = []
+
+    def note_size(stream: bytes, **more: bool) -> bool:
+        searched.append(len(stream))
+        return is_preamble(stream, **more)
+
+    monkeypatch.setattr(proxy, "is_preamble", note_size)
+    async with instances("a") as (a,), router([a]) as routed:
+        a.script, a.itl_s = (*RESPONSE_PREAMBLE * 40, *RESPONSE_OUTPUT), 0.002
+        answer = await routed.post(path="/v1/responses")
+        assert answer.content == b"".join(a.script)
+    assert sum(searched) < 3 * len(answer.content)

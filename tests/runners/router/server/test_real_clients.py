@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from runners.router.breaker import BreakerState
+from runners.router.instances.internal_request import BODY_LIMIT_BYTES
 from runners.router.server.paths import ROUTED
-from tests.runners.router.routers import FAST, STEADY, by, events, instances, router, tokens, until
+from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, router, tokens, until
 
 REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r\r\ncontent-length: 28\r\n\r\n"
@@ -145,6 +146,20 @@ async def test_a_slow_page_costs_no_instance_its_requests(method: str, monkeypat
         assert routed.available() == {"a", "b"}
         assert {routed.server._fleet.health.state_of(one.name) for one in both} == {BreakerState.CLOSED}
         assert sum(len(one.seen) for one in both) == (4 if method == "POST" else 8)  # a long text is sent to one alone
+
+
+async def test_pages_are_passed_on_while_their_answers_have_room() -> None:
+    """Each answer may have 8 MiB: a thousand clients that ask at once must not take 8 GB of the router's memory."""
+    limits = replace(SHORT, body_bytes=1 << 20, held_bytes=2 * BODY_LIMIT_BYTES)
+    async with instances("a") as (a,), router([a], limits=limits) as routed:
+        a.slow_pages_s = 0.5
+        asked = [asyncio.create_task(routed.http.get("/version")) for _ in range(5)]
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503]
+        refused = next(answer for answer in answers if answer.status_code == 503)
+        assert "as many as it may" in refused.json()["error"]["message"]
+        a.slow_pages_s = 0.0
+        assert (await routed.http.get("/version")).status_code == 200
 
 
 async def test_an_instance_that_is_gone_is_noticed_by_a_page() -> None:

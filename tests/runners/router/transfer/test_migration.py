@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve_instance
+from runners.router.transfer import engines, transfers
 from runners.router.transfer.movement import Movement, MoveRequest
+from runners.router.transfer.request_bodies import read_movable_request
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
@@ -108,6 +111,28 @@ async def test_its_requests_are_the_clients_prefix_under_the_transfers_id() -> N
         sent = next(seen for seen in on.target.seen if "completions" in seen.path)
         assert (sent.headers["x-request-id"], sent.headers["authorization"]) == (transfer_id, "Bearer sesame")
         assert "x-session-id" not in sent.headers
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    """Its answers too: they repeat a prompt's tokens."""
+    readers: list[threading.Thread] = []
+
+    def noting(read: Callable[..., Any]) -> Callable[..., Any]:
+        def note_reader(*arguments: object) -> object:
+            readers.append(threading.current_thread())
+            return read(*arguments)
+
+        return note_reader
+
+    monkeypatch.setattr(engines, "LONG_BYTES", 0 if long else 1 << 20)
+    monkeypatch.setattr(transfers, "read_movable_request", noting(read_movable_request))
+    for name in ("read_answer", "token_ids"):
+        monkeypatch.setattr(engines, name, noting(getattr(engines, name)))
+    async with bench() as on:
+        assert (await migrated(on, client_body=body("some text"))).transfer.status != "failed"
+    assert len(readers) == 4
+    assert all((reader is not threading.main_thread()) == long for reader in readers)
 
 
 async def test_only_what_the_target_lacks_is_counted_as_moved() -> None:

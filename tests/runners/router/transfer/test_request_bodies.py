@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.router.facts import LONG_BYTES
 from runners.router.transfer.move_rules import held_prefix
 from runners.router.transfer.request_bodies import (
     ANSWER_FIELDS,
     OWN,
+    PARTS_LIMIT,
+    PROMPT_LIMIT_BYTES,
+    ClientRequest,
     Unfit,
     add_pull_params,
     handover_prefill_body,
@@ -47,13 +54,19 @@ def encoded(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields).encode()
 
 
+def sent(body: dict[str, Any]) -> dict[str, Any]:
+    """A body as the engine reads it."""
+    fields: dict[str, Any] = json.loads(msgspec.json.encode(body))
+    return fields
+
+
 @given(ids, sampling, st.integers(0, 40), st.none() | st.integers(-3, 3))
 def test_a_migrations_requests_are_the_prefix_and_one_token(
     prompt: list[int], fields: dict[str, Any], cut: int, priority: int | None
 ) -> None:
     asked = read_request(COMPLETIONS, encoded({**fields, "prompt": prompt}))
     assert asked.ids == tuple(prompt)
-    request = prefix_body(asked, prompt[:cut], PARAMS, priority)
+    request = sent(prefix_body(asked, prompt[:cut], PARAMS, priority))
     assert request["prompt"] == prompt[:cut]
     assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
         1,
@@ -87,7 +100,7 @@ def test_a_handovers_prefill_request_has_the_same_prompt_and_cannot_end_before_i
     prompt: dict[str, Any] = (
         {"messages": MESSAGES, "tools": tools} if path == CHAT else {"prompt": "Once", "tools": tools}
     )
-    request = handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS)
+    request = sent(handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS))
     assert {name: request[name] for name in prompt} == prompt
     assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
         1,
@@ -139,6 +152,18 @@ def test_what_has_no_single_prompt_or_moves_kv_itself_is_left_alone(path: str, b
         read_request(path, body)
 
 
+def test_what_would_take_long_to_read_is_left_alone() -> None:
+    fields = b"".join(b',"%d":1' % number for number in range(LONG_BYTES // 8))
+    for path, body in (
+        (COMPLETIONS, b'{"prompt":[%b1]}' % (b"1," * (PROMPT_LIMIT_BYTES // 2))),
+        (COMPLETIONS, b'{"prompt":"%b"}' % (b"x" * PROMPT_LIMIT_BYTES)),
+        (CHAT, b'{"messages":[{}]%b}' % fields),
+    ):
+        with pytest.raises(Unfit, match="more than"):
+            read_request(path, body)
+    assert read_request(CHAT, b'{"messages":["%b"]}' % fields.replace(b'"', b"'")).chat, "a long prompt is read"
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"n": 2}, {"best_of": 3}, {"use_beam_search": True}, {"prompt_logprobs": 0}, {"echo": True, "logprobs": 1}],
@@ -153,7 +178,14 @@ def test_a_prompt_with_an_image_or_cut_by_the_engine_is_not_moved() -> None:
     text = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, "plain"]}
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     require_movable_prefix(read_request(CHAT, encoded({"messages": [text, {"role": "assistant", "content": None}]})))
-    for fields in ({"messages": [text, image]}, {"messages": [text], "truncate_prompt_tokens": 5}):
+    long = {"role": "user", "content": "x" * PROMPT_LIMIT_BYTES}
+    odd = {"role": "user", "content": [{"type": {"text": 1}}]}
+    unfit: tuple[dict[str, Any], ...] = (
+        {"messages": [text, image]}, {"messages": [text], "truncate_prompt_tokens": 5}, {"messages": [long]},
+        {"messages": [odd]}, {"messages": [text] * (PARTS_LIMIT // 2)}, {"messages": [{}] * (PARTS_LIMIT + 1)},
+        {"messages": [{"content": None, "logprob": 10**30}]},
+    )  # fmt: skip
+    for fields in unfit:
         with pytest.raises(Unfit):
             require_movable_prefix(read_request(CHAT, encoded(fields)))
 
@@ -173,6 +205,43 @@ def test_text_is_asked_for_with_all_that_makes_its_tokens() -> None:
     for page in (b"", b"{}", b'{"tokens": []}', b'{"tokens": ["a"]}', b"[]"):
         with pytest.raises(Unfit):
             token_ids(page)
+
+
+def use_fully(asked: ClientRequest) -> None:
+    for require in (require_movable_prefix, require_one_prefill):
+        with contextlib.suppress(Unfit):
+            require(asked)
+    tokenize_body(asked)
+    msgspec.json.encode(handover_prefill_body(asked, PARAMS))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"[%b[]]" % (b"[]," * 340_000), b"[%b{}]" % (b'{"content":[[],{},{"a":[]}]},' * 34_000)],
+    ids=["lists", "parts"],
+)
+@pytest.mark.parametrize("name", ["messages", "tools", "metadata"])
+def test_no_value_is_built_that_is_only_forwarded(name: str, value: bytes) -> None:
+    body = b'{"messages":[{}],"%b":%b}' % (name.encode(), value)
+    assert len(body) < LONG_BYTES + 100, "the event loop reads it"
+    tracemalloc.start()
+    try:
+        use_fully(read_request(CHAT, body))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 6 * len(body)
+
+
+def test_of_an_answer_only_what_is_used_is_built() -> None:
+    page = b'{"choices":[{"finish_reason":"length"}],"prompt_logprobs":[%b[]]}' % (b"[]," * 350_000)
+    tracemalloc.start()
+    try:
+        assert read_answer(page).finish_reason == "length"
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < len(page)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 10_000), st.sampled_from([1, 16, 32, 128]))
