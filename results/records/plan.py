@@ -9,6 +9,13 @@ from typing import Any
 RENAMED_RULES = {"leg_priority": "priority"}
 """Rules of a KV transfer, `[router.transfer]` of a grid: old name to new."""
 _RENAMED_PROOFS = {"prefill_leg": "prefill_request"}
+_UNSTATED: Mapping[str, Mapping[str, Any]] = {
+    "connector-tax": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}},
+    "pd-lifecycle": {"trials": 1},
+}
+"""Of the grids of each experiment: what older versions did not let a preset state, as they had it."""
+_UNSTATED_OF_LOAD = {"drain_s": 30.0}
+"""The same of the parameters of a cell of kind `load`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,15 @@ class RunPlan:
 
 
 def upgrade_plan(plan: RunPlan) -> RunPlan:
-    """A plan of an older version with the present names of transfer rules and of proofs; its fingerprint stays."""
-    cells = tuple(replace(cell, params=_rename_all(cell.params)) for cell in plan.cells)
-    return replace(plan, inputs=_rename_all(plan.inputs), cells=cells)
+    """A plan of an older version with the present names, and with what it left unstated; its fingerprint stays."""
+    inputs = _rename_all(plan.inputs)
+    if "grid" in inputs:
+        inputs["grid"] = {**_UNSTATED.get(plan.experiment, {}), **inputs["grid"]}
+    cells = tuple(
+        replace(cell, params={**(_UNSTATED_OF_LOAD if cell.kind == "load" else {}), **_rename_all(cell.params)})
+        for cell in plan.cells
+    )
+    return replace(plan, inputs=inputs, cells=cells)
 
 
 def _rename_all(value: Any) -> Any:  # noqa: ANN401  # a JSON value

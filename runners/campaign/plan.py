@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from results.records.plan import CellPlan, RunPlan, StagePlan
+from state.model import RunView
+from state.run import CELL_ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,33 @@ def compute_fingerprint(
 
 
 def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """One line for every dotted key whose values differ, e.g. `engine.vllm: 0.32.0 -> 0.33.0`."""
+    """One line for every dotted key whose values differ, e.g. `engine.vllm: 0.32.0 -> 0.33.0`.
+
+    The rows of a list that has as many as before have their number in the key: `grid.policies.0.time_scale`.
+    """
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from diff_inputs(before, after, f"{name}.")
+        elif _is_table(before) and _is_table(after) and len(before) == len(after):
+            yield from diff_inputs(dict(_number_rows(before)), dict(_number_rows(after)), f"{name}.")
         elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
             yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
+
+
+def _is_table(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)
+
+
+def _number_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((str(number), row) for number, row in enumerate(rows))
+
+
+def find_changes_for_rest(view: RunView, new: RunPlan) -> str:
+    """`find_changes` since the run was planned; empty where no cell is left that they could affect."""
+    is_left = any(cell.state not in CELL_ENDED for cell in view.cells.values())
+    return find_changes(view.plan, new) if is_left else ""
 
 
 def find_changes(old: RunPlan, new: RunPlan) -> str:

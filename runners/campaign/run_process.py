@@ -23,7 +23,7 @@ from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
 from runners.campaign.free_gpus import take_free_gpus
-from runners.campaign.plan import find_changes
+from runners.campaign.plan import find_changes_for_rest
 from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import ExitCode, RunnerError
 from state import lease as leases
@@ -61,7 +61,7 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
     view = store.view()
     try:
         prepared = prepare_run(experiment, options_of(view.plan), need_engine=True)
-        changes = find_changes(view.plan, prepared.plan)
+        changes = find_changes_for_rest(view, prepared.plan)
         if changes and not accept_changes:
             raise RunnerError(
                 f"what shapes the numbers has changed: {changes}", remedy="`tracon resume --accept-changes`"

@@ -363,10 +363,10 @@ def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool 
 
 
 def _refuse_changes(view: RunView) -> None:
-    from runners.campaign.plan import find_changes
+    from runners.campaign.plan import find_changes_for_rest
     from runners.campaign.start import options_of
 
-    changes = find_changes(view.plan, _prepare_run(options_of(view.plan), need_engine=True).plan)
+    changes = find_changes_for_rest(view, _prepare_run(options_of(view.plan), need_engine=True).plan)
     if changes:
         raise RunnerError(
             f"what shapes the numbers of {view.run} has changed since it began: {changes}",

@@ -25,6 +25,7 @@ import msgspec
 from results.records.layout import sha256
 
 HERE = Path(__file__).parent
+SOURCE = HERE.parent.parent
 ARCHIVE = "run.tar.xz"
 STATE = "state.sqlite"
 BOOT_ID = "00000000-0000-0000-0000-000000000000"
@@ -45,20 +46,24 @@ ENV_SECTIONS = ("engine", "gpu")
 """Of env.txt, whose other sections describe the machine."""
 
 
-def make_fixture(run: Path, archive: Path) -> None:
+def make_fixture(
+    run: Path, archive: Path, *, dropped: re.Pattern[str] = DROPPED, steps: int | None = STEPS, source: Path = SOURCE
+) -> None:
     """Write the fixture of the run in the folder `run`, which stays as it is.
 
-    Raises ValueError where a path of this machine is left in it.
+    dropped: of paths below the run's folder. steps: engine steps that a cell keeps; None = all. source: the tree of the
+    Tracon that measured it. Raises ValueError where a path of this machine is left in it.
     """
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / run.name
-        _copy_raw(run, copy)
-        replaced = _replacements(run)
+        _copy_files(run, copy, dropped)
+        replaced = _replacements(run, source)
         _copy_state(run / STATE, copy / STATE, replaced)
         for path in _files(copy):
             _neutralise(path, replaced)
-        for record in copy.glob("results/*/cell_*.json"):
-            _thin_steps(record)
+        if steps is not None:
+            for record in copy.glob("results/*/cell_*.json"):
+                _thin_steps(record, steps)
         write_checksums(copy)
         _refuse_paths(copy, replaced)
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -101,25 +106,24 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def _copy_raw(run: Path, copy: Path) -> None:
+def _copy_files(run: Path, copy: Path, dropped: re.Pattern[str]) -> None:
     for path in _files(run):
         name = str(path.relative_to(run))
-        if name != STATE and not DROPPED.search(name):
+        if name != STATE and not dropped.search(name):
             target = copy / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
 
 
-def _replacements(run: Path) -> Mapping[str, str]:
+def _replacements(run: Path, source: Path) -> Mapping[str, str]:
     """This machine's paths and names to neutral ones, longest first."""
-    root = HERE.parent.parent
     home = os.environ.get("TRACON_HOME", str(Path.home()))
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {
         str(run.resolve().parent): "/runs",
         str(Path(home).resolve()): "/home/tracon",
         str(HERE.resolve() / "golden.toml"): "tests/goldens/golden.toml",  # from where a test resumes the run
-        str(root.resolve()): "/src/tracon",
+        str(source.resolve()): "/src/tracon",
         boot: BOOT_ID,
     }
 
@@ -158,15 +162,15 @@ def _neutralise(path: Path, replaced: Mapping[str, str]) -> None:
         path.write_text(_without_machine(text) if path.name == "env.txt" else text, encoding="utf-8")
 
 
-def _thin_steps(record: Path) -> None:
-    """Keep the first `STEPS` engine steps in the window of the cell whose record this is."""
+def _thin_steps(record: Path, count: int) -> None:
+    """Keep the first `count` engine steps in the window of the cell whose record this is."""
     steps = record.with_name(record.name.replace("cell_", "engine_step_", 1)).with_suffix(".jsonl")
     if not steps.exists():
         return
     start_ns = msgspec.json.decode(record.read_bytes())["t_window_start_ns"]
     lines = steps.read_bytes().splitlines(keepends=True)
     inside = [line for line in lines if msgspec.json.decode(line)["t_ns"] >= start_ns]
-    steps.write_bytes(b"".join(inside[:STEPS]))
+    steps.write_bytes(b"".join(inside[:count]))
 
 
 def _without_machine(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -99,6 +100,22 @@ def test_a_plan_of_an_older_version_has_the_present_names() -> None:
         "configs": {"mooncake_producer": {"preflight": {"proofs": ["prefill_request"]}}},
     }
     assert upgrade_plan(new) == new
+
+
+def test_a_plan_that_leaves_out_what_its_version_could_not_state_has_it_as_that_version_did() -> None:
+    load = CellPlan("a", "phase-a", "load", "plain", "a", {"rate_per_s": 4.0})
+    preflight = replace(load, cell="b", kind="preflight")
+    plan = RunPlan(
+        "connector-tax", "cpu-tiny", "smoke", ("plain",), 1, (), (load, preflight), 1.0, {"grid": {"seed": 1}}, "f"
+    )
+    new = upgrade_plan(plan)
+    assert [cell.params for cell in new.cells] == [{"drain_s": 30.0, "rate_per_s": 4.0}, {"rate_per_s": 4.0}]
+    assert new.inputs == {"grid": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}, "seed": 1}}
+    assert upgrade_plan(new) == new
+    stated = replace(plan, inputs={"grid": {"drain_s": 300.0}}, cells=(replace(load, params={"drain_s": 300.0}),))
+    assert upgrade_plan(stated).cells == stated.cells
+    assert upgrade_plan(stated).inputs["grid"]["drain_s"] == 300.0
+    assert upgrade_plan(replace(plan, experiment="routing")).inputs == plan.inputs
 
 
 def test_a_cell_of_version_1_has_the_present_names_of_its_transfer_rules() -> None:

@@ -189,6 +189,14 @@ def test_a_stored_list_is_the_tuple_it_was_made_from() -> None:
     assert list(diff_inputs({"ports": []}, {"ports": ("A",)})) == ['ports: [] -> ["A"]']
 
 
+def test_the_row_of_a_list_that_differs_is_named() -> None:
+    old = {"policies": [{"name": "ear", "parameters": {"hot_tokens": 100}}, {"name": "unified"}]}
+    new = {"policies": ({"name": "ear", "parameters": {"hot_tokens": 200}}, {"name": "unified", "time_scale": None})}
+    assert list(diff_inputs(old, new)) == ["policies.0.parameters.hot_tokens: 100 -> 200"]
+    fewer = {"policies": [{"name": "ear"}]}
+    assert list(diff_inputs({"policies": []}, fewer)) == ['policies: [] -> [{"name":"ear"}]']
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (570, "9 min 30 s"), (17520, "4 h 52 min")]
 )
