@@ -17,6 +17,7 @@ from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
+from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
@@ -224,9 +225,10 @@ def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     shade = f"{format_percent(LEVEL)} {'spread' if why_no_verdict(analysis.trials) else 'interval'}"
     caption = (
         "Left: mean service time of a turn, in s (TTFT + decoding), over the mean number of sessions in the system at "
-        "its send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
-        f"held), over the middle 80 % of its L, shaded for the fastest one of a load: {shade} of its slope; dotted: "
-        f"Little's law with that policy's arrivals, turns and think time. {_describe_predictions(analysis)} "
+        "its send, a mark per cell, the same under every load of a policy; lines: W_turn(L) as fitted inside the cells "
+        "of a policy (input and output tokens held), over the middle 80 % of its L, shaded for the fastest one of a "
+        f"load: {shade} of its slope; dotted: Little's law with that policy's arrivals, turns and think time. "
+        f"{_describe_predictions(analysis)} "
         f"{describe_trials(analysis)}"
     )
     return FigureData(table, caption, {"the trace's own time": 1.0})
@@ -301,17 +303,19 @@ def draw_coupling(figure: Figure) -> Drawing:
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == CELL]
     starts = set(table[table["kind"] == KINEMATIC]["label"])
-    pen_of = pens(dict.fromkeys(cells["label"]))
+    pen_of_policy = pens(dict.fromkeys(map(strip_load, cells["label"])))
+    pen_of = {label: pen_of_policy[strip_load(label)] for label in dict.fromkeys(cells["label"])}
     colors = {label: pen_of[label].color for label in starts} if len(starts) > 1 else {}
+    for policy, pen in pen_of_policy.items():
+        rows = cells[cells["label"].map(strip_load) == policy]
+        _plot_cells(left, rows, "sessions", "service_s", pen, policy)
+        _plot_cells(right, rows, "service_s", "amplification", pen, policy)
     for label, pen in pen_of.items():
-        rows = cells[cells["label"] == label]
-        _plot_cells(left, rows, "sessions", "service_s", pen, label)
         fit = table[(table["kind"] == FIT) & (table["label"] == label)]
         left.plot(fit["sessions"], fit["service_s"], color=pen.color, linewidth=1.1)
         if label in starts:
             low, high = (marks.column(fit, side) for side in ("low", "high"))
             left.fill_between(marks.column(fit, "sessions"), low, high, color=pen.color, alpha=0.1)
-        _plot_cells(right, rows, "service_s", "amplification", pen, label)
     _plot_prediction(left, table[table["kind"] == LITTLE], "sessions", "service_s", (0, (1, 2)), colors)
     _plot_prediction(right, table[table["kind"] == KINEMATIC], "service_s", "amplification", "-", colors)
     _plot_prediction(right, table[table["kind"] == SPECIFIED], "service_s", "amplification", (0, (5, 3)), colors)
@@ -344,14 +348,22 @@ def _plot_prediction(
 
 
 def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
-    """Limit the axes to the cells, with a margin; predictions far from them may leave the panel."""
-    for values, setter in ((across, axes.set_xlim), (up, axes.set_ylim)):
+    """Limit the axes to the cells, with a margin; predictions far from them may leave the panel.
+
+    An axis over more than a factor of `marks.WIDE` is logarithmic, or the cells of the lower loads lie on each other.
+    """
+    for values, limit, scale in ((across, axes.set_xlim, axes.set_xscale), (up, axes.set_ylim, axes.set_yscale)):
         known = values.to_numpy(dtype=np.float64)
         known = known[np.isfinite(known)]
-        if known.size:
-            low, high = float(known.min()), float(known.max())
+        if not known.size:
+            continue
+        low, high = float(known.min()), float(known.max())
+        if 0 < marks.WIDE * low < high:
+            scale("log")
+            limit(low / 1.25, high * 1.25)
+        else:
             room = max(0.15 * (high - low), 0.05 * high, 1e-9)
-            setter(max(low - room, 0), high + room)
+            limit(max(low - room, 0), high + room)
 
 
 OCCUPANCY = FigureKind(3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy)
