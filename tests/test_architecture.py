@@ -35,7 +35,9 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.load.replay_spec", "runners.load.spec", "runners.router.spec", "runners.router.tick",
     ),
     "decodes a line of JSON": ("runners.trace.formats.decode",),
-    "compares policies over the trials of a run, not turns": ("results.statistics.blocks",),
+    "compares policies over the trials of a run, not turns": (
+        "results.statistics.blocks", "results.statistics.pairwise",
+    ),
     "finds the format's reader, once for a file": ("runners.trace.formats",),
     "finds the policy, once for a router": ("runners.router.policies",),
     "generates a trace where none is read": ("runners.trace.synth",),
