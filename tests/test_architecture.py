@@ -1,18 +1,20 @@
-"""The way of one turn, as docs/architecture.md lists it: each step reaches the next, and nothing it imports is missing.
-
-The import graph does not show a module that only calls the steps and that none of them imports.
+"""The way of one turn, as docs/architecture.md lists it: each step reaches the next, nothing it imports is missing, and
+where turns run (tests/turn_run.py), every step's code runs and no other.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
 from tests import house_counts
+from tests.turn_run import record_modules, run_turns
 
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 BACK = re.compile(r"back in `([\w/]+\.py)`")
@@ -33,7 +35,9 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.load.replay_spec", "runners.load.spec", "runners.router.spec", "runners.router.tick",
     ),
     "decodes a line of JSON": ("runners.trace.formats.decode",),
-    "compares policies over the trials of a run, not turns": ("results.statistics.blocks",),
+    "compares policies over the trials of a run, not turns": (
+        "results.statistics.blocks", "results.statistics.pairwise",
+    ),
     "finds the format's reader, once for a file": ("runners.trace.formats",),
     "finds the policy, once for a router": ("runners.router.policies",),
     "generates a trace where none is read": ("runners.trace.synth",),
@@ -44,15 +48,19 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     ),
     "knows which paths the router serves": ("runners.router.server.paths",),
     "health and changes of instances: they follow from turns and change nothing of one": (
-        "results.records.instance_events", "runners.router.health", "runners.router.instances.fleet",
-        "runners.router.reporting",
+        "results.records.instance_events", "runners.router.breaker", "runners.router.health",
+        "runners.router.instances.fleet", "runners.router.instances.internal_request",
+        "runners.router.instances.probes", "runners.router.reporting",
     ),
     "counts for operators, and what the console shows of migrations": (
         "results.records.migrations", "runners.router.counts", "runners.router.migration_feed",
         "runners.router.server.pages",
     ),
     "only where an attempt fails": ("runners.router.failure",),
-    "only where KV moves": ("runners.router.transfer.movement", "runners.router.transfer.transfers"),
+    "moves KV between instances, here none": (
+        "runners.router.transfer.engines", "runners.router.transfer.move_rules", "runners.router.transfer.movement",
+        "runners.router.transfer.quarantine", "runners.router.transfer.transfers",
+    ),
     "only where routers share bindings": ("runners.router.sessions.shared_bindings",),
     "only where a request continues a stored response": ("runners.router.sessions.responses",),
     "what a cell publishes beside its turns": (
@@ -67,18 +75,22 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     ),
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.report.content", "results.report.document", "results.report.html",
-        "results.report.judgements", "results.routing.conditional_claims", "results.routing.coupling",
+        "results.report.judgements", "results.report.page", "results.report.table", "results.routing.cautions",
+        "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
         "results.routing.decision_points", "results.routing.engine_gates", "results.routing.floor_facts",
-        "results.routing.interference",
-        "results.routing.launch_noise", "results.routing.load_figures", "results.routing.load_floor",
-        "results.routing.loads", "results.routing.logs", "results.routing.migration_figures",
-        "results.routing.migrations", "results.routing.moves", "results.routing.occupancy", "results.routing.page",
-        "results.routing.pools", "results.routing.recomputing", "results.routing.report", "results.routing.scale",
-        "results.routing.schematics", "results.routing.sensitivity_figures", "results.routing.specification",
-        "results.routing.tables", "results.routing.verdicts", "results.statistics.judgement",
+        "results.routing.floor_tables", "results.routing.interference", "results.routing.launch_noise",
+        "results.routing.load_figures", "results.routing.load_floor", "results.routing.loads", "results.routing.logs",
+        "results.routing.migration_figures", "results.routing.migration_tables", "results.routing.migrations",
+        "results.routing.moves", "results.routing.occupancy", "results.routing.page", "results.routing.pools",
+        "results.routing.recomputing", "results.routing.report", "results.routing.scale", "results.routing.schematics",
+        "results.routing.sensitivity_figures", "results.routing.specification", "results.routing.tables",
+        "results.routing.transfer_tables", "results.routing.transfers", "results.routing.verdicts",
+        "results.statistics.judgement", "results.statistics.student",
     ),
 }  # fmt: skip
-"""What steps import that is no step, by the reason: nothing of the turn is decided or changed there."""
+"""What steps import or what runs beside them, and is no step: nothing of the turn is decided or changed there."""
+FIELDS_ONLY = {"results.records.decisions", "results.records.schemas"}
+"""Steps of which no function runs: msgspec makes decisions in C, and a `SentRequest` is made as a `TurnRecord`."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +158,14 @@ def steps() -> list[Step]:
     return listed_steps(house_counts.PAGE.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def ran(steps: list[Step], modules: list[house_counts.Module], tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The modules of ours whose functions run for turns."""
+    for name in (*(step.module for step in steps), *itertools.chain.from_iterable(AROUND.values())):
+        importlib.import_module(name)  # now: a function that a module runs when it is imported is not the turn's
+    return run_turns(tmp_path_factory.mktemp("run")) & {module.name for module in modules}
+
+
 def test_the_way_of_a_turn_is_the_imports_way(steps: list[Step], graph: dict[str, set[str]]) -> None:
     assert 20 <= len(steps) <= MOST_MODULES
     assert len({step.path for step in steps}) == len(steps), "a module is listed twice"
@@ -161,13 +181,22 @@ def test_no_module_that_a_step_imports_is_left_out(
     assert omissions(steps, graph, around | idle) == []
 
 
-def test_what_is_around_the_way_is_imported_by_a_step_and_is_none(
-    steps: list[Step], graph: dict[str, set[str]]
+def test_every_step_runs_where_turns_run(steps: list[Step], ran: set[str]) -> None:
+    assert {step.module for step in steps} - ran == FIELDS_ONLY
+
+
+def test_no_module_that_runs_for_turns_is_left_out(steps: list[Step], ran: set[str]) -> None:
+    around = {name for names in AROUND.values() for name in names}
+    assert ran - around - {step.module for step in steps} == set()
+
+
+def test_what_is_around_the_way_is_imported_by_a_step_or_runs_and_is_no_step(
+    steps: list[Step], graph: dict[str, set[str]], ran: set[str]
 ) -> None:
     imported = {name for step in steps for name in graph[step.module]}
     around = [name for names in AROUND.values() for name in names]
     assert len(set(around)) == len(around), "a module has two reasons"
-    assert set(around) - imported == set()
+    assert set(around) - imported - ran == set()
     assert set(around) & {step.module for step in steps} == set()
 
 
@@ -189,6 +218,19 @@ def test_an_omission_is_seen() -> None:
     steps = [Step("a.py", "import"), Step("b.py", "file `x`")]
     assert omissions(steps, graph, {"d"}) == ["c, which a.py imports"]
     assert omissions(steps, graph, {"c", "d"}) == []
+
+
+def test_a_module_is_recorded_where_a_function_of_it_runs_also_a_generated_one_or_in_a_thread() -> None:
+    with record_modules() as generated:
+        Step("a.py", "import")
+    with record_modules() as threaded:
+        thread = threading.Thread(target=name_of, args=("a.py",))
+        thread.start()
+        thread.join()
+    with record_modules() as imported:
+        exec("class Body: pass", {"__name__": "imported"})
+    assert __name__ in generated & threaded
+    assert "imported" not in imported
 
 
 def test_circles_and_lengths_are_counted() -> None:

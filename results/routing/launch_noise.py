@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from results.routing.analyse import RoutingAnalysis
-from results.statistics.blocks import find_noisy, fit_blocks, launches_for_pair
+from results.statistics.block_model import find_noisy
+from results.statistics.blocks import fit_blocks
 from results.statistics.estimates import bound_sigma
 from results.statistics.judgement import few_launches
+from results.statistics.pairwise import launches_for_pair
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_EFFECT = 0.10

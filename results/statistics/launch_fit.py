@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.blocks import LEVEL_OF_F, MAX_PLANNED_LAUNCHES, POWER
+from results.statistics.block_model import LEVEL_OF_F
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,

@@ -11,7 +11,8 @@ from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
 from results.routing.loads import strip_load
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_pair
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
+from results.statistics.pairwise import detectable_pair
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import find_newest, read_document
 from state.workspace import RunEntry, Workspace

@@ -15,7 +15,8 @@ from results.routing.metrics import metric_named
 from results.routing.pairs import compare_two
 from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary, summary_of
-from results.statistics.blocks import Launches, find_noisy, fit_blocks
+from results.statistics.block_model import Launches, find_noisy
+from results.statistics.blocks import fit_blocks
 from results.statistics.estimates import Estimate, holm
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised

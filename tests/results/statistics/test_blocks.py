@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from results.statistics.block_model import Launches
 from results.statistics.blocks import (
     BlockFit,
-    Launches,
-    _root,
     detectable_effect,
-    detectable_pair,
     draw_differences,
-    dunnett_critical,
-    dunnett_p,
     fit_blocks,
-    judge_against_best,
     launches_for,
-    launches_for_pair,
-    pairs_critical,
     sigma_without,
 )
+from results.statistics.largest_t import dunnett_critical
+from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, draw, equicorrelated
 
-CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
-REFERENCES = ("plain", "plain_again")
-SIGMA = 0.1
-"""Of log p90 between launches: what CPU hosts at rest show (0.04 to 0.12)."""
 RUNS = 4000
-
-
-def draw(rng: np.random.Generator, blocks: int, effects: Mapping[str, float] | None = None) -> Launches:
-    """Launches of all configs, with a block effect three times the residual."""
-    shift = rng.normal(0, 3 * SIGMA, blocks)
-    return {
-        name: {
-            block: float(shift[block] + (effects or {}).get(name, 0.0) + rng.normal(0, SIGMA))
-            for block in range(blocks)
-        }
-        for name in CONFIGS
-    }
 
 
 def fitted(launches: Launches) -> BlockFit:
@@ -79,26 +58,6 @@ def test_a_covariate_that_tells_nothing_leaves_sigma_and_one_that_is_not_there_i
     assert sigma_without(fit, by_block) is None, "blocks have it already"
     del chance["nixl"][3]
     assert sigma_without(fit, chance) is None
-
-
-def equicorrelated(size: int, rho: float) -> np.ndarray:
-    matrix = np.full((size, size), rho)
-    np.fill_diagonal(matrix, 1.0)
-    return matrix
-
-
-@pytest.mark.parametrize(("size", "rho", "degrees"), [(1, 0.5, 10), (3, 0.5, 20), (7, 1 / 3, 16), (7, 1 / 3, 56)])
-def test_the_critical_value_is_the_multivariate_ts(size: int, rho: float, degrees: int) -> None:
-    c = dunnett_critical(equicorrelated(size, rho), degrees)
-    law = stats.multivariate_t(shape=equicorrelated(size, rho), df=degrees, seed=1)
-    within = law.cdf(np.full(size, c), lower_limit=np.full(size, -c))
-    assert within == pytest.approx(0.95, abs=0.003)
-
-
-def test_one_comparison_needs_no_correction() -> None:
-    assert dunnett_critical(equicorrelated(1, 0.0), 12) == pytest.approx(stats.t.ppf(0.975, 12), abs=0.02)
-    assert dunnett_p(equicorrelated(1, 0.0), 12, 2.0) == pytest.approx(2 * stats.t.sf(2.0, 12), abs=0.002)
-    assert 0 < dunnett_p(equicorrelated(3, 0.5), 12, 1e9) < 1e-4
 
 
 def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_plains() -> None:
@@ -315,106 +274,3 @@ def test_a_missing_launch_leaves_the_own_bounds_around_the_difference() -> None:
     assert contrast.own_high is not None
     assert (contrast.own_low + contrast.own_high) / 2 == pytest.approx(contrast.difference)
     assert contrast.launches == 4
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_draws_do_not_depend_on_the_basis_that_linear_algebra_happens_to_give(seed: int) -> None:
-    """Equal eigenvalues leave the basis open, and an eigenvalue that is 0 comes out as some 1e-17 of either sign."""
-    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))
-    exact = np.full((4, 4), 0.5) + np.diag([0.5] * 4)
-    singular = np.pad(exact, ((0, 1), (0, 1)))
-    shaken = singular + 1e-17 * np.random.default_rng(seed).standard_normal((5, 5))
-    assert _root(singular) == pytest.approx(_root((shaken + shaken.T) / 2), abs=1e-12)
-    assert rotation @ _root(exact) @ rotation.T == pytest.approx(_root(rotation @ exact @ rotation.T), abs=1e-12)
-
-
-def best_of(launches: Launches) -> str:
-    return min(launches, key=lambda name: float(np.mean(list(launches[name].values()))))
-
-
-@pytest.mark.parametrize("blocks", [3, 8])
-def test_of_configs_that_do_not_differ_none_is_told_apart_from_the_best(blocks: int) -> None:
-    """The best is chosen from the same launches: Dunnett's bounds would be left too often."""
-    rng = np.random.default_rng([1953, blocks])
-    narrower = dunnett_critical(equicorrelated(len(CONFIGS) - 1, 1 / 2), degrees_of(blocks)) / pairs_half(blocks)
-    found = by_dunnett = 0
-    for _ in range(1000):
-        launches = draw(rng, blocks)
-        compared = judge_against_best(launches, best_of(launches))
-        assert not isinstance(compared, str)
-        middles = [((one.high + one.low) / 2, (one.high - one.low) / 2) for one in compared.values()]
-        found += any(middle > half for middle, half in middles)
-        by_dunnett += any(middle > narrower * half for middle, half in middles)
-    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
-    assert found / 1000 <= limit < by_dunnett / 1000
-
-
-def degrees_of(blocks: int) -> int:
-    return (blocks - 1) * (len(CONFIGS) - 1)
-
-
-def pairs_half(blocks: int) -> float:
-    """The critical value of every two of CONFIGS in complete blocks."""
-    spread = np.eye(len(CONFIGS)) / blocks
-    return pairs_critical(spread, degrees_of(blocks))
-
-
-@pytest.mark.parametrize("blocks", [3, 5])
-def test_the_bounds_of_every_two_are_those_of_the_studentized_range(blocks: int) -> None:
-    known = stats.studentized_range.ppf(0.95, len(CONFIGS), degrees_of(blocks)) / math.sqrt(2)
-    assert pairs_half(blocks) == pytest.approx(known, abs=0.02)
-
-
-def test_a_config_that_differs_is_told_apart_from_the_best_and_the_bounds_hold_its_difference() -> None:
-    rng = np.random.default_rng(7)
-    apart, hits = [], []
-    for _ in range(300):
-        launches = draw(rng, 5, {"noop": -0.6, "nixl": 0.4})
-        compared = judge_against_best(launches, "noop")
-        assert not isinstance(compared, str)
-        apart += [one.low > 0 for one in compared.values()]
-        hits.append(compared["nixl"].low <= 1.0 <= compared["nixl"].high)
-    assert np.mean(apart) > 0.95
-    assert np.mean(hits) >= 0.98  # of one of 36 pairs
-
-
-def test_the_best_is_compared_where_launches_are_missing_and_one_config_is_noisy() -> None:
-    rng = np.random.default_rng(9)
-    launches = {name: dict(own) for name, own in draw(rng, 5, {"noop": -1.0}).items()}
-    del launches["multi"][3], launches["noop"][0]
-    launches["nixl"] = {block: float(value + rng.normal(0, 1.0)) for block, value in launches["nixl"].items()}
-    compared = judge_against_best({**launches, "lmcache": {}}, "noop")
-    assert not isinstance(compared, str)
-    assert set(compared) == {*CONFIGS} - {"noop", "lmcache"}
-    assert compared["nixl"].high - compared["nixl"].low > 1.5 * (compared["mooncake"].high - compared["mooncake"].low)
-    assert judge_against_best({"a": {0: 1.0, 1: 1.0}, "b": {0: 2.0, 1: 2.0}}, "a") == (
-        "all blocks agree to the last digit: nothing tells how two launches of one config differ"
-    )
-    assert judge_against_best({"a": {}, "b": {0: 2.0}}, "a") == "a was not measured"
-
-
-def test_one_noisy_config_widens_no_other_and_is_told_apart_no_more_often() -> None:
-    rng = np.random.default_rng(11)
-    found, quiet, pooled = 0, [], []
-    for _ in range(1000):
-        launches = {name: dict(own) for name, own in draw(rng, 5).items()}
-        compared = judge_against_best(launches, best_of(launches))
-        launches["nixl"] = {block: value + float(rng.normal(0, 5 * SIGMA)) for block, value in launches["nixl"].items()}
-        beside = judge_against_best(launches, best_of(launches))
-        assert not isinstance(compared, str)
-        assert not isinstance(beside, str)
-        found += any(one.low > 0 for one in beside.values())
-        name = next(name for name in ("noop", "mooncake", "multi") if name in compared and name in beside)
-        pooled.append(compared[name].high - compared[name].low)
-        quiet.append(beside[name].high - beside[name].low)
-    assert found / 1000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
-    assert np.median(quiet) < 1.25 * np.median(pooled)
-
-
-def test_trials_are_planned_for_any_two_of_the_policies() -> None:
-    needed = launches_for_pair(math.log(1.1), 0.1, 9)
-    assert needed is not None
-    assert detectable_pair(0.1, needed, 9) <= math.log(1.1) < detectable_pair(0.1, needed - 1, 9)
-    assert needed > (launches_for(math.log(1.1), 0.1, 8, references=1) or 0)
-    assert math.isinf(detectable_pair(0.1, 1, 9))
-    assert launches_for_pair(1e-6, 0.1, 9) is None

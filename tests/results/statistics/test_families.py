@@ -17,12 +17,13 @@ from results.connector_tax.combined_taxes import tax_at
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import Metric
 from results.measures.saturation import REF_SAFE
-from results.statistics.blocks import BlockFit, Launches, draw_differences, fit_blocks
+from results.statistics.block_model import Launches
+from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import Estimate, Samples, holm
 from results.statistics.judgement import Judgement, Outcome, correct_together, excluded_above, excluded_text
 from results.statistics.trials import Joint, Measured, Trial, combine, estimate, p_value
 from tests.results.statistics.in_memory import RATES, SHAPE, Truth, measurements
-from tests.results.statistics.test_blocks import CONFIGS, REFERENCES, SIGMA, draw
+from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, draw
 
 RUNS = 400
 """4,000 of the judgement itself are in test_blocks; these tell a family of claims from the wrong ways below."""

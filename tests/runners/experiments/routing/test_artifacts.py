@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -75,19 +76,45 @@ def lines(path: Path, *rows: Any) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(rows))
 
 
+def run_context(root: Path) -> RunContext:
+    """As much of a run as its artifacts take: the run's folder is `root`."""
+    return cast(
+        RunContext,
+        SimpleNamespace(
+            layout=RunLayout(root),
+            launcher=SimpleNamespace(date="20990101"),
+            profile=PROFILE,
+            engine=SimpleNamespace(versions={"vllm": "0"}),
+        ),
+    )
+
+
+def write_engines(folder: Path) -> dict[str, Path]:
+    """What the samplers of two engines leave in an attempt's folder; returns the scrapes by engine."""
+    written = TrialLayout(folder)
+    lines(written.engines, EngineSample(S, "e0", 1.0, 0.0, 0.1, 150, 1))
+    scrapes = {name: written.scrapes(name) for name in ("e0", "e1")}
+    for path in scrapes.values():
+        before = {"vllm:prompt_tokens_total": 10.0, "vllm:prompt_tokens_cached_total": 0.0}
+        after = {"vllm:prompt_tokens_total": 160.0, "vllm:prompt_tokens_cached_total": 96.0}
+        lines(path, MetricsRecord(1, 1.0, "baseline", before), MetricsRecord(2, 2.0, "final", after))
+    return scrapes
+
+
+def replayed(replay: ReplayOutcome, router: RouterOutcome, scrapes: Mapping[str, Path]) -> Replayed:
+    """A replay's results before the engines of `write_engines`."""
+    engine = SimpleNamespace(url="http://127.0.0.1:1", pid=7, spec=SimpleNamespace(started_by="spawn/uni"))
+    members = tuple(Member(name, "both", cast(Any, engine), cast(Any, None), None) for name in scrapes)
+    spans = {name: read_span(path) for name, path in scrapes.items()}
+    engines = tuple(describe_engine(one, CacheShape(32, 8192), spans[one.name]) for one in members)
+    return Replayed(replay, router, engines, spans)
+
+
 class Subject:
     """A cell that has just been replayed into its attempt's folder."""
 
     def __init__(self, root: Path) -> None:
-        self.context = cast(
-            RunContext,
-            SimpleNamespace(
-                layout=RunLayout(root),
-                launcher=SimpleNamespace(date="20990101"),
-                profile=PROFILE,
-                engine=SimpleNamespace(versions={"vllm": "0"}),
-            ),
-        )
+        self.context = run_context(root)
         self.folder = root / "attempts" / "cell" / "1"
         self.layout: TrialLayout = trial_layout(self.context, CELL)
         self.experiment = Routing(GRID, self.context)
@@ -95,25 +122,12 @@ class Subject:
         lines(written.metrics, turn(0, "e0"), turn(1, "e1"))
         lines(written.decisions, pick(0, "e0"), pick(1, "e1"))
         lines(written.instance_events, InstanceEvent("e0", "added", t_ns=1), InstanceEvent("e1", "added", t_ns=1))
-        lines(written.engines, EngineSample(S, "e0", 1.0, 0.0, 0.1, 150, 1))
-        self.scrapes = {name: self.folder / "engines" / name / "metrics.jsonl" for name in ("e0", "e1")}
-        for path in self.scrapes.values():
-            before = {"vllm:prompt_tokens_total": 10.0, "vllm:prompt_tokens_cached_total": 0.0}
-            after = {"vllm:prompt_tokens_total": 160.0, "vllm:prompt_tokens_cached_total": 96.0}
-            lines(path, MetricsRecord(1, 1.0, "baseline", before), MetricsRecord(2, 2.0, "final", after))
+        self.scrapes = write_engines(self.folder)
 
     def put(self, cell: CellPlan = CELL, **changed: Any) -> dict[str, Any]:
-        engine = SimpleNamespace(url="http://127.0.0.1:1", pid=7, spec=SimpleNamespace(started_by="spawn/uni"))
-        members = tuple(Member(name, "both", cast(Any, engine), cast(Any, None), None) for name in self.scrapes)
         router = RouterOutcome(S, 4 * S, "round_robin", "approximate", 2, 2, 0, 0, 0, 0, {"turn": 2}, 3.0, 5.0, 0)
-        spans = {name: read_span(path) for name, path in self.scrapes.items()}
-        replayed = Replayed(
-            replay=outcome(**changed),
-            router=router,
-            engines=tuple(describe_engine(one, CacheShape(32, 8192), spans[one.name]) for one in members),
-            spans=spans,
-        )
-        return publish_cell(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
+        measured = replayed(outcome(**changed), router, self.scrapes)
+        return publish_cell(cell, 1, GRID, TRACE, measured, self.folder, self.context)
 
     def load(self) -> LoadedCell:
         """The run's only cell, as the analysis reads it."""

@@ -11,7 +11,7 @@ from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.routing.launch_noise import LaunchNoise
-from results.statistics.blocks import detectable_pair
+from results.statistics.pairwise import detectable_pair
 from runners.campaign.experiment import RunOptions
 from runners.experiments.routing.grid import EXPERIMENT
 from runners.experiments.routing.precision import describe_precision
