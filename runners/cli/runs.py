@@ -175,7 +175,8 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
 def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Follow a run until it ends, with progress and ETA; `--json` prints its events, one JSON object a line.
 
-    Exits with the run's own exit code. Ctrl-C does not touch the run.
+    At the end it prints the run's state and the next command. Exits with the run's own exit code. Ctrl-C does not touch
+    the run.
     """
     from runners.cli.follow import follow_run
 
@@ -184,7 +185,11 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
         code = follow_run(folder, events=json)
     except KeyboardInterrupt:
         terminal.narrate("left ", (folder.name, "bold"), " as it is")
-        code = ExitCode.DONE
+        raise typer.Exit(ExitCode.DONE) from None
+    if not json:
+        interrupted = code == ExitCode.INTERRUPTED
+        state, command = ("interrupted", "resume") if interrupted else (_read_run(folder)[0].state, "report")
+        terminal.narrate((folder.name, "bold"), f" is {state}: `tracon {command} {folder.name}`")
     raise typer.Exit(code)
 
 

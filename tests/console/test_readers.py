@@ -97,3 +97,4 @@ def test_following_a_run_prints_its_feed(
         assert line.text in printed
     assert "migrated e0 -> e1: 1024 tokens transferred" in printed
     assert printed.count("no_colder_target") == 1, "the second refusal was not reported"
+    assert printed.splitlines()[-1] == f"{folder.name} is interrupted: `tracon resume {folder.name}`"
