@@ -26,7 +26,7 @@ from runners.experiments.registry import experiment_named
 from state.store import RunStore
 from state.workspace import Workspace
 
-MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16 (UNCALIBRATED)"
+MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SLO = "ttft_p90=1.1s,tpot_p90=20ms"
 KILL_WITHIN_S = 120.0
 

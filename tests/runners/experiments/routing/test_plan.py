@@ -522,17 +522,19 @@ def test_presets_for_eight_gpus_have_the_specifications_sessions_and_hold_none_b
     name = "h20-qwen3-coder-30b"
     presets = load_profile(name).experiments[EXPERIMENT]
     grids = {preset: read_grid(presets, name, preset) for preset in presets}
-    fleet = grids["fleet"]
-    assert (fleet.trace.sessions, fleet.replay.time_scale, fleet.replay.max_inflight_sessions) == (2700, 3.0, 0)
-    for preset in ("full", "baselines", "sensitivity", "steady", "skew-and-pool"):
-        assert (grids[preset].trace, grids[preset].replay) == (fleet.trace, fleet.replay), preset
+    real, fleet = grids["baselines"], grids["fleet"]
+    assert (real.trace.sessions, real.replay.time_scale, real.replay.max_inflight_sessions) == (2700, 3.0, 0)
+    assert fleet.trace == real.trace
+    assert (fleet.replay.time_scale, fleet.replay.max_inflight_sessions) == (6.0, 0)
+    for preset in ("full", "sensitivity", "steady", "skew-and-pool"):
+        assert (grids[preset].trace, grids[preset].replay) == (real.trace, real.replay), preset
     traces = grids["skew-and-pool"].further_traces
     assert {trace: choice.sessions for trace, choice in traces.items()} == {"less-skew": 1350, "more-skew": 3510}
     floor = grids["load-floor"]
     assert (floor.trace.sessions, floor.replay.time_scale, floor.replay.max_inflight_sessions) == (50, 1.0, 0)
     for limit in (64, 128):
         limited = grids[f"inflight-{limit}"]
-        assert (limited.trace, limited.replay.max_inflight_sessions) == (fleet.trace, limit)
+        assert (limited.trace, limited.replay.max_inflight_sessions) == (real.trace, limit)
 
 
 def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
