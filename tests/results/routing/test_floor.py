@@ -390,7 +390,7 @@ def test_whether_the_load_floor_alone_ends_the_lost_transfers(
     variants: dict[str, Variant] = {"plain": ({}, logs[0]), "200": (BONUS, logs[1]), "50": (less, logs[2])}
     said = answered(floor_of(variants))["Q1"]
     assert (said.outcome, said.point) == (answer, point)
-    assert (said.p is None) == (answer == Outcome.OPEN)
+    assert (said.p == 1.0) == (answer == Outcome.OPEN), "an open one stays among those that are corrected together"
     assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
 
 
@@ -484,10 +484,33 @@ def test_where_all_differences_are_distinguishable_the_sessions_are_enough() -> 
         return answered(run_of(variant("plain"), bonus))["D7"]
 
     assert asked().outcome == Outcome.HOLDS
-    open_one = asked(direct_rate=Estimate(0.3, -0.2, 0.4, launches=3))
-    assert open_one.outcome == Outcome.OPEN
-    assert "2 of 3 differences" in open_one.reason
-    assert "needs a run with them" in open_one.reason
+    unsure = asked(direct_rate=Estimate(0.3, -0.2, 0.4, launches=3))
+    assert (unsure.outcome, unsure.p) == (Outcome.UNDECIDED, 1.0)
+    assert "2 of 3 differences" in unsure.reason
+    assert "needs a run with them" in unsure.reason
+
+
+def test_what_was_run_is_corrected_together_whatever_its_data_say() -> None:
+    """Of two runs with the same arms, one of which lost nothing, both correct over as many."""
+
+    def names_with_p(floor: LoadFloor) -> set[str]:
+        return {name for name, one in answered(floor).items() if one.p is not None}
+
+    other: dict[str, Variant] = {"50": ({"load_floor_bonus": 50}, PLAIN[1])}
+    calm, bad = (
+        floor_of({"plain": ({}, lose_handovers(lost)), "b": (BONUS, lose_handovers(0)), **other}) for lost in (0, 8)
+    )
+    assert names_with_p(calm) == names_with_p(bad) == {"D1", "D3", "D6", "D7", "Q1"}
+    assert names_with_p(floor_of({"b": (BONUS, lose_handovers(0))})) == set(), "without arms there is nothing to test"
+
+
+def test_two_timeouts_that_contradict_each_other_decide_nothing() -> None:
+    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
+    found = of_timeouts(short, with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0))
+    (pair,) = found.timeouts
+    worse = replace(pair, lost_share=Estimate(0.5, 0.4, 0.6, launches=3))
+    for pairs, outcome in (((pair, pair), Outcome.HOLDS), ((pair, worse), Outcome.UNDECIDED)):
+        assert answered(replace(found, timeouts=pairs))["D2"].outcome == outcome
 
 
 def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
