@@ -18,6 +18,7 @@ from results.routing.load_floor import (
     TTFT_RATIO,
     FloorVariant,
     LoadFloor,
+    QuarantinePair,
     TimeoutPair,
     change_floor_level,
     take_floor_points,
@@ -128,10 +129,20 @@ def _judge_d2(floor: LoadFloor) -> tuple[Outcome, str]:
             Outcome.OPEN,
             f"it needs two policies that differ in transfer.timeout_s alone; {_describe_all_decode_requests(floor)}",
         )
-    judged_pairs = [_judge_timeout(pair) for pair in floor.timeouts]
+    return _join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
+
+
+def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    """What the pairs decide that do not contradict each other."""
     decided = {outcome for outcome, _ in judged_pairs if outcome.is_decided}
     outcome = decided.pop() if len(decided) == 1 else Outcome.UNDECIDED
     return outcome, "; ".join(text for _, text in judged_pairs)
+
+
+def _judge_lost(lost_share: Estimate) -> Outcome:
+    """Of two arms: HOLDS where the first distinguishably loses fewer transfers."""
+    outcomes = {Verdict.LOWER: Outcome.HOLDS, Verdict.HIGHER: Outcome.FAILS}
+    return outcomes.get(judged(lost_share) or Verdict.NOT_DISTINGUISHABLE, Outcome.UNDECIDED)
 
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
@@ -143,12 +154,10 @@ def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
         f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
     )
-    verdict = judged(pair.lost_share)
-    if verdict in (Verdict.LOWER, Verdict.HIGHER):
-        return (Outcome.HOLDS if verdict == Verdict.LOWER else Outcome.FAILS), text
-    if not pair.over_short and not pair.short_decode_requests.timed_out:
-        return Outcome.UNDECIDED, f"{text}: the limit made no difference in this run"
-    return Outcome.UNDECIDED, text
+    outcome = _judge_lost(pair.lost_share)
+    if not outcome.is_decided and not pair.over_short and not pair.short_decode_requests.timed_out:
+        return outcome, f"{text}: the limit made no difference in this run"
+    return outcome, text
 
 
 def _describe_all_decode_requests(floor: LoadFloor) -> str:
@@ -342,14 +351,21 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
     if not moved.failed:
         return Outcome.OPEN, f"no transfer failed ({moved.asked} were asked for)"
     text = (
-        f"{moved.failed} transfers failed; {moved.pairs_quarantined} pairs were quarantined ({moved.quarantined} "
-        f"transfers refused), {moved.pairs_recovered} of them moved KV again"
+        f"{moved.failed} transfers of the run failed; {moved.pairs_quarantined} pairs were quarantined "
+        f"({moved.quarantined} transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
-    if few := few_launches(floor.trials, "policy"):
-        return Outcome.UNDECIDED, f"{few}: {text}"
-    if not moved.pairs_quarantined:
-        return Outcome.HOLDS, f"{text}: at one failure each of those pairs would have been closed for good"
-    return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
+    if not floor.quarantines:
+        return Outcome.OPEN, f"it needs two policies that differ in the rules of quarantine alone; {text}"
+    outcome, pairs = _join_pairs([_judge_quarantine(pair) for pair in floor.quarantines])
+    return outcome, f"{pairs}; {text}"
+
+
+def _judge_quarantine(pair: QuarantinePair) -> tuple[Outcome, str]:
+    text = (
+        f"transfers failed or recomputed, {pair.more} ({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules}): "
+        f"{pair.lost_share.points()}"
+    )
+    return _judge_lost(pair.lost_share), text
 
 
 def _is_working(one: FloorVariant) -> bool | None:
@@ -498,10 +514,12 @@ DECISION_POINTS = (
     ),
     DecisionPoint(
         "Q1.D",
-        "A pair is closed after several failures in a window, and probed again.",
+        "It is better to close a pair after several failures in a window and to probe it again than after one.",
         "avoid for now",
-        "transfers failed without closing a pair, or a quarantined pair moved KV again",
+        "of two policies that differ in the rules of quarantine alone, the one that closes a pair after more failures "
+        "distinguishably loses fewer transfers; fails where it loses more; undecided where two such pairs contradict "
+        "each other",
         _judge_q1d,
-        has_point=False,
+        lambda floor: len(floor.quarantines),
     ),
 )

@@ -18,7 +18,15 @@ from results.routing.floor_facts import (
     floor_facts,
     transport_facts,
 )
-from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
+from results.routing.load_floor import (
+    NO_FIX,
+    TTFT_RATIO,
+    FloorVariant,
+    LoadFloor,
+    QuarantinePair,
+    fix_of,
+    measure_load_floor,
+)
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, correct_together
@@ -400,7 +408,7 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
     said = answered(run_of(variant("plain", transfers=20, lost_transfers=2), bonus))
     assert (said["Q1"].outcome, said["Q1"].point) == (Outcome.UNDECIDED, "holds")
     assert (said["D1"].outcome, said["D1"].point) == (Outcome.UNDECIDED, "holds")
-    assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1"}
+    assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1", "Q1.D"}
 
 
 def test_refusals_answer_whether_they_are_counted() -> None:
@@ -426,7 +434,28 @@ def test_failures_and_quarantines_answer_the_window() -> None:
         log(("c", "refused", 0, "quarantined for 3 s more"), ("b", "transferred", 1, "")),
     ])  # fmt: skip
     assert facts == TransportFacts(8, 3, 2, 3, 3, 2)
-    assert answered(run_of(variant("plain"), transport=facts))["Q1.D"].outcome == Outcome.HOLDS
+    said = answered(run_of(variant("plain"), transport=facts))["Q1.D"]
+    assert (said.outcome, said.p) == (Outcome.OPEN, None), "closed pairs that moved KV again are no comparison"
+    assert "differ in the rules of quarantine alone; 2 transfers of the run failed" in said.reason
+
+
+def test_the_window_is_judged_by_two_arms_that_differ_in_the_quarantine_alone() -> None:
+    def ask(closed_at_once: int, **others: Any) -> Judgement:
+        window = {"failures_to_quarantine": 3, "window_s": 60.0}
+        once = {"failures_to_quarantine": 1, "window_s": 60.0, "quarantine_s": 1e5}
+        routers = {"plain": rules(4, **window), "bonus": rules(4, **window), "hair": rules(4, **once, **others)}
+        lost = {"plain": lose_handovers(2), "bonus": lose_handovers(2), "hair": lose_handovers(closed_at_once)}
+        floor = floor_of({name: (BONUS if name == "bonus" else {}, log) for name, log in lost.items()}, routers)
+        return answered(floor)["Q1.D"]
+
+    for lost, outcome, point in ((8, Outcome.HOLDS, "holds"), (0, Outcome.FAILS, "fails")):
+        said = ask(lost)
+        assert (said.outcome, said.point) == (outcome, point)
+        assert said.p is not None
+        assert "plain (failures_to_quarantine=3, window_s=60.0) - hair (failures_to_quarantine=1," in said.reason
+    level = ask(2)
+    assert (level.outcome, level.p) == (Outcome.UNDECIDED, 1.0)
+    assert ask(8, attempts=9).outcome == Outcome.OPEN, "they differ in more than the quarantine"
 
 
 def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
@@ -529,9 +558,9 @@ def test_one_launch_answers_no_decision_point() -> None:
     both = [variant(f"{k}", parameters={"load_floor_bonus": k}, values=once, differences=kept) for k in (50, 200)]
     floor = replace(run_of(variant("plain", **shares(COLD, None)), *both), trials=1)
     assert (answered(floor)["D6"].outcome, answered(floor)["D6"].point) == (Outcome.UNDECIDED, "holds")
-    failed = TransportFacts(8, 3, 2, 3, 3, 2)
-    assert answered(replace(floor, transport=failed))["Q1.D"].outcome == Outcome.UNDECIDED
-    assert "one launch per policy" in answered(replace(floor, transport=failed))["Q1.D"].reason
+    pair = QuarantinePair("hair", "plain", "", "", Estimate(-0.3, -0.4, -0.2, launches=1))
+    failed = replace(floor, transport=TransportFacts(8, 3, 2, 3, 3, 2), quarantines=(pair,))
+    assert (answered(failed)["Q1.D"].outcome, answered(failed)["Q1.D"].point) == (Outcome.UNDECIDED, "holds")
 
 
 def test_a_decision_point_that_does_not_stand_among_all_of_the_run_is_undecided() -> None:
