@@ -29,6 +29,10 @@ WORDS = {
 }
 
 
+JUDGED_BY = ("measures", "records", "routing", "statistics")
+"""Packages of `results` whose code makes a judgement of a cell."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConditionalClaim:
     """One claim or decision point, at the model's own values and under each variation."""
@@ -62,11 +66,21 @@ class ConditionalClaim:
         return tuple(f"{name}: {outcome}" for name, outcome in self.outcomes.items() if outcome in OPPOSITE)
 
     @property
+    def conditional_on(self) -> tuple[str, ...]:
+        """What is varied where the opposite holds; of an undecided claim, where it holds at one value and fails at
+        another."""
+        decided = {name: outcome for name, outcome in self.outcomes.items() if outcome.is_decided}
+        turned = self.flips if self.claim.outcome.is_decided else decided if len({*decided.values()}) > 1 else ()
+        return tuple(dict.fromkeys(name.partition("*")[0] for name in turned))
+
+    @property
     def verdict(self) -> str:
-        """`reproduced`, or `reproduced, conditional on base_s`."""
+        """`reproduced`, `reproduced, conditional on base_s`, or `reproduced, undecided under every variation`."""
         word = WORDS[self.claim.outcome]
-        on = ", ".join(dict.fromkeys(name.partition("*")[0] for name in self.flips))
-        return f"{word}, conditional on {on}" if on else word
+        if self.conditional_on:
+            return f"{word}, conditional on {', '.join(self.conditional_on)}"
+        alone = self.varied and len(self.undecided) == len(self.varied)
+        return f"{word}, undecided under every variation" if alone else word
 
 
 class _Stored(msgspec.Struct):
@@ -113,9 +127,19 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
 
 
 def _digest(root: Path, claims: Sequence[Judgement]) -> str:
-    """Over all cells' records and the claims' rules: it changes with any cell, with a new claim and with a new rule."""
-    rules = msgspec.json.encode([(one.name, one.rule) for one in claims])
-    return hashlib.sha256(rules + digest_cells(root).encode()).hexdigest()
+    """Over all cells' records, the claims' rules and the code that judges: a changed gate changes no rule's text."""
+    digest = hashlib.sha256(msgspec.json.encode([(one.name, one.rule) for one in claims]))
+    digest.update(digest_cells(root).encode())
+    digest.update(digest_code(Path(__file__).parents[1]).encode())
+    return digest.hexdigest()
+
+
+def digest_code(results: Path) -> str:
+    """Of the modules under JUDGED_BY of this folder, by name and content."""
+    digest = hashlib.sha256()
+    for path in sorted(path for package in JUDGED_BY for path in (results / package).rglob("*.py")):
+        digest.update(path.relative_to(results).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _describe_measured(one: ConditionalClaim) -> str | None:
@@ -161,9 +185,10 @@ _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
 def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
     note = (
         "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them. "
-        "Conditional: under a variation the opposite holds. The claims of one variation are corrected together. "
-        "Measured: the number that decides, with its interval; none where several do. Over the variations: its lowest "
-        "and highest value, whose intervals are in verdicts.json. A claim is undecided where p after Holm is above "
+        "Conditional: under a variation the opposite holds, or an undecided claim holds under one and fails under "
+        "another. The claims of one variation are corrected together. Measured: the number that decides, "
+        "with its interval; none where several do. Over the variations: its lowest and highest value, whose intervals "
+        "are in verdicts.json. A claim is undecided where p after Holm is above "
         f"{1 - LEVEL:.2g}."
     )
     return make_table("Claims over the coefficients of the engine model", _COLUMNS, claims, note)

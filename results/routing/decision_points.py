@@ -18,6 +18,7 @@ from results.routing.load_floor import (
     TTFT_RATIO,
     FloorVariant,
     LoadFloor,
+    QuarantinePair,
     TimeoutPair,
     change_floor_level,
     take_floor_points,
@@ -55,7 +56,8 @@ class DecisionPoint:
     judge: Callable[[LoadFloor], tuple[Outcome, str]]
     """Applies the rule: the outcome, and why."""
     count_chances: Callable[[LoadFloor], int] | None = None
-    """Comparisons of which any one may satisfy the rule (Bonferroni); None = the rule counts and has no p-value."""
+    """Comparisons of which any one may satisfy the rule (Bonferroni), 0 where the run has no arms for one; None = the
+    rule counts and has no p-value."""
     has_point: bool = True
     """The rule can go by the values alone: not one that counts, or that asks for intervals."""
 
@@ -77,11 +79,15 @@ def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
-    """The p-value of the whole rule; None where it counts, or there is nothing to judge."""
-    if one.count_chances is None or one.judge(floor)[0] == Outcome.OPEN or few_launches(floor.trials):
+    """The p-value of the whole rule; None where it counts, or the run has no arms for it.
+
+    1 where the data leave it open: then it stays in the family that is corrected together.
+    """
+    chances = one.count_chances(floor) if one.count_chances else 0
+    if not chances or few_launches(floor.trials):
         return None
     p = find_p_of_rule(lambda level: one.judge(change_floor_level(floor, level))[0])
-    return min(1.0, p * one.count_chances(floor))
+    return min(1.0, p * chances)
 
 
 def _judge_point(one: DecisionPoint, floor: LoadFloor) -> str:
@@ -123,10 +129,20 @@ def _judge_d2(floor: LoadFloor) -> tuple[Outcome, str]:
             Outcome.OPEN,
             f"it needs two policies that differ in transfer.timeout_s alone; {_describe_all_decode_requests(floor)}",
         )
-    judged_pairs = [_judge_timeout(pair) for pair in floor.timeouts]
-    outcomes = {outcome for outcome, _ in judged_pairs}
-    outcome = next((one for one in (Outcome.HOLDS, Outcome.FAILS) if one in outcomes), Outcome.UNDECIDED)
+    return _join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
+
+
+def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    """What the pairs decide that do not contradict each other."""
+    decided = {outcome for outcome, _ in judged_pairs if outcome.is_decided}
+    outcome = decided.pop() if len(decided) == 1 else Outcome.UNDECIDED
     return outcome, "; ".join(text for _, text in judged_pairs)
+
+
+def _judge_lost(lost_share: Estimate) -> Outcome:
+    """Of two arms: HOLDS where the first distinguishably loses fewer transfers."""
+    outcomes = {Verdict.LOWER: Outcome.HOLDS, Verdict.HIGHER: Outcome.FAILS}
+    return outcomes.get(judged(lost_share) or Verdict.NOT_DISTINGUISHABLE, Outcome.UNDECIDED)
 
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
@@ -138,12 +154,10 @@ def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
         f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
     )
-    verdict = judged(pair.lost_share)
-    if verdict in (Verdict.LOWER, Verdict.HIGHER):
-        return (Outcome.HOLDS if verdict == Verdict.LOWER else Outcome.FAILS), text
-    if not pair.over_short and not pair.short_decode_requests.timed_out:
-        return Outcome.UNDECIDED, f"{text}: the limit made no difference in this run"
-    return Outcome.UNDECIDED, text
+    outcome = _judge_lost(pair.lost_share)
+    if not outcome.is_decided and not pair.over_short and not pair.short_decode_requests.timed_out:
+        return outcome, f"{text}: the limit made no difference in this run"
+    return outcome, text
 
 
 def _describe_all_decode_requests(floor: LoadFloor) -> str:
@@ -248,8 +262,7 @@ def _judge_d4(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def _judge_d5(floor: LoadFloor) -> tuple[Outcome, str]:
-    forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
-    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+    pairs = _pair_forms(floor)
     if not pairs:
         return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
     mean, most = pairs[0]
@@ -269,9 +282,20 @@ def _judge_d5(floor: LoadFloor) -> tuple[Outcome, str]:
     return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
 
 
-def _judge_d6(floor: LoadFloor) -> tuple[Outcome, str]:
+def _pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
+    """The form with the mean and the other one, at one K."""
+    forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
+    return [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+
+
+def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
+    """The bonuses of the form with the most K, in their order."""
     grids = [[one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS]
-    own = sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
+    return sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
+
+
+def _judge_d6(floor: LoadFloor) -> tuple[Outcome, str]:
+    own = _find_grid(floor)
     tried = sorted({_bonus_of(one) for one in own})
     if len(tried) < 2:
         only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
@@ -303,7 +327,7 @@ def _judge_d7(floor: LoadFloor) -> tuple[Outcome, str]:
     text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
     if count == len(named):
         return Outcome.HOLDS, text
-    return Outcome.OPEN, f"{text}; whether twice the sessions decide the others needs a run with them"
+    return Outcome.UNDECIDED, f"{text}; whether twice the sessions decide the others needs a run with them"
 
 
 def _judge_q1(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -327,14 +351,21 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
     if not moved.failed:
         return Outcome.OPEN, f"no transfer failed ({moved.asked} were asked for)"
     text = (
-        f"{moved.failed} transfers failed; {moved.pairs_quarantined} pairs were quarantined ({moved.quarantined} "
-        f"transfers refused), {moved.pairs_recovered} of them moved KV again"
+        f"{moved.failed} transfers of the run failed; {moved.pairs_quarantined} pairs were quarantined "
+        f"({moved.quarantined} transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
-    if few := few_launches(floor.trials, "policy"):
-        return Outcome.UNDECIDED, f"{few}: {text}"
-    if not moved.pairs_quarantined:
-        return Outcome.HOLDS, f"{text}: at one failure each of those pairs would have been closed for good"
-    return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
+    if not floor.quarantines:
+        return Outcome.OPEN, f"it needs two policies that differ in the rules of quarantine alone; {text}"
+    outcome, pairs = _join_pairs([_judge_quarantine(pair) for pair in floor.quarantines])
+    return outcome, f"{pairs}; {text}"
+
+
+def _judge_quarantine(pair: QuarantinePair) -> tuple[Outcome, str]:
+    text = (
+        f"transfers failed or recomputed, {pair.more} ({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules}): "
+        f"{pair.lost_share.points()}"
+    )
+    return _judge_lost(pair.lost_share), text
 
 
 def _is_working(one: FloorVariant) -> bool | None:
@@ -353,6 +384,11 @@ def _find_reference(floor: LoadFloor) -> FloorVariant | None:
 
 def _list_bonuses(floor: LoadFloor) -> list[FloorVariant]:
     return [one for one in floor.compared if one.parameters.get(BONUS)]
+
+
+def _count_compared(floor: LoadFloor) -> int:
+    """Bonuses that can be held against kv_aware without a fix."""
+    return len(_list_bonuses(floor)) if floor.reference else 0
 
 
 def _is_alternative(one: FloorVariant) -> bool:
@@ -413,14 +449,14 @@ DECISION_POINTS = (
         "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
         "worse; fails for the opposite",
         _judge_d1,
-        lambda floor: 2 * len(_list_bonuses(floor)),
+        lambda floor: 2 * _count_compared(floor),
     ),
     DecisionPoint(
         "D2",
         "A transfer timeout of 120 s is better than 30 s.",
         "yes",
         "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
-        "fails where it loses more",
+        "fails where it loses more; undecided where two such pairs contradict each other",
         _judge_d2,
         lambda floor: len(floor.timeouts),
     ),
@@ -431,7 +467,7 @@ DECISION_POINTS = (
         f"the bonus gives every D a share and keeps the overlap within {format_percent(OVERLAP_WITHIN)}, kv_aware "
         "without it does not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
         _judge_d3,
-        lambda floor: len(_list_bonuses(floor)) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
+        lambda floor: _count_compared(floor) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
     ),
     DecisionPoint(
         "D4",
@@ -448,7 +484,7 @@ DECISION_POINTS = (
         "at one K the form with the mean spreads the sessions and the other does not, or it is distinguishably better; "
         "fails for the opposite",
         _judge_d5,
-        lambda floor: len(DISTINGUISHED_BY),
+        lambda floor: len(DISTINGUISHED_BY) if _pair_forms(floor) else 0,
     ),
     DecisionPoint(
         "D6",
@@ -456,7 +492,7 @@ DECISION_POINTS = (
         "try 200 first",
         f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
         _judge_d6,
-        lambda floor: 1,
+        lambda floor: int(len({_bonus_of(one) for one in _find_grid(floor)}) > 1),
     ),
     DecisionPoint(
         "D7",
@@ -464,7 +500,7 @@ DECISION_POINTS = (
         "the same subset",
         "every difference to kv_aware without a fix is distinguishable from none",
         _judge_d7,
-        lambda floor: 1,
+        lambda floor: int(_count_compared(floor) > 0),
         has_point=False,
     ),
     DecisionPoint(
@@ -474,14 +510,16 @@ DECISION_POINTS = (
         "transfers were lost without the bonus, and with one none is, distinguishably fewer; fails where under every "
         "bonus some are, distinguishably from none",
         _judge_q1,
-        lambda floor: len(_list_bonuses(floor)),
+        _count_compared,
     ),
     DecisionPoint(
         "Q1.D",
-        "A pair is closed after several failures in a window, and probed again.",
+        "It is better to close a pair after several failures in a window and to probe it again than after one.",
         "avoid for now",
-        "transfers failed without closing a pair, or a quarantined pair moved KV again",
+        "of two policies that differ in the rules of quarantine alone, the one that closes a pair after more failures "
+        "distinguishably loses fewer transfers; fails where it loses more; undecided where two such pairs contradict "
+        "each other",
         _judge_q1d,
-        has_point=False,
+        lambda floor: len(floor.quarantines),
     ),
 )

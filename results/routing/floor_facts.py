@@ -22,6 +22,8 @@ KV_AWARE = "kv_aware"
 """The policy of that specification."""
 QUARANTINED = "quarantin"
 """In the reason of a transfer that was refused because its pair is in quarantine or cut off."""
+OF_QUARANTINE = ("failures_to_quarantine", "window_s", "quarantine_s", "quarantine_max_s")
+"""The rules of a transfer that say when a pair is closed, and for how long."""
 LOST = frozenset({"failed", "refused"})
 """How a transfer ends whose target computes the KV itself."""
 
@@ -36,6 +38,10 @@ class Rules:
     """Of a transfer; None = the cell does not say."""
     others: str
     """The other rules as they were given."""
+    failures_to_quarantine: float | None = None
+    """After which a pair is closed; None = the cell does not say."""
+    quarantine: str = ""
+    """These with OF_QUARANTINE's others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +161,19 @@ def _own_tokens(record: DecisionRecord) -> int | None:
 def read_rules(cell: RoutingCell) -> Rules:
     moves, transfer = cell.router.get("moves_kv"), cell.router.get("transfer")
     rules = dict(transfer) if isinstance(transfer, Mapping) else {}
-    timeout_s = rules.pop("timeout_s", None)
+    timeout_s, failures = rules.pop("timeout_s", None), rules.get("failures_to_quarantine")
+    quarantine = {name: rules.pop(name) for name in OF_QUARANTINE if name in rules}
     return Rules(
         moves_kv=moves if isinstance(moves, bool) else None,
         timeout_s=number_or_none(timeout_s),
-        others=", ".join(f"{name}={value}" for name, value in sorted(rules.items())),
+        others=_list_rules(rules),
+        failures_to_quarantine=number_or_none(failures),
+        quarantine=_list_rules(quarantine),
     )
+
+
+def _list_rules(rules: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(rules.items()))
 
 
 def is_lost(transfer: KvTransfer) -> bool:

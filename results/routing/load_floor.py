@@ -121,6 +121,18 @@ class TimeoutPair:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinePair:
+    """Two labels that differ in the rules of quarantine alone: one closes a pair after fewer failures."""
+
+    fewer: str
+    more: str
+    fewer_rules: str
+    more_rules: str
+    lost_share: Estimate
+    """Share of the transfers that were lost, more - fewer, inside each trial."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFloor:
     """The section of the report."""
 
@@ -131,6 +143,7 @@ class LoadFloor:
     timeouts: tuple[TimeoutPair, ...]
     sessions: int
     trials: int
+    quarantines: tuple[QuarantinePair, ...] = ()
 
     @property
     def compared(self) -> tuple[FloorVariant, ...]:
@@ -219,6 +232,7 @@ def measure_load_floor(
         timeouts=tuple(pair for one, other in combinations(labels, 2) if (pair := _timeout_pair(one, other))),
         sessions=measurements.sessions,
         trials=measurements.trials,
+        quarantines=tuple(two for one, other in combinations(labels, 2) if (two := _quarantine_pair(one, other))),
     )
 
 
@@ -251,8 +265,26 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         short_decode_requests=floor_facts.summarise_decode_requests(short.moved),
         long_decode_requests=floor_facts.summarise_decode_requests(long.moved),
         over_short=sum(seconds > short_s for seconds in floor_facts.list_decode_times(long.moved)),
-        lost_share=mean_interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
+        lost_share=_subtract_lost(long, short),
     )
+
+
+def _quarantine_pair(one: _Label, other: _Label) -> QuarantinePair | None:
+    """None where the labels differ in more than the rules of quarantine, or not in the failures that it takes."""
+    counts = one.rules.failures_to_quarantine, other.rules.failures_to_quarantine
+    if one.parameters != other.parameters or counts[0] is None or counts[1] is None or one.rules.moves_kv is False:
+        return None
+    alike = replace(other.rules, failures_to_quarantine=counts[0], quarantine=one.rules.quarantine)
+    if one.rules != alike or counts[0] == counts[1]:
+        return None
+    fewer, more = (one, other) if counts[0] < counts[1] else (other, one)
+    lost_share = _subtract_lost(more, fewer)
+    return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share)
+
+
+def _subtract_lost(first: _Label, second: _Label) -> Estimate:
+    """The first's share of lost transfers less the second's."""
+    return mean_interval(combine(np.subtract, first.measured["lost_share"], second.measured["lost_share"]))
 
 
 def _measure_variant(
@@ -375,4 +407,5 @@ def _change_estimates(floor: LoadFloor, change: Callable[[str, Estimate], Estima
         for one in floor.variants
     )
     timeouts = tuple(replace(pair, lost_share=change("lost_share", pair.lost_share)) for pair in floor.timeouts)
-    return replace(floor, variants=variants, timeouts=timeouts)
+    quarantines = tuple(replace(pair, lost_share=change("lost_share", pair.lost_share)) for pair in floor.quarantines)
+    return replace(floor, variants=variants, timeouts=timeouts, quarantines=quarantines)

@@ -219,11 +219,11 @@ def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
     """Which claims and decision points hang on a coefficient of the engine model."""
     if not analysis.conditional:
         return []
-    flipping = [f"{one.claim.name}: {one.verdict}" for one in analysis.conditional if one.flips]
+    flipping = [f"{one.claim.name}: {one.verdict}" for one in analysis.conditional if one.conditional_on]
     count = len(analysis.conditional[0].outcomes)
     named = f": {'; '.join(flipping)}" if flipping else ""
     judged = f"{len(analysis.conditional)} claims{' and decision points' if analysis.decision_points else ''}"
-    text = f"{len(flipping)} of {judged} turn into their opposite under a variation"
+    text = f"{len(flipping)} of {judged} turn into their opposite under a variation, or from one to another"
     return [PageAnswer("Engine model", "", f"{text} (of {count}){named}.", CONDITIONAL_FIGURE)]
 
 

@@ -65,6 +65,15 @@ class Scale:
             reasons.append("a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)")
         return "; ".join([self.lacks_instances, *reasons] if self.lacks_instances else reasons)
 
+    def lacks_steady_state(self, *labels: str) -> str:
+        """Why times of these policies depend on the length of the replay; empty where they do not.
+
+        Under a limit on sessions in flight they do not: it bounds every queue.
+        """
+        if self.max_inflight_sessions > 0:
+            return ""
+        return "; ".join(f"{label}: {self.no_loop[label]}" for label in labels if self.no_loop.get(label))
+
 
 def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:
     """Input tokens and turns of each session, those with the most input first."""

@@ -48,6 +48,8 @@ DOMINATES = {
     "amplification": Verdict.LOWER,
 }
 """The five dimensions of C3, and the better direction."""
+OF_QUEUES = frozenset({"ttft_p90_s", "worker_ttft_p90_max_s", "amplification"})
+"""Those that grow with the length of the replay where a policy has no steady state."""
 SPECIFIED: Mapping[str, str] = {
     "C1: dispatch coupling": "8 times the trace's time under load-balance",
     "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
@@ -128,7 +130,7 @@ def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> 
         if not row.why_none
     ]
     paper = [_name_load(claim, arms.load) for arms in loads for claim in _judge_paper(arms, pairs)]
-    return (*paper, *(_judge_transfer(row) for row in moves.recomputing), *thrash)
+    return (*paper, *(_judge_transfer(row, loads) for row in moves.recomputing), *thrash)
 
 
 def _name_load(claim: Judgement, load: str) -> Judgement:
@@ -137,13 +139,14 @@ def _name_load(claim: Judgement, load: str) -> Judgement:
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
     labels, scale = {**arms.labels, **arms.uneven}, arms.scale
+    small = bool(scale.lacks_instances)
 
     def compare(
         name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: str = ""
     ) -> Iterable[Judgement]:
         if labels.get(first) and labels.get(second):
             tested = _compare(pairs, labels[first], labels[second], metric)
-            yield _gate(_judge_direction(name, claim, tested, expected, share=metric == "apc"), lacks)
+            yield _gate(_judge_direction(name, claim, tested, expected, share=metric == "apc"), lacks, by_plan=small)
 
     full, balanced = (labels.get(name, "") for name in (FULL, LOAD_BALANCE))
     yield from compare(
@@ -152,7 +155,7 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, scale.lacks_loop(balanced, full),
     )  # fmt: skip
     if full and _runs_enough(arms, BASELINES, 1):
-        yield _gate(_judge_dominance(labels, pairs), scale.lacks)
+        yield _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=small)
     yield from compare(
         "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
         LMETRIC, STICKY, "apc", Verdict.LOWER,
@@ -168,12 +171,14 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         )  # fmt: skip
     yield from compare(
         "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
-        STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER, scale.lacks,
+        STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER,
+        scale.lacks or scale.lacks_loop(labels.get(STICKY, ""), labels.get(UNIFIED, "")),
     )  # fmt: skip
     if full and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from _judge_ablation(labels, pairs, scale)
     for step in ORDER:
         lacks = "" if step.metric == "apc" else scale.lacks_instances
+        # Which of two is slower on this trace is the log's claim, and its trace has an end: no steady state is needed.
         yield from compare(step.name, step.claim, step.first, step.second, step.metric, step.expected, lacks)
     if labels.get(UNIFIED) and labels.get(LMETRIC):
         yield from _judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale)
@@ -194,7 +199,8 @@ def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Sc
             _compare(pairs, unified, lmetric, "ttft_p90_s"),
             LITTLE,
         ),
-        scale.lacks_instances,
+        scale.lacks_instances or scale.lacks_steady_state(unified, lmetric),
+        by_plan=bool(scale.lacks_instances),
     )
 
 
@@ -218,7 +224,8 @@ def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sca
             _compare(pairs, affinity, full, "worker_ttft_p90_median_s"),
             Verdict.HIGHER,
         ),
-        scale.lacks,
+        scale.lacks or scale.lacks_loop(affinity, full),
+        by_plan=bool(scale.lacks_instances),
     )
     yield _judge_direction(
         "ablation: migration only loses locality",
@@ -237,24 +244,37 @@ def _compare(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple
     return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
 
 
-def _gate(claim: Judgement, lacks: str) -> Judgement:
-    """A claim that the run is too small for is open, whatever its numbers say."""
-    return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=TOO_SMALL, p=None) if lacks else claim
+def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
+    """A claim that the run is too small for is open, whatever its numbers say.
+
+    It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
+    must not depend on the data. `by_plan`: the run's instances rule it out, so that it was never in the family.
+    """
+    if not lacks:
+        return claim
+    p = None if by_plan or claim.p is None else 1.0
+    return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=TOO_SMALL, p=p)
 
 
-def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgement:
-    """C3 holds where every comparison does (its p is the largest), and fails where one is the opposite."""
+def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:
+    """C3 holds where every comparison does (its p is the largest), and fails where one is the opposite.
+
+    A time that depends on the length of the replay is not compared.
+    """
     full = labels[FULL]
     missing = [name for name in BASELINES if not labels.get(name)]
-    better, worse, level = list[str](), list[str](), list[str]()
+    better, worse, level, unsteady = list[str](), list[str](), list[str](), list[str]()
     p_values, p_worse, points = list[float](), list[float](), list[bool]()
     for name in BASELINES:
         if not labels.get(name):
             continue
         for metric, good in DOMINATES.items():
+            text = f"{metric_named(metric).title} against {name}"
+            if metric in OF_QUEUES and scale.lacks_steady_state(full, labels[name]):
+                unsteady.append(text)
+                continue
             measured, none = _compare(pairs, full, labels[name], metric)
             verdict, p = judged(measured, none), find_p_value(measured, none)
-            text = f"{metric_named(metric).title} against {name}"
             if verdict is None or verdict == Verdict.NOT_DISTINGUISHABLE:
                 level.append(text)
             else:
@@ -264,11 +284,15 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgem
             points += [] if measured.value is None else [judged(take_point(measured), none) == good]
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
     reason += f"; worse: {', '.join(worse)}" if worse else ""
+    why = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES)))
+    reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({why})" if unsteady else ""
     outcome, tested = Outcome.UNDECIDED, max(p_values, default=None)
     if missing:
         outcome, reason, tested = Outcome.OPEN, f"not in this run: {', '.join(missing)}; {reason}", None
     elif worse:
-        outcome, tested = Outcome.FAILS, min(1.0, min(p_worse) * len(p_values))
+        outcome, tested = Outcome.FAILS, min(1.0, min(p_worse) * (len(p_values) + len(unsteady)))
+    elif unsteady:
+        outcome, tested = Outcome.OPEN, None if tested is None else 1.0
     elif better and not level:
         outcome = Outcome.HOLDS
     name, every = "C3: EAR dominates", len(BASELINES) * len(DOMINATES)
@@ -280,7 +304,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> Judgem
         outcome,
         reason,
         p=tested,
-        point="" if missing or not points else _state_point(name, sum(points) == every, shown),
+        point="" if missing or unsteady or not points else _state_point(name, sum(points) == every, shown),
     )
 
 
@@ -290,7 +314,7 @@ def _state_point(name: str, holds: bool, shown: str) -> str:
     return f"{Outcome.HOLDS if holds else Outcome.FAILS}: {shown}{specified}"
 
 
-def _judge_transfer(row: AgainstRecomputing) -> Judgement:
+def _judge_transfer(row: AgainstRecomputing, loads: Sequence[Arms]) -> Judgement:
     """Judge by the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
     claim = "migrated turns begin sooner than if the target had computed what came"
     measured, none, verdict = (
@@ -304,7 +328,12 @@ def _judge_transfer(row: AgainstRecomputing) -> Judgement:
     if verdict is None:
         measured = replace(measured, low=None, high=None)
     name = f"transfer against recomputing: {row.label}"
-    return _judge_direction(name, claim, (measured, none), Verdict.LOWER)
+    judgement = _judge_direction(name, claim, (measured, none), Verdict.LOWER)
+    if row.arm is None or not loads:
+        return judgement
+    # The fit is of single turns. Two arms differ by their queues too, and one that collapses makes the other look good.
+    scale = next((arms.scale for arms in loads if row.label in arms.labels.values()), loads[0].scale)
+    return _gate(judgement, scale.lacks_steady_state(row.label, row.arm.other))
 
 
 def _judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: float) -> Judgement:

@@ -8,6 +8,7 @@ them in its folder and its report.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,10 @@ RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
 TOKEN_TIME = percentile_name("tpot_s", "p50")
 CONFIG = "plain"
 """Of connector-tax: one engine without a connector."""
+FEWEST_DECISIONS = 100
+"""Of which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
+NO_LOAD = frozenset({"seed", "source", "format"})
+"""Settings of a trace that make no load of their own: the file's name is in the load's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +122,26 @@ def check_runs(runs: Sequence[Path]) -> Check:
     return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests)
 
 
+class _Grid(msgspec.Struct, frozen=True):
+    trace: dict[str, Any] = {}
+
+
 class _Inputs(msgspec.Struct):
     engine_model: Any = None
+    grid: _Grid = _Grid()
 
 
 class _Plan(msgspec.Struct):
     inputs: _Inputs
 
 
+def _read_inputs(run: Path) -> _Inputs:
+    return msgspec.json.decode(RunLayout(run).plan.read_bytes(), type=_Plan).inputs
+
+
 def _require_one_model(simulated: Sequence[Path]) -> object:
     """The engine model of these runs, as their plans have it; None = not stated. Raises RunnerError."""
-    read_plan = msgspec.json.Decoder(_Plan).decode
-    models: list[object] = [read_plan(RunLayout(run).plan.read_bytes()).inputs.engine_model for run in simulated]
+    models: list[object] = [_read_inputs(run).engine_model for run in simulated]
     for run, model in zip(simulated, models, strict=True):
         if model != models[0]:
             raise RunnerError(
@@ -159,7 +172,7 @@ def record_gates(checked: Check, runs: Sequence[Path]) -> tuple[Path, ...]:
 def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     """Every decision that can be compared is the same, on the same view."""
     name, claim = "parity", "The simulated router decides as the live one did on the same views."
-    rule = "every decision that can be compared is equal"
+    rule = f"every decision that can be compared is equal, of {FEWEST_DECISIONS} or more; fails where one differs"
     compared = [cell.parity for cell in cells if cell.parity is not None]
     decisions = sum(parity.compared for parity in compared)
     if not decisions:
@@ -169,8 +182,12 @@ def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     from_log = sum(parity.without_index for parity in compared)
     text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
     text += f"; {unsure} cannot be compared" if unsure else ""
+    whole = [cell for cell in cells if cell.parity is None]
+    text += f"; {len(whole)} cells cannot be compared ({whole[0].cell}: {whole[0].reason})" if whole else ""
     text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
     text += _name_first_difference(cells)
+    if not different and decisions < FEWEST_DECISIONS:
+        return Judgement(name, claim, rule, Outcome.UNDECIDED, f"{text}; {FEWEST_DECISIONS} are the least")
     return Judgement(name, claim, rule, held(different == 0), text)
 
 
@@ -217,13 +234,13 @@ def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[
     simulated: dict[str, _Loads] = {name: defaultdict(_by_policy) for name in metrics}
     first = 0
     for run in runs:
-        cells = [cell for cell in load_cells(run)[0] if not cell.degraded]
+        cells, inputs = [cell for cell in load_cells(run)[0] if not cell.degraded], _read_inputs(run)
         for cell in cells:
             record, summary = cell.record, summary_of(cell)
             for name, loads in (simulated if record.simulated else measured).items():
                 value = summary.estimate(name).value
                 if value is not None:
-                    loads[_name_load(record)][strip_load(record.label)][first + record.trial] = value
+                    loads[_name_load(record, inputs)][strip_load(record.label)][first + record.trial] = value
         first += 1 + max((cell.record.trial for cell in cells), default=-1)
     return {
         name: [LoadValues(load, own, simulated[name][load]) for load, own in loads.items() if load in simulated[name]]
@@ -231,7 +248,16 @@ def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[
     }
 
 
-def _name_load(record: RoutingCell) -> str:
+def _name_load(record: RoutingCell, inputs: _Inputs) -> str:
+    """All that makes a load but the seed of its trace: two cells of one name are compared with each other."""
     time_scale, kv_bytes, trace = load_of(record)
-    size = f", KV cache {kv_bytes} B" if kv_bytes else ""
-    return f"time_scale {time_scale}, trace {trace or record.trace.get('file')}, {len(record.engines)} instances{size}"
+    settings = {name: value for name, value in inputs.grid.trace.items() if name not in NO_LOAD and value is not None}
+    digest = hashlib.sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()[:8]
+    parts = [
+        f"time_scale {time_scale}",
+        f"trace {trace or record.trace.get('file')} (settings {digest})",
+        f"{len(record.engines)} instances",
+        f"KV cache {kv_bytes} B" if kv_bytes else "",
+        f"at most {limit} sessions in flight" if (limit := record.replay.get("max_inflight_sessions")) else "",
+    ]
+    return ", ".join(part for part in parts if part)

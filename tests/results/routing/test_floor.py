@@ -18,7 +18,15 @@ from results.routing.floor_facts import (
     floor_facts,
     transport_facts,
 )
-from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
+from results.routing.load_floor import (
+    NO_FIX,
+    TTFT_RATIO,
+    FloorVariant,
+    LoadFloor,
+    QuarantinePair,
+    fix_of,
+    measure_load_floor,
+)
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, correct_together
@@ -390,7 +398,7 @@ def test_whether_the_load_floor_alone_ends_the_lost_transfers(
     variants: dict[str, Variant] = {"plain": ({}, logs[0]), "200": (BONUS, logs[1]), "50": (less, logs[2])}
     said = answered(floor_of(variants))["Q1"]
     assert (said.outcome, said.point) == (answer, point)
-    assert (said.p is None) == (answer == Outcome.OPEN)
+    assert (said.p == 1.0) == (answer == Outcome.OPEN), "an open one stays among those that are corrected together"
     assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
 
 
@@ -400,7 +408,7 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
     said = answered(run_of(variant("plain", transfers=20, lost_transfers=2), bonus))
     assert (said["Q1"].outcome, said["Q1"].point) == (Outcome.UNDECIDED, "holds")
     assert (said["D1"].outcome, said["D1"].point) == (Outcome.UNDECIDED, "holds")
-    assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1"}
+    assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1", "Q1.D"}
 
 
 def test_refusals_answer_whether_they_are_counted() -> None:
@@ -426,7 +434,28 @@ def test_failures_and_quarantines_answer_the_window() -> None:
         log(("c", "refused", 0, "quarantined for 3 s more"), ("b", "transferred", 1, "")),
     ])  # fmt: skip
     assert facts == TransportFacts(8, 3, 2, 3, 3, 2)
-    assert answered(run_of(variant("plain"), transport=facts))["Q1.D"].outcome == Outcome.HOLDS
+    said = answered(run_of(variant("plain"), transport=facts))["Q1.D"]
+    assert (said.outcome, said.p) == (Outcome.OPEN, None), "closed pairs that moved KV again are no comparison"
+    assert "differ in the rules of quarantine alone; 2 transfers of the run failed" in said.reason
+
+
+def test_the_window_is_judged_by_two_arms_that_differ_in_the_quarantine_alone() -> None:
+    def ask(closed_at_once: int, **others: Any) -> Judgement:
+        window = {"failures_to_quarantine": 3, "window_s": 60.0}
+        once = {"failures_to_quarantine": 1, "window_s": 60.0, "quarantine_s": 1e5}
+        routers = {"plain": rules(4, **window), "bonus": rules(4, **window), "hair": rules(4, **once, **others)}
+        lost = {"plain": lose_handovers(2), "bonus": lose_handovers(2), "hair": lose_handovers(closed_at_once)}
+        floor = floor_of({name: (BONUS if name == "bonus" else {}, log) for name, log in lost.items()}, routers)
+        return answered(floor)["Q1.D"]
+
+    for lost, outcome, point in ((8, Outcome.HOLDS, "holds"), (0, Outcome.FAILS, "fails")):
+        said = ask(lost)
+        assert (said.outcome, said.point) == (outcome, point)
+        assert said.p is not None
+        assert "plain (failures_to_quarantine=3, window_s=60.0) - hair (failures_to_quarantine=1," in said.reason
+    level = ask(2)
+    assert (level.outcome, level.p) == (Outcome.UNDECIDED, 1.0)
+    assert ask(8, attempts=9).outcome == Outcome.OPEN, "they differ in more than the quarantine"
 
 
 def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
@@ -484,10 +513,33 @@ def test_where_all_differences_are_distinguishable_the_sessions_are_enough() -> 
         return answered(run_of(variant("plain"), bonus))["D7"]
 
     assert asked().outcome == Outcome.HOLDS
-    open_one = asked(direct_rate=Estimate(0.3, -0.2, 0.4, launches=3))
-    assert open_one.outcome == Outcome.OPEN
-    assert "2 of 3 differences" in open_one.reason
-    assert "needs a run with them" in open_one.reason
+    unsure = asked(direct_rate=Estimate(0.3, -0.2, 0.4, launches=3))
+    assert (unsure.outcome, unsure.p) == (Outcome.UNDECIDED, 1.0)
+    assert "2 of 3 differences" in unsure.reason
+    assert "needs a run with them" in unsure.reason
+
+
+def test_what_was_run_is_corrected_together_whatever_its_data_say() -> None:
+    """Of two runs with the same arms, one of which lost nothing, both correct over as many."""
+
+    def names_with_p(floor: LoadFloor) -> set[str]:
+        return {name for name, one in answered(floor).items() if one.p is not None}
+
+    other: dict[str, Variant] = {"50": ({"load_floor_bonus": 50}, PLAIN[1])}
+    calm, bad = (
+        floor_of({"plain": ({}, lose_handovers(lost)), "b": (BONUS, lose_handovers(0)), **other}) for lost in (0, 8)
+    )
+    assert names_with_p(calm) == names_with_p(bad) == {"D1", "D3", "D6", "D7", "Q1"}
+    assert names_with_p(floor_of({"b": (BONUS, lose_handovers(0))})) == set(), "without arms there is nothing to test"
+
+
+def test_two_timeouts_that_contradict_each_other_decide_nothing() -> None:
+    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
+    found = of_timeouts(short, with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0))
+    (pair,) = found.timeouts
+    worse = replace(pair, lost_share=Estimate(0.5, 0.4, 0.6, launches=3))
+    for pairs, outcome in (((pair, pair), Outcome.HOLDS), ((pair, worse), Outcome.UNDECIDED)):
+        assert answered(replace(found, timeouts=pairs))["D2"].outcome == outcome
 
 
 def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
@@ -506,9 +558,9 @@ def test_one_launch_answers_no_decision_point() -> None:
     both = [variant(f"{k}", parameters={"load_floor_bonus": k}, values=once, differences=kept) for k in (50, 200)]
     floor = replace(run_of(variant("plain", **shares(COLD, None)), *both), trials=1)
     assert (answered(floor)["D6"].outcome, answered(floor)["D6"].point) == (Outcome.UNDECIDED, "holds")
-    failed = TransportFacts(8, 3, 2, 3, 3, 2)
-    assert answered(replace(floor, transport=failed))["Q1.D"].outcome == Outcome.UNDECIDED
-    assert "one launch per policy" in answered(replace(floor, transport=failed))["Q1.D"].reason
+    pair = QuarantinePair("hair", "plain", "", "", Estimate(-0.3, -0.4, -0.2, launches=1))
+    failed = replace(floor, transport=TransportFacts(8, 3, 2, 3, 3, 2), quarantines=(pair,))
+    assert (answered(failed)["Q1.D"].outcome, answered(failed)["Q1.D"].point) == (Outcome.UNDECIDED, "holds")
 
 
 def test_a_decision_point_that_does_not_stand_among_all_of_the_run_is_undecided() -> None:

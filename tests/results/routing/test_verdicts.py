@@ -304,12 +304,69 @@ def judge_loop(scale: Scale) -> dict[str, Judgement]:
 def test_claims_about_the_load_of_the_system_need_instances_of_their_own_and_a_loop() -> None:
     assert {judge_loop(LARGE)[name].outcome for name in OF_LOOP} == {Outcome.HOLDS}
     no_loop = {"load-balance": "a limit on sessions in flight held back 40 % of the sessions", "ear": ""}
-    for scale, part in ((SMALL, "it takes 8 or more"), (replace(LARGE, no_loop=no_loop), "held back 40 %")):
+    small, held_back = (SMALL, "it takes 8 or more", None), (replace(LARGE, no_loop=no_loop), "held back 40 %", 1.0)
+    for scale, part, p in (small, held_back):
         for name in OF_LOOP:
             claim = judge_loop(scale)[name]
-            assert (claim.outcome, claim.label, claim.p) == (Outcome.OPEN, "not testable at this scale", None)
+            assert (claim.outcome, claim.label, claim.p) == (Outcome.OPEN, "not testable at this scale", p)
             assert part in claim.reason
     assert "preset `steady`" in claim.reason, "what would test it"
+
+
+def test_what_the_data_leave_untestable_stays_among_the_claims_that_are_corrected_together() -> None:
+    """Else a run whose queues grow would ask less of its other claims than one whose queues do not."""
+    collapsed = replace(LARGE, no_loop={"load-balance": "no steady state"})
+    keeps = compare_two("apc", "stays", "ear", -0.0001, 0.0001)  # the smallest p, which the whole family multiplies
+    names = labels_of(ROWS) | {"load-balance": "load-balance", "static PD-disagg": "static PD-disagg"}
+
+    def ask(scale: Scale) -> float | None:
+        return judge(names, [*LOOPING, keeps], scale=scale)["ablation: affinity only keeps locality"].p_corrected
+
+    steady, unsteady = ask(LARGE), ask(collapsed)
+    assert steady == unsteady
+    alone = judge(names, [keeps])["ablation: affinity only keeps locality"].p_corrected
+    assert (steady or 0) > 2 * (alone or 1)
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_ear_dominates_no_policy_by_times_that_depend_on_the_length_of_the_replay(worse: bool) -> None:
+    scale = replace(LARGE, no_loop={"load-balance": "no steady state: queues grow"})
+    pairs = against_all(BETTER, (-0.101, -0.1) if worse else MORE)
+    claim = judge(WITH_BASELINES, pairs, scale=scale)["C3: EAR dominates"]
+    assert claim.outcome == (Outcome.FAILS if worse else Outcome.OPEN), "its APC and its TPOT are compared"
+    assert "3 not compared, as they depend on the length of the replay (load-balance: no steady state" in claim.reason
+    assert claim.reason.startswith("better in 17, worse in 5" if worse else "better in 22, worse in 0")
+    assert claim.point == ""
+    assert worse or claim.p == 1.0
+    limited = judge(WITH_BASELINES, pairs, scale=replace(scale, max_inflight_sessions=9))["C3: EAR dominates"]
+    assert "not compared" not in limited.reason
+
+
+def test_interference_and_the_gain_over_lmetric_need_a_steady_state() -> None:
+    labels = labels_of(ROWS) | IN_ORDER
+    pairs = [
+        *in_order(),
+        compare_two("worker_ttft_p90_median_s", "stays", "ear", 0.5, 0.501),
+        compare_two("worker_ttft_p90_median_s", "sticky", UNIFIED, 0.5, 0.501),
+    ]
+    steady = judge(labels, pairs)
+    slow = dict.fromkeys(("stays", "sticky", "LMetric"), "no steady state")
+    unsteady = judge(labels, pairs, scale=replace(LARGE, no_loop=slow))
+    turned = {name for name, one in unsteady.items() if (one.outcome, steady[name].outcome) != (one.outcome,) * 2}
+    assert turned == {
+        "ablation: affinity only interferes", "3.3: sticky slows every instance", "log: unified gains little",
+    }  # fmt: skip
+    assert {unsteady[name].outcome for name in turned} == {Outcome.OPEN}
+
+
+def test_an_arm_whose_queue_grows_says_nothing_of_the_transfers() -> None:
+    took = replace(FITTED, arm=FASTER)
+    for label in (took.label, FASTER.other):
+        scale = replace(LARGE, no_loop={label: "no steady state"})
+        claim = judge(labels_of(ROWS), [], moves(took=(took,)), scale)[f"transfer against recomputing: {took.label}"]
+        assert (claim.outcome, claim.reason) == (Outcome.OPEN, f"{label}: no steady state")
+        by_fit = judge(labels_of(ROWS), [], moves(took=(FITTED,)), scale)
+        assert by_fit[f"transfer against recomputing: {took.label}"].outcome == Outcome.FAILS
 
 
 def test_static_pools_of_each_split_are_judged_by_themselves() -> None:

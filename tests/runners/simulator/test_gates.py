@@ -20,9 +20,11 @@ from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.calibrate import calibrate
-from runners.simulator.check import check_runs
+from runners.simulator.check import check_runs, judge_parity, read_values
 from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
+from runners.simulator.logged_run import CellParity
+from runners.simulator.parity import Parity
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 POLICIES = tuple("abcdef")
@@ -286,6 +288,42 @@ def test_a_live_and_a_simulated_run_are_matched_by_policy_and_load(live: Path, t
     assert "6 policies under 1 loads" in gates["rank of TTFT p90"].reason
     assert len(checked.parity) == 18, "a simulated cell has no live log"
     assert checked.ranks[0].tau == 1.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("sessions", 99), ("statistics", {"apc_bound_any": 0.1}), ("tokens", 1.0)]
+)
+def test_runs_of_unlike_loads_are_not_matched(live: Path, tmp_path: Path, setting: str, value: object) -> None:
+    copy = copy_as_simulated(live, tmp_path / "simulated", read_engine("h20-qwen3-coder-30b-a3b"))
+    plan = msgspec.json.decode(RunLayout(copy).plan.read_bytes())
+    plan["inputs"]["grid"]["trace"][setting] = value
+    RunLayout(copy).plan.write_bytes(msgspec.json.encode(plan))
+    assert read_values([live, copy], ("apc",)) == {"apc": []}
+
+
+def test_another_seed_is_the_same_load_and_another_limit_on_sessions_is_not(live: Path, tmp_path: Path) -> None:
+    copy = copy_as_simulated(live, tmp_path / "simulated", read_engine("h20-qwen3-coder-30b-a3b"))
+    plan = msgspec.json.decode(RunLayout(copy).plan.read_bytes())
+    plan["inputs"]["grid"]["trace"]["seed"] = 99
+    RunLayout(copy).plan.write_bytes(msgspec.json.encode(plan))
+    assert len(read_values([live, copy], ("apc",))["apc"]) == 1
+    for path in copy.glob("results/*/trial_*/cell.json"):
+        cell = msgspec.json.decode(path.read_bytes())
+        cell["replay"]["max_inflight_sessions"] = 0
+        path.write_bytes(msgspec.json.encode(cell))
+    assert read_values([live, copy], ("apc",)) == {"apc": []}
+
+
+def test_parity_needs_decisions_and_counts_the_cells_without() -> None:
+    def cell(equal: int, different: int = 0) -> CellParity:
+        return CellParity("a", "ear", Parity(equal + different, equal, {}, 0, "", different, None))
+
+    lost = CellParity("b", "ear", None, "its log holds no decision")
+    judged = judge_parity([cell(1), lost])
+    assert judged.outcome is Outcome.UNDECIDED
+    assert "1 cells cannot be compared (b: its log holds no decision)" in judged.reason
+    assert judge_parity([cell(100), lost]).outcome is Outcome.HOLDS
+    assert judge_parity([cell(1, 1)]).outcome is Outcome.FAILS
 
 
 def test_the_gates_of_a_simulated_run_become_part_of_its_report(live: Path, fitted: Path, tmp_path: Path) -> None:
