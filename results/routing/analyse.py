@@ -224,7 +224,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
     arms = _list_arms(loads, cells, named, uneven, facts.engine_kind, couplings)
-    claims, points = _judge_together(arms, pairs, moves, floor)
+    claims, points = _judge_together(arms, pairs, moves, floor, simulated=bool(facts.simulated))
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -333,11 +333,11 @@ def _list_arms(
 
 
 def _judge_together(
-    arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None
+    arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None, *, simulated: bool
 ) -> tuple[tuple[Judgement, ...], tuple[Judgement, ...]]:
     """Claims and decision points, corrected together (Holm)."""
     claims = judge_claims(arms, pairs, moves)
-    points = () if floor is None else judge_decision_points(floor)
+    points = () if floor is None else judge_decision_points(floor, simulated=simulated)
     corrected = correct_together((*claims, *points))
     return corrected[: len(claims)], corrected[len(claims) :]
 

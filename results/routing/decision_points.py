@@ -23,7 +23,7 @@ from results.routing.load_floor import (
     change_floor_level,
     take_floor_points,
 )
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged
 from results.statistics.student import find_p_of_rule
 
@@ -62,9 +62,12 @@ class DecisionPoint:
     """The rule can go by the values alone: not one that counts, or that asks for intervals."""
 
 
-def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
-    """Every decision point in the specification's order; not yet corrected together."""
-    return tuple(
+def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple[Judgement, ...]:
+    """Every decision point in the specification's order; not yet corrected together.
+
+    `simulated`: followed by the fixes that the engine model cannot show.
+    """
+    points = tuple(
         Judgement(
             one.name,
             one.claim,
@@ -76,6 +79,7 @@ def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
         )
         for one in DECISION_POINTS
     )
+    return (*points, *NOT_SIMULATED) if simulated else points
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
@@ -523,3 +527,29 @@ DECISION_POINTS = (
         lambda floor: len(floor.quarantines),
     ),
 )
+
+
+def _leave_open(name: str, claim: str, default: str, reason: str) -> Judgement:
+    prior = f"the specification's default: {default}"
+    rule = "not judged in a simulation"
+    return Judgement(name, claim, rule, Outcome.OPEN, reason, unknown(reason), label="not testable", prior=prior)
+
+
+NOT_SIMULATED = (
+    _leave_open(
+        "Q1.A", "Eviction ahead of need keeps the scheduler free for transfers.", "open question",
+        "the engine model evicts a block when it needs one, which takes no time: there is no stall to avoid",
+    ),
+    _leave_open(
+        "Q1.B", "Eviction on a thread of its own keeps the scheduler free for transfers.", "avoid for now",
+        "eviction takes no time in the engine model, on no thread",
+    ),
+    _leave_open(
+        "Q2.E", "Every D holds the shared prefix before the first session.", "avoid",
+        "simulated engines serve no request before the replay: none is pre-warmed",
+    ),
+    _leave_open(
+        "Q2.G", "Refusals are counted where they happen, as a backstop.", "yes, beside Q2.B",
+        "simulated engines queue what has no room and refuse nothing, so nothing is counted (D4)",
+    ),
+)  # fmt: skip

@@ -576,3 +576,13 @@ def test_a_decision_point_that_does_not_stand_among_all_of_the_run_is_undecided(
     corrected = correct_together([d1, *beside])[0]
     assert (corrected.outcome, corrected.alone) == (Outcome.UNDECIDED, Outcome.HOLDS)
     assert answered(run_of(variant("plain"), variant("bonus", **bonus)))["D4"].p is None, "it counts"
+
+
+def test_what_no_engine_model_shows_is_open_in_a_simulation_with_the_reason() -> None:
+    floor = run_of(variant("plain"), variant("b", parameters=BONUS))
+    real, simulated = judge_decision_points(floor), judge_decision_points(floor, simulated=True)
+    assert simulated[: len(real)] == real
+    rest = simulated[len(real) :]
+    assert [one.name for one in rest] == ["Q1.A", "Q1.B", "Q2.E", "Q2.G"]
+    assert {(one.outcome, one.label, one.p) for one in rest} == {(Outcome.OPEN, "not testable", None)}
+    assert all(one.reason for one in rest)
