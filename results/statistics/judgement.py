@@ -149,7 +149,8 @@ def _require_survival(judgement: Judgement, p: float, corrected: float, count: i
     judged_alone = replace(judgement, p_corrected=corrected, alone=judgement.outcome)
     if corrected <= 1 - LEVEL:
         return replace(judged_alone, reason=f"{judgement.reason} ({numbers})")
-    reason = f"by itself it {judgement.outcome}, corrected it does not ({numbers}): {judgement.reason}"
+    alone = "by itself it" if p <= 1 - LEVEL else "one of the comparisons that may decide it"
+    reason = f"{alone} {judgement.outcome}, corrected it does not ({numbers}): {judgement.reason}"
     return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)
 
 

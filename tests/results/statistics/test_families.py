@@ -206,6 +206,12 @@ def test_a_verdict_holds_only_where_it_survives_the_correction() -> None:
     assert found[2].reason == "because"
 
 
+def test_a_rule_that_one_of_many_comparisons_satisfies_is_not_said_to_hold_by_itself() -> None:
+    """Its p counts the comparisons that may decide it already."""
+    (found,) = correct_together([judged("D3", 0.43)])
+    assert found.reason.startswith("one of the comparisons that may decide it holds, corrected it does not (p =")
+
+
 def test_what_the_data_leave_undefined_stays_in_the_family() -> None:
     """A share of a tax that may be zero has no p; the correction of the others must not depend on that."""
     judgements = [judged("H1", 0.02), judged("H3", None, Outcome.OPEN)]
