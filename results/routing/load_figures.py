@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -350,16 +350,18 @@ def _plot_prediction(
 def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
     """Limit the axes to the cells, with a margin; predictions far from them may leave the panel.
 
-    An axis over more than a factor of `marks.WIDE` is logarithmic, or the cells of the lower loads lie on each other.
+    An axis over a factor of `marks.WIDE` or more is logarithmic, or the cells of the lower loads lie on each other.
     """
-    for values, limit, scale in ((across, axes.set_xlim, axes.set_xscale), (up, axes.set_ylim, axes.set_yscale)):
+    sides: tuple[tuple[pd.Series[float], Literal["x", "y"]], ...] = ((across, "x"), (up, "y"))
+    for values, side in sides:
         known = values.to_numpy(dtype=np.float64)
         known = known[np.isfinite(known)]
         if not known.size:
             continue
+        plain_ticks(axes, side, known.tolist(), spread=marks.WIDE)
         low, high = float(known.min()), float(known.max())
-        if 0 < marks.WIDE * low < high:
-            scale("log")
+        limit, scale = (axes.set_xlim, axes.get_xscale()) if side == "x" else (axes.set_ylim, axes.get_yscale())
+        if scale == "log":
             limit(low / 1.25, high * 1.25)
         else:
             room = max(0.15 * (high - low), 0.05 * high, 1e-9)
