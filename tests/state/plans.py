@@ -12,9 +12,10 @@ STAGES = (StagePlan("preflight", "Preflight"), StagePlan("phase-a", "Phase A: lo
 CELLS = tuple(
     [CellPlan(f"preflight/{config}", "preflight", "preflight", config, "verify", {}, 10.0) for config in CONFIGS]
     + [
-        CellPlan(f"phase-a/{config}/r{rate}", "phase-a", "load", config, f"{rate} req/s", {"rate_per_s": rate}, 30.0)
+        CellPlan(f"phase-a/{config}/r{rate}", "phase-a", "load", config, f"{rate} req/s", params, 30.0)
         for config in CONFIGS
         for rate in (1, 4)
+        for params in ({"drain_s": 30.0, "rate_per_s": rate},)
     ]
 )
 
