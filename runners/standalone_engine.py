@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from launch import patching
-from launch.command import build_launch, write_launch
-from launch.environment import find_engine
+from launch.command import LaunchSpec, build_launch, write_launch
+from launch.environment import Engine, find_engine
 from launch.errors import LaunchError
 from launch.gpu_choice import choose_gpus
 from launch.gpu_devices import require_gpu
 from launch.instance import Instance
 from launch.local import LocalBackend
+from launch.patching import PatchUse
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout, write_atomic
 from runners.errors import RunnerError
@@ -61,16 +63,10 @@ def bring_up(
     config: str, profile: str, name: str, port: int | None, engine_python: Path | None, workspace: Path | None
 ) -> StandaloneEngine:
     """Start an engine and wait until it is ready. Raises LaunchError or RunnerError where it does not become so."""
-    checked, connector = load_profile(profile), load_config(config)
+    checked = load_profile(profile)
+    load_config(config)
     require_gpu(checked)
     engine = find_engine(checked.engine.kind, engine_python)
-    kind = checked.engine.kind
-    needs_patches = kind == "cpu" or "patches" in connector.requires_on(kind)  # on a CPU they ask for AMX tiles
-    if needs_patches and not patching.status(engine).applied:
-        raise RunnerError(
-            f"{config} on a {kind} engine needs Tracon's patches, which are not applied",
-            remedy=f"`tracon patch apply --kind {kind}`",
-        )
     folder = _folder(workspace, name)
     old = _read_engine(folder)
     if old is not None and _is_held(old):
@@ -181,14 +177,36 @@ async def _hold(row: StandaloneEngine, profile: Profile, folder: Path, port: int
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    engine = find_engine(profile.engine.kind, python)
+    engine, connector = find_engine(profile.engine.kind, python), load_config(row.config)
     layout = ConfigLayout(folder)
     choice = choose_gpus(profile)
     spec = build_launch(
-        profile, load_config(row.config), engine, instance=row.name, port=port, layout=layout, launch=1,
+        profile, connector, engine, instance=row.name, port=port, layout=layout, launch=1,
         extra_env={} if choice is None else choice.name_free(profile.engine.tensor_parallel_size),
     )  # fmt: skip
     write_launch(spec, layout)
+    kind = profile.engine.kind
+    needs_patches = kind == "cpu" or "patches" in connector.requires_on(kind)  # on a CPU they ask for AMX tiles
+    with _use_patches(engine) if needs_patches else contextlib.nullcontext():
+        await _serve(row, spec, profile, engine, stop)
+
+
+@contextlib.contextmanager
+def _use_patches(engine: Engine) -> Iterator[None]:
+    """They stay as long as this engine, whatever runs end meanwhile. Raises PatchFailed."""
+    use = PatchUse(engine)
+    use.apply()
+    try:
+        yield
+    finally:
+        use.revert()
+
+
+async def _serve(
+    row: StandaloneEngine, spec: LaunchSpec, profile: Profile, engine: Engine, stop: asyncio.Event
+) -> None:
+    """Start the engine, write its row when it is ready and when it has ended."""
+    folder = Path(row.folder)
     async with LocalBackend(engine) as backend:
         instance = await backend.start(spec, lambda *_started: None)
         try:

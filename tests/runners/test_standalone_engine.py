@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,27 +11,37 @@ import msgspec
 import psutil
 import pytest
 
-from launch import patching
 from launch.errors import LaunchError
 from launch.profile import config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
-from runners.errors import RunnerError
 from state.process_identity import this_process
 from tests.fake_gpus import FakeGpu, make_host
 
 
 @pytest.mark.parametrize("config", config_names())
-def test_every_config_on_a_cpu_engine_needs_the_patches(
+def test_the_patches_of_a_cpu_engine_are_in_use_until_it_ends(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain too: without them nothing asks the kernel for AMX tiles, and no death has a name."""
+    """Of every config, plain too: without them nothing asks the kernel for AMX tiles, and no death has a name."""
+    steps: list[str] = []
+
+    class Use:
+        def __init__(self, engine: object) -> None:
+            self.apply, self.revert = (partial(steps.append, step) for step in ("apply", "revert"))
+
+    async def serve(*_: object) -> None:
+        steps.append("serve")
+        raise LaunchError("the engine died", remedy="none")
+
     monkeypatch.setattr(standalone_engine, "find_engine", lambda kind, python: SimpleNamespace(kind=kind))
-    monkeypatch.setattr(patching, "status", lambda engine: SimpleNamespace(applied=False))
-    with pytest.raises(RunnerError, match="needs Tracon's patches") as refused:
-        standalone_engine.bring_up(config, "cpu-tiny", "mine", None, None, tmp_path)
-    assert refused.value.remedy == "`tracon patch apply --kind cpu`"
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(standalone_engine, "build_launch", lambda *_, **__: None)
+    monkeypatch.setattr(standalone_engine, "write_launch", lambda *_: None)
+    monkeypatch.setattr(standalone_engine, "PatchUse", Use)
+    monkeypatch.setattr(standalone_engine, "_serve", serve)
+    (tmp_path / "mine").mkdir()
+    standalone_engine.hold("mine", config, "cpu-tiny", tmp_path / "mine", 8100, Path())
+    assert steps == ["apply", "serve", "revert"]
 
 
 def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
