@@ -313,7 +313,7 @@ def _hold_unused(packages: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-IN_USE = "left in place: a run uses them; they can be removed when it has ended"
+IN_USE = "left in place: a run or a standalone engine uses them; they can be removed when it has ended"
 NOT_WRITABLE = "left in place: another user owns this environment, and applied them"
 _OWN_ENVIRONMENT = (
     "run as the user who owns that environment, or build your own with `tracon engine install` and omit --engine-python"
