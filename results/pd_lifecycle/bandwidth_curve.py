@@ -76,9 +76,7 @@ def fit_curve(
     return compare_with_limit(points, Knee(share, limit, knee, alpha, None, operations=operations))
 
 
-def compare_with_limit(
-    points: tuple[BandwidthPoint, ...], fitted: Knee
-) -> tuple[tuple[BandwidthPoint, ...], Knee]:
+def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tuple[tuple[BandwidthPoint, ...], Knee]:
     """The medians as shares of the asymptote, and the knee with the measured one.
 
     fitted: without a measured knee. There is none, and no share, where the medians show that the asymptote is no limit.

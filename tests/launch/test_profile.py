@@ -149,9 +149,7 @@ def test_mooncake_lets_the_blocks_of_long_prompts_wait_for_one_peer() -> None:
 
 def test_mooncake_gives_a_write_as_long_as_the_router_gives_a_transfer() -> None:
     """specs/load_floor, Q1.C: by its own limit a write ends after 30 s, whatever the router allows."""
-    with_mooncake = [
-        config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")
-    ]
+    with_mooncake = [config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")]
     limits = {
         config.env_on(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in with_mooncake for kind in ("cpu", "cuda")
     }
