@@ -32,7 +32,7 @@ class BandwidthPoint:
     bytes: float
     """Median."""
     gbps: Estimate
-    """Median of the medians of its cells, `n` of them."""
+    """Median of the medians of its cells, `n` of them; from three launches on the inverse of the mean 1 / median."""
     operations: float | None
     """Median count of write operations; None = unknown."""
     of_asymptote: float | None
@@ -73,17 +73,25 @@ def fit_curve(
         return points, no_knee(share, why)
     columns, operations = _choose_columns(transfers, weights)
     alpha, limit, knee = _fit_limit(transfers, weights, drawn, columns, share)
+    return compare_with_limit(points, Knee(share, limit, knee, alpha, None, operations=operations))
+
+
+def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tuple[tuple[BandwidthPoint, ...], Knee]:
+    """The medians as shares of the asymptote, and the knee with the measured one.
+
+    fitted: without a measured knee. There is none, and no share, where the medians show that the asymptote is no limit.
+    """
+    limit = fitted.asymptote_gbps.value
+    if limit is None:
+        return points, fitted
     why = _why_no_limit(points, limit)
     if why:
-        return points, no_knee(share, why)
-    points = tuple(
-        replace(point, of_asymptote=point.gbps.value / limit.value)
-        if limit.value and point.gbps.value is not None
-        else point
-        for point in points
+        return points, no_knee(fitted.share, why)
+    shares = tuple(
+        point if point.gbps.value is None else replace(point, of_asymptote=point.gbps.value / limit) for point in points
     )
-    measured, note = _find_measured_knee(points, share) if limit.value else (None, "")
-    return points, Knee(share, limit, knee, alpha, measured, note, operations)
+    measured, note = _find_measured_knee(shares, fitted.share)
+    return shares, replace(fitted, measured_bytes=measured, reason=note)
 
 
 def no_knee(share: float, why: str) -> Knee:
@@ -161,16 +169,14 @@ def bandwidth_of(beta: Estimate) -> Estimate:
     return Estimate(8 / beta.value, low, high, beta.n, beta.reason, beta.basis, beta.launches)
 
 
-def _why_no_limit(points: Sequence[BandwidthPoint], limit: Estimate) -> str:
+def _why_no_limit(points: Sequence[BandwidthPoint], limit: float) -> str:
     """Why the line's asymptote is no limit: the interval of a median, or half of the medians, lie above it."""
-    if limit.value is None:
-        return ""
-    above = [point.gbps.value for point in points if point.gbps.value is not None and point.gbps.value > limit.value]
-    surely = [point for point in points if point.gbps.low is not None and point.gbps.low > limit.value]
+    above = [point.gbps.value for point in points if point.gbps.value is not None and point.gbps.value > limit]
+    surely = [point for point in points if point.gbps.low is not None and point.gbps.low > limit]
     if not surely and 2 * len(above) < len(points):
         return ""
     return (
-        f"medians reach {format_percent(max(above) / limit.value)} of the line's asymptote, at {len(above)} of "
+        f"medians reach {format_percent(max(above) / limit)} of the line's asymptote, at {len(above)} of "
         f"{len(points)} sizes: a few slow transfers bend the line, so its asymptote is no limit"
     )
 

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee, bandwidth_of, fit_curve, no_knee, points_of
+from results.pd_lifecycle.bandwidth_curve import (
+    BandwidthPoint,
+    Knee,
+    bandwidth_of,
+    compare_with_limit,
+    fit_curve,
+    no_knee,
+    points_of,
+)
 from results.pd_lifecycle.transfer_regression import (
     MIN_TRANSFERS,
     Transfers,
@@ -113,20 +121,15 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
 
 def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     """The fits of the launches merged; what the fit of all transfers lacks stays unknown."""
-    knee = whole.knee
-    asymptote = _merge_bandwidths(knee.asymptote_gbps, [one.knee.asymptote_gbps for one in each])
-    points = tuple(_merge_points(point, each, asymptote.value) for point in whole.curve)
+    points = tuple(_merge_points(point, each) for point in whole.curve)
+    points, knee = compare_with_limit(points, _merge_knees(whole.knee, [one.knee for one in each]))
     return replace(
         whole,
         relative=_merge_models(whole.relative, [one.relative for one in each], points),
         ordinary=_merge_models(whole.ordinary, [one.ordinary for one in each], points),
         with_operations=_merge_models(whole.with_operations, [one.with_operations for one in each], points),
         curve=points,
-        knee=replace(
-            knee,
-            asymptote_gbps=asymptote,
-            bytes=_merge_estimates(knee.bytes, [one.knee.bytes for one in each]),
-        ),
+        knee=knee,
     )
 
 
@@ -159,13 +162,28 @@ def _merge_bandwidths(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
     return bandwidth_of(mean_over_launches([8 / one.value if one.value else None for one in each]))
 
 
-def _merge_points(point: BandwidthPoint, each: Sequence[Costs], asymptote: float | None) -> BandwidthPoint:
-    own = [one.gbps.value for costs in each for one in costs.curve if one.new_tokens == point.new_tokens]
-    gbps = replace(mean_over_launches(own), n=point.gbps.n)
-    share = gbps.value / asymptote if asymptote and gbps.value is not None else None
+def _merge_knees(whole: Knee, each: Sequence[Knee]) -> Knee:
+    """Without a measured one; as it is where the fit of all transfers has no asymptote."""
+    if whole.asymptote_gbps.value is None:
+        return whole
+    alphas = [one.alpha_ms for one in each if one.asymptote_gbps.value is not None]
+    return replace(
+        whole,
+        asymptote_gbps=_merge_bandwidths(whole.asymptote_gbps, [one.asymptote_gbps for one in each]),
+        bytes=_merge_estimates(whole.bytes, [one.bytes for one in each]),
+        alpha_ms=mean_over_launches(alphas).value,
+        measured_bytes=None,
+        reason="",
+    )
+
+
+def _merge_points(point: BandwidthPoint, each: Sequence[Costs]) -> BandwidthPoint:
+    """Without its share of the asymptote."""
+    own = [one.gbps for costs in each for one in costs.curve if one.new_tokens == point.new_tokens]
+    gbps = replace(_merge_bandwidths(point.gbps, own), n=point.gbps.n)
     link = point.of_link / point.gbps.value if point.of_link and point.gbps.value else None
     of_link = gbps.value * link if link is not None and gbps.value is not None else None
-    return replace(point, gbps=gbps, of_asymptote=share, of_link=of_link)
+    return replace(point, gbps=gbps, of_asymptote=None, of_link=of_link)
 
 
 def _why_no_fit(transfers: Transfers) -> str:

@@ -1,7 +1,7 @@
 """The first repetitions of each cell beside those that count.
 
 The specification discards the first two repetitions, because the first transfers between two engines set up
-connections. Here a request of each kind does that before the first cell, so this shows what is left of it.
+connections. Here two requests of each kind do that before the first cell, so this shows what is left of it.
 """
 
 from __future__ import annotations

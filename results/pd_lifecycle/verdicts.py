@@ -233,9 +233,9 @@ def judge_linearity(costs: Costs) -> Judgement:
 def judge_increment(volumes: Sequence[Volume]) -> Judgement:
     """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take."""
     comparable = [one for one in volumes if len(one.bytes_by_context) > 1]
-    blind = [one for one in comparable if one.block_bytes is None and one.spread_bytes > 0]
+    blind = [one for one in comparable if one.block_bytes is None and max(one.spread_bytes, _off_by(one)) > 0]
     differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
-    wrong = [one for one in comparable if _off_by(one) > (one.block_bytes or 0.0)]
+    wrong = [one for one in comparable if one.block_bytes is not None and _off_by(one) > one.block_bytes]
     unsized = [one for one in comparable if one.kv_bytes is None]
     agreement = list_some([_agreement_text(one) for one in comparable])
     if not comparable:
@@ -268,7 +268,8 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
         name="4",
         claim="Incremental verified",
         rule="for every N with several C the median bytes at all C lie within one block of each other, and of N x "
-        "the model's KV bytes per token; fails where they do not, undecided where the latter is unknown",
+        "the model's KV bytes per token; fails where they do not, undecided where the latter are unknown, or the bytes "
+        "of a block where that decides",
         outcome=outcome,
         reason=reason,
         measured=shown.slope if shown is not None else unknown(reason),

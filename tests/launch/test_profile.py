@@ -20,6 +20,7 @@ from launch.profile import (
     load_profile,
     profile_names,
 )
+from runners.router.spec import TransferRules
 
 CPU_TINY = (PROFILES_FOLDER / "cpu-tiny.toml").read_text()
 NIXL = (CONFIGS_FOLDER / "nixl_both.toml").read_text()
@@ -144,6 +145,15 @@ def test_mooncake_lets_the_blocks_of_long_prompts_wait_for_one_peer() -> None:
     for config in with_mooncake:
         assert config.env_on("cpu")["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
         assert config.env_on("cuda")["MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"] == "65535"
+
+
+def test_mooncake_gives_a_write_as_long_as_the_router_gives_a_transfer() -> None:
+    """specs/load_floor, Q1.C: by its own limit a write ends after 30 s, whatever the router allows."""
+    with_mooncake = [config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")]
+    limits = {
+        config.env_on(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in with_mooncake for kind in ("cpu", "cuda")
+    }
+    assert {float(limit) for limit in limits} == {TransferRules().timeout_s}
 
 
 def test_a_connector_without_a_class_is_refused(tmp_path: Path) -> None:

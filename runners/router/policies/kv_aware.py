@@ -10,6 +10,7 @@ import msgspec
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from results.records.percent import format_percent
 from runners.router.policies.policy import (
+    WHOLE,
     Draft,
     Pickable,
     Tie,
@@ -212,7 +213,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         sticky = int(load.instance == request.owner)
         blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
         overlap = self._counted_overlap(request, blocks) * self._weigh_block(load, loads)
-        floor = self._floor_bonus(load, loads) if self._gets_floor(request, sticky) else 0
+        floor = self._floor_bonus(load, cluster) if self._gets_floor(request, sticky) else 0
         cold = self.cold_bonus if not sticky and self._count_sessions(load) == 0 else 0
         value = overlap + self.sticky_bonus * sticky + floor + cold
         turn = (index - cluster.fallbacks) % len(loads) if self.tie == "rr" else index
@@ -247,11 +248,14 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     def _gets_floor(self, request: RoutedRequest, sticky: int) -> bool:
         return not request.owner if self.floor_gate == "unowned" else not sticky
 
-    def _floor_bonus(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> int:
-        """Q2.B: the bonus in blocks, truncated as in the specification's sketch."""
+    def _floor_bonus(self, load: InstanceLoad, cluster: ClusterView) -> int:
+        """Q2.B: the bonus in blocks, truncated as in the specification's sketch.
+
+        All instances that decode are counted, as there: a pause of one changes no bonus of the others.
+        """
         if not self.load_floor_bonus:
             return 0
-        counts = [self._count_sessions(other) for other in loads]
+        counts = [self._count_sessions(other) for other in cluster.instances if other.role in WHOLE]
         if self.floor_form == "max":
             most = max(1, *counts)
             return int(self.load_floor_bonus * (most - self._count_sessions(load)) / most)

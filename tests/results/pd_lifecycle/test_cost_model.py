@@ -83,10 +83,7 @@ def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
 
 def test_a_bandwidth_is_the_inverse_of_the_launches_mean_beta() -> None:
     """The mean of their bandwidths would favour the fast launch. 1 / beta falls with beta: the bounds are swapped."""
-    launches = [
-        replace(one, ms=one.ms * by, gbps=one.gbps / by)
-        for one, by in ((_transfers(seed), by) for seed, by in enumerate((0.9, 1.0, 1.1)))
-    ]
+    launches = [_slow_down(_transfers(seed), by) for seed, by in enumerate((0.9, 1.0, 1.1))]
     costs = _fit(_join(launches))
     beta, bandwidth = costs.relative.beta_ms_per_mb, costs.relative.bandwidth_gbps
     assert beta.low is not None
@@ -97,6 +94,24 @@ def test_a_bandwidth_is_the_inverse_of_the_launches_mean_beta() -> None:
     each = [_fit(one).relative.bandwidth_gbps.value or 0.0 for one in launches]
     assert (bandwidth.value or 0.0) < 0.999 * float(np.mean(each))
     assert costs.knee.asymptote_gbps.value == pytest.approx(bandwidth.value)
+    last, of_each = costs.curve[-1].gbps, [_fit(one).curve[-1].gbps.value or 1.0 for one in launches]
+    assert last.value == pytest.approx(3 / sum(1 / one for one in of_each)), "medians by size alike"
+    assert last.excludes(0)
+
+
+def test_the_measured_knee_over_launches_is_that_of_the_medians_in_the_table() -> None:
+    """One launch of three is 6 % slower: it moves the asymptote, and not the median of all transfers of a size."""
+    launches = [_slow_down(_transfers(seed, alpha=0.4147, noise=0.001), by) for seed, by in enumerate((1.0, 1.0, 1.06))]
+    costs = _fit(_join(launches))
+    shares = [point.of_asymptote or 0.0 for point in costs.curve]
+    assert shares[3] == pytest.approx(0.89, abs=0.003)
+    assert costs.knee.measured_bytes == 16384 * 512, "the first of the table's shares above 90 %"
+    alphas = [_fit(one).knee.alpha_ms or 0.0 for one in launches]
+    assert costs.knee.alpha_ms == pytest.approx(np.mean(alphas))
+
+
+def _slow_down(transfers: Transfers, by: float) -> Transfers:
+    return replace(transfers, ms=transfers.ms * by, gbps=transfers.gbps / by)
 
 
 def test_a_bandwidth_says_what_its_beta_says() -> None:

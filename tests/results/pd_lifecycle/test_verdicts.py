@@ -128,6 +128,16 @@ def test_a_block_more_is_still_incremental() -> None:
     assert verdicts.judge_increment(measure_volumes(tuple(grid(truth, contexts=contexts)))).outcome is Outcome.FAILS
 
 
+def test_without_the_bytes_of_a_block_a_partial_block_is_no_contradiction() -> None:
+    """2000 tokens are no whole number of blocks of 128: what moves is off by less than one."""
+    records = [seen(Truth(), RequestConfig(c, 2000, 1)).record() for c in (0, 4096)]
+    assert verdicts.judge_increment(measure_volumes(records)).outcome is Outcome.HOLDS
+    blind = [replace(one, transfer_detail=replace(one.transfer_detail, num_blocks=None)) for one in records]
+    criterion = verdicts.judge_increment(measure_volumes(blind))
+    assert criterion.outcome is Outcome.UNDECIDED
+    assert criterion.reason == "the bytes of a block are unknown at N = 2000"
+
+
 def test_a_size_at_one_context_is_left_out_and_named(usual: tuple[LifecycleRecord, ...]) -> None:
     alone = seen(Truth(), RequestConfig(0, 16384, 1)).record()
     criterion = verdicts.judge_increment(measure_volumes((*usual, alone)))

@@ -210,6 +210,17 @@ def test_the_floor_bonus_counts_the_instances_that_decode_alone() -> None:
     assert bonus(decision, "d1") == 200, "mean 8 over two, not 4 over four"
 
 
+@pytest.mark.parametrize(("form", "expected"), [("mean", {"a": 200, "b": 12}), ("max", {"a": 200, "b": 109})])
+def test_an_instance_that_cannot_be_picked_now_still_counts_in_the_floor(form: str, expected: dict[str, int]) -> None:
+    """The specification's mean is over all that decode: 16, though `c` with 33 sessions is paused or has failed."""
+    policy = KvAware(load_floor_bonus=200, floor_form="mean" if form == "mean" else "max")
+    few = load("a"), load("b", assigned=15)
+    paused = policy.decide(ask(), view(*few, load("c", assigned=33, paused_for_s=2.0)))
+    failed = policy.decide(ask(tried=("c",)), view(*few, load("c", assigned=33)))
+    for decision in (paused, failed):
+        assert {name: bonus(decision, name) for name in "ab"} == expected
+
+
 def test_without_pools_nothing_is_prefilled_elsewhere() -> None:
     decision = KvAware().decide(ask(), view(load("a"), load("b")))
     assert decision.prefill == ""
