@@ -156,8 +156,7 @@ def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
 def _pair_arms(
     records: Iterable[RoutingCell], sides: Mapping[object, bool], differs: str, equal: str
 ) -> dict[str, str]:
-    """Labels on the true side to those on the other under the same load; `differs`, `equal`: keys of a cell's `router`.
-    """
+    """Labels on the true side to those on the other, of the same load; `differs`, `equal`: keys of a cell's router."""
     known: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for record in records:
         side = sides.get(record.router.get(differs))

@@ -443,8 +443,8 @@ def _pool_shares(shares: Iterable[Estimate]) -> Estimate:
 
 
 def _list_policies(labels: Sequence[str]) -> str:
-    """Their names, or how many they are where that is shorter."""
-    return ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} policies"
+    """Their names, which may hold commas, or how many they are where that is shorter."""
+    return " and ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} policies"
 
 
 def _list_sessions(sessions: Sequence[str]) -> str:
