@@ -4,7 +4,9 @@ In a closed loop L = Lambda N (W_turn(L) + T): sessions in the system = their ar
 turn is served + think time). W_turn(L) is fitted inside each cell as W + slope (L - mean L), by least squares of the
 turns' service time over the sessions in the system at their send, with input and output tokens beside it so that long
 turns at busy times are not taken for the coupling. Between policies the two move together by Little's law alone, so
-nothing is fitted across policies. Loop gain g = Lambda N slope; a slow-down by a small share moves L by L* / (1 - g).
+nothing is fitted across policies. Loop gain g = Lambda N slope; a slow-down of the turns moves L by (L* - Lambda N T) /
+(1 - g) times its share. That is the specification's L* / (1 - g) where T = 0: the Lambda N T sessions that pause do not
+slow down.
 
 A loop is stated only where it could be seen: no session was held back by a limit on sessions in flight (with one, L is
 the limit and arrivals wait outside), and Little's law holds within LITTLE_WITHIN for what was measured on its own:
@@ -80,7 +82,7 @@ class Coupling:
     gain: Estimate
     """1 / (1 - loop gain): the factor by which the loop amplifies a small slow-down."""
     sensitivity: Estimate
-    """L* / (1 - loop gain): sessions that a slow-down adds, per unit of it (specs/ear section 2.3)."""
+    """(L* - Lambda N T) / (1 - loop gain): sessions that a slow-down adds, per unit of it (specs/ear section 2.3)."""
     why_no_loop: str = ""
     """Why no loop gain is stated and no curve drawn, in a trial at least; empty where there is one."""
 
@@ -95,7 +97,7 @@ class Curve:
     kinematic: Samples
     """Wall clock over trace span if all its turns took this much longer or shorter and nothing else changed."""
     specified: Samples
-    """L* / (1 - Lambda N W'(L*)), scaled to pass through that policy; NaN where the fit does not allow it."""
+    """`specified_curve`, scaled to pass through that policy; NaN where the fit does not allow it."""
     reason: str
     """Why there is no specified curve; empty where there is one."""
 
@@ -150,7 +152,7 @@ def why_no_loop(loop: Loop) -> str:
             f"{loop.session_delay_s:.2g} s on average: L is the limit"
         )
     little = loop.arrivals_per_s * loop.turns * (loop.service_s + loop.think_s)
-    if abs(little / loop.in_system - 1) <= LITTLE_WITHIN:
+    if abs(little - loop.in_system) <= LITTLE_WITHIN * loop.in_system:
         return ""
     return (
         f"no steady state: Lambda N (W + T) = {little:.3g}, but {loop.in_system:.3g} sessions were in the system while "
@@ -274,8 +276,13 @@ def _compute_equilibrium(
     return _divide_by_rest(flow * (service - slope * at + think), 1 - flow * slope)
 
 
-def _compute_sensitivity(*terms: Samples) -> Samples:
-    return _divide_by_rest(_compute_equilibrium(*terms), 1 - _compute_loop_gain(*terms))
+def _compute_sensitivity(
+    arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
+) -> Samples:
+    """The derivative of L* by the share by which turns slow down."""
+    flow = arrivals * turns
+    served = _compute_equilibrium(arrivals, turns, service, think, at, slope) - flow * think
+    return _divide_by_rest(served, 1 - flow * slope)
 
 
 def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
@@ -360,7 +367,8 @@ def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Sampl
 
 
 def specified_curve(row: Coupling, at: Samples) -> Samples | str:
-    """L / (1 - Lambda N W'(L)) at each W_turn, with the row's whole fitted W(L) scaled; or why there is none.
+    """(L - Lambda N T) / (1 - Lambda N W'(L)) at each W_turn, with the row's whole fitted W(L) scaled; or why there is
+    none.
 
     W = (1 + e)(w0 + slope L) and L = Lambda N (W + T) give 1 + e, and the slope there is (1 + e) slope.
     """

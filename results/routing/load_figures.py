@@ -240,7 +240,7 @@ def _describe_predictions(analysis: RoutingAnalysis) -> str:
     dashed = (
         f"A dashed curve is missing: {analysis.curve_reason}."
         if analysis.curve_reason
-        else "Dashed: L*/(1 - Lambda N W'(L*)) of its fitted loop, scaled to pass through its amplification."
+        else "Dashed: (L* - Lambda N T)/(1 - Lambda N W'(L*)) of its fitted loop, scaled to meet its amplification."
     )
     return (
         "Right: the same cells by their amplification. Solid: what the sessions of "

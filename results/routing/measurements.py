@@ -87,6 +87,7 @@ class Measurements:
             group = np.array([self._group[str(name)] for name in sessions], dtype=np.int64)
             trials[summary.trial] = _Cell(summary, cell.turns, group)
         self._memory: dict[tuple[str, int, str, bytes], Samples] = {}
+        self._differences: dict[tuple[str, str, str, Callable[..., Samples]], Measured] = {}
 
     @property
     def trials(self) -> int:
@@ -124,6 +125,15 @@ class Measurements:
         return self._compared(first, second, metric, log_of_ratio)
 
     def _compared(self, first: str, second: str, metric: Metric, compute: Callable[..., Samples]) -> Measured:
+        """Computed once for two labels, whichever way round they are asked for: `compute` only changes its sign."""
+        key = first, second, metric.name, compute
+        if key not in self._differences:
+            turned = self._differences.get((second, first, metric.name, compute))
+            own = self._compare(first, second, metric, compute) if turned is None else combine(np.negative, turned)
+            self._differences[key] = own
+        return self._differences[key]
+
+    def _compare(self, first: str, second: str, metric: Metric, compute: Callable[..., Samples]) -> Measured:
         if not metric.series:
             return combine(compute, self.get(first, metric), self.get(second, metric))
 

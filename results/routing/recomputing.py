@@ -23,6 +23,7 @@ from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
 from results.records.percent import format_percent
 from results.records.turns import RoutingCell
+from results.routing.loads import load_of
 from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
@@ -155,14 +156,14 @@ def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
 def _pair_arms(
     records: Iterable[RoutingCell], sides: Mapping[object, bool], differs: str, equal: str
 ) -> dict[str, str]:
-    """Labels on the true side to those on the other; `differs` and `equal` are keys of a cell's `router`."""
+    """Labels on the true side to those on the other, of the same load; `differs`, `equal`: keys of a cell's router."""
     known: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for record in records:
         side = sides.get(record.router.get(differs))
         if side is not None:
             roles = sorted(engine.role for engine in record.engines)
             transfer = sorted((record.router.get("transfer") or {}).items())
-            beside = record.router.get(equal), record.replay.get("time_scale")
+            beside = record.router.get(equal), load_of(record)
             common = repr((record.policy, sorted(record.parameters.items()), roles, transfer, beside))
             known[side].setdefault(common, record.label)
     return {label: known[False][common] for common, label in known[True].items() if common in known[False]}

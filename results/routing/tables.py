@@ -183,12 +183,12 @@ COUPLING: TableKind[Coupling] = TableKind(
         Column("Lambda N W'", lambda row: _value_or_reason(row.loop_gain)),
         Column("L*", lambda row: _of_the_loop(row, row.equilibrium)),
         Column("gain", lambda row: _of_the_loop(row, row.gain)),
-        Column("L* x gain", lambda row: _of_the_loop(row, row.sensitivity)),
+        Column("dL", lambda row: _of_the_loop(row, row.sensitivity)),
     ),
     "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
-    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds. Held "
-    "back: sessions that the limit on sessions in flight let in late. Then, and where Lambda N (W + T) is more than "
-    f"{format_percent(LITTLE_WITHIN)} off L over time, no loop is stated.",
+    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; dL = (L* - Lambda N T) x gain: sessions it "
+    "adds, per unit. Held back: sessions that the limit on sessions in flight let in late. Then, and where Lambda N "
+    f"(W + T) is more than {format_percent(LITTLE_WITHIN)} off L over time, no loop is stated.",
 )
 
 

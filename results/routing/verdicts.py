@@ -12,18 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
+from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import TOO_SMALL, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
-from results.statistics.estimates import Estimate, figure
+from results.statistics.estimates import Estimate, figure, proportion
 from results.statistics.judgement import (
     Judgement,
     Outcome,
     Verdict,
     judged,
     leave_undecided,
+    list_some,
     take_point,
 )
 from results.statistics.student import find_p_value
@@ -37,6 +39,8 @@ SHARES = "difference of shares"
 LITTLE = 0.15
 """unified gains little over LMetric where its TTFT p90 is at most this share lower: our limit, above the 13.9 % that
 specs/routing_log states."""
+MOST_NAMED = 4
+"""Policies or sessions in a reason; of more it states the number."""
 UNIFIED, LOAD_ONLY = "unified", "load_only"
 """Rows of no table of specs/ear: the policies themselves."""
 LOAD_BALANCE, LMETRIC, STICKY, STATIC_PD = "load-balance", "LMetric", "sticky", "static PD-disagg"
@@ -124,13 +128,10 @@ class Arms:
 
 def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> tuple[Judgement, ...]:
     """Every claim whose arms were run, under each load by itself; not yet corrected together."""
-    thrash = [
-        _judge_thrashing(row.label, row.values["thrash_rate"], row.thrashed)
-        for row in moves.migrations
-        if not row.why_none
-    ]
+    migrating = [row for row in moves.migrations if not row.why_none]
+    thrashing = [_judge_thrashing(migrating)] if migrating else []
     paper = [_name_load(claim, arms.load) for arms in loads for claim in _judge_paper(arms, pairs)]
-    return (*paper, *(_judge_transfer(row, loads) for row in moves.recomputing), *thrash)
+    return (*paper, *(_judge_transfer(row, loads) for row in moves.recomputing), *thrashing)
 
 
 def _name_load(claim: Judgement, load: str) -> Judgement:
@@ -404,15 +405,48 @@ def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
     return f"{figure(measured.value, 3)} times" if none else f"{1e3 * measured.value:+.1f} ms"
 
 
-def _judge_thrashing(label: str, rate: Estimate, sessions: Sequence[str]) -> Judgement:
-    if rate.value is None:
-        outcome, reason = Outcome.OPEN, rate.reason or "not measured"
-    elif sessions:
-        outcome = Outcome.FAILS
-        reason = f"{len(sessions)} sessions did: {', '.join(sessions[:5])}{', ...' if len(sessions) > 5 else ''}"
-    else:
+def _judge_thrashing(migrating: Sequence[PolicyMigrations]) -> Judgement:
+    """One claim about all policies with migrations: it names those that do not agree, and those without a number."""
+    rates = {row.label: row.values["thrash_rate"] for row in migrating}
+    measured = _pool_shares(rates.values())
+    thrashed = [f"under {row.label} {_list_sessions(row.thrashed)}" for row in migrating if row.thrashed]
+    calm = [row.label for row in migrating if not row.thrashed and rates[row.label].value is not None]
+    if thrashed:
+        others = f"; under {_list_policies(calm)} none did" if calm else ""
+        outcome, reason = Outcome.FAILS, f"of {measured.n} migrated sessions some did: {'; '.join(thrashed)}{others}"
+    elif calm:
         outcome = Outcome.HOLDS
-        reason = f"none of {rate.n} migrated sessions did; the cooldown gate refuses it: this checks the gate alone"
-    claim = "no session migrates again within its cooldown"
-    rule = "holds where none did; fails where a single one did"
-    return Judgement(f"no thrashing: {label}", claim, rule, outcome, reason, rate, quantity="share of them that did")
+        reason = (
+            f"none of {measured.n} migrated sessions did, under {_list_policies(calm)}; the cooldown gate refuses it: "
+            "this checks the gate alone"
+        )
+    else:
+        outcome, reason = Outcome.OPEN, ""
+    unknown_of = [f"{label} ({rate.reason or 'not measured'})" for label, rate in rates.items() if rate.value is None]
+    not_counted = f"not counted: {list_some(unknown_of)}" if unknown_of else ""
+    return Judgement(
+        "no thrashing",
+        "no session migrates again within its cooldown",
+        "holds where none did, under any policy; fails where a single one did",
+        outcome,
+        "; ".join(filter(None, (reason, not_counted))),
+        measured,
+        numbers=rates,
+        quantity="share of them that did",
+    )
+
+
+def _pool_shares(shares: Iterable[Estimate]) -> Estimate:
+    """One share of the cases of all that are known, with its exact binomial interval."""
+    known = [(one.value, one.n) for one in shares if one.value is not None]
+    return proportion(sum(round(value * n) for value, n in known), sum(n for _, n in known), "no policy has it")
+
+
+def _list_policies(labels: Sequence[str]) -> str:
+    """Their names, which may hold commas, or how many they are where that is shorter."""
+    return " and ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} policies"
+
+
+def _list_sessions(sessions: Sequence[str]) -> str:
+    rest = f" and {len(sessions) - MOST_NAMED} more" if len(sessions) > MOST_NAMED else ""
+    return f"{', '.join(sessions[:MOST_NAMED])}{rest}"

@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Judgement:
     name: str
-    """Short and unique among its kind: `H1`, `3`, `D5`, `no thrashing: ear`."""
+    """Short and unique among its kind: `H1`, `3`, `D5`, `no thrashing`."""
     claim: str
     """What holds or fails."""
     rule: str

@@ -14,6 +14,7 @@ from results.measures.turns import SessionTimes, Turns, session_times
 from results.routing.coupling import (
     Coupling,
     Curve,
+    Loop,
     compute_gain,
     fit_couplings,
     loop_of,
@@ -123,6 +124,12 @@ def test_arrivals_are_the_traces_whatever_a_limit_held_back() -> None:
     assert "held back" in why_no_loop(loop)
 
 
+def test_a_system_that_held_no_session_shows_no_loop() -> None:
+    """All but the last one failed the moment they were sent."""
+    empty = Loop(1.0, 1.0, 0.3, 0.0, 1.0, in_system=0.0, held_back=0.0, session_delay_s=0.0)
+    assert why_no_loop(empty).startswith("no steady state")
+
+
 def test_a_steady_state_obeys_littles_law() -> None:
     loop = loop_of(turns_from(records(replace(WORLD, sessions=300), COUPLED)))
     assert not isinstance(loop, str)
@@ -175,6 +182,17 @@ def test_the_curve_is_the_derivative_of_the_fixed_point(slope: float, think: flo
     assert not isinstance(found, str)
     share = 1e-6
     assert found[0] == pytest.approx((fixed(1 + share) - fixed(1 - share)) / (2 * share), rel=1e-3)
+
+
+def test_a_slow_down_moves_the_sessions_that_are_served_not_those_that_pause() -> None:
+    """With think time too, the number in the table is the derivative that the curve draws."""
+    (row,) = _loop(replace(WORLD, sessions=300, trials=1, think_s=1.0), COUPLED)
+    terms = (row.equilibrium, row.service_s, row.slope_s, row.concurrency, row.gain, row.sensitivity)
+    settled, service, slope, at, gain, moved = (float(term.value or 0.0) for term in terms)
+    found = specified_curve(row, np.array([service + slope * (settled - at)]))
+    assert not isinstance(found, str)
+    assert moved == pytest.approx(found[0])
+    assert moved < 0.6 * settled * gain, "most of the sessions pause"
 
 
 def test_no_feedback_draws_no_curve() -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from results.routing.loads import Load
-from results.routing.measurements import MIN_SESSIONS, Measurements, mean_interval, odd_cells, ratio_interval
+from results.routing.measurements import (
+    MIN_SESSIONS,
+    Measurements,
+    log_of_ratio,
+    mean_interval,
+    odd_cells,
+    ratio_interval,
+)
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Standing,
@@ -23,7 +30,7 @@ from results.routing.pairs import (
 from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds, covers
@@ -268,6 +275,27 @@ def test_a_winner_is_alone_only_where_all_others_are_distinguishably_worse() -> 
     without = _of(WORLD, SLOW, third)
     two = rank_labels(without, [Load(("sticky", "unified"))])
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
+
+
+@pytest.mark.parametrize("names", [("round_robin", "unified"), ("unified", "round_robin")])
+def test_the_ranking_takes_the_differences_that_were_computed_before(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose best policy is the one that the other was taken from."""
+    counts = {"calls": 0}
+
+    def count_ratio(ours: Samples, theirs: Samples) -> Samples:
+        counts["calls"] += 1
+        return log_of_ratio(ours, theirs)
+
+    monkeypatch.setattr("results.routing.measurements.log_of_ratio", count_ratio)
+    found = _of(WORLD)
+    compare_labels(found, names)
+    before = counts["calls"]
+    assert before > 0
+    ranked = rank_labels(found, [Load(names)])
+    assert counts["calls"] == before
+    assert next(row for row in ranked if row.metric == "ttft_p50_s").behind == ("unified",)
 
 
 def test_one_policy_far_behind_is_told_apart_by_the_residual_of_all() -> None:

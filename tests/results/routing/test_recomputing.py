@@ -201,6 +201,21 @@ def test_an_arm_differs_in_nothing_but_whether_kv_moves(
     assert recomputing_arms([first, replace(records[1], parameters=parameters, router=router)]) == arm
 
 
+@pytest.mark.parametrize(
+    ("load", "arm"),
+    [
+        ({}, {"ear": "again"}),
+        ({"trace": "more-skew"}, {}),
+        ({"kv_cache_memory_bytes": 1 << 24}, {}),
+        ({"time_scale": 2.0}, {}),
+    ],
+)
+def test_an_arm_meets_the_same_load(load: Mapping[str, Any], arm: Mapping[str, str]) -> None:
+    own: tuple[Mapping[str, Any], Mapping[str, Any]] = ({"moves_kv": True}, {"moves_kv": False})
+    truths = Truth("ear", "ear", router=own[0]), Truth("again", "ear", router=own[1], **load)
+    assert recomputing_arms(loaded(World(sessions=2, turns=1), truth).record for truth in truths) == arm
+
+
 def test_the_arm_stands_where_no_transfer_was_counted() -> None:
     row = arms_of(0.2, 0.3, trials=3)
     _, measurements = facts_of(log_of())

@@ -151,18 +151,38 @@ def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
     assert set(judged_claims([], moves()).values()) == {Outcome.OPEN}
 
 
-def test_one_session_that_thrashes_refutes_that_none_does() -> None:
-    found = judged_claims(
-        [],
-        moves(
-            ("calm", Estimate(0.0, n=9), ()),
-            ("busy", Estimate(0.1, n=9), ("s1",)),
-            ("still", Estimate(None, reason="no session migrated"), ()),
-        ),
+CALM, STILL = Estimate(0.0, n=9), Estimate(None, reason="no session migrated")
+
+
+def judge_thrashing(*policies: tuple[str, Estimate, tuple[str, ...]]) -> Judgement:
+    """The one claim about all policies."""
+    (claim,) = (one for name, one in judge({}, [], moves(*policies)).items() if "thrashing" in name)
+    return claim
+
+
+def test_one_session_that_thrashes_refutes_that_none_does_and_its_policy_is_named() -> None:
+    claim = judge_thrashing(("calm", CALM, ()), ("busy", Estimate(0.2, n=10), ("s1", "s2")), ("still", STILL, ()))
+    assert claim.outcome == Outcome.FAILS
+    assert claim.reason == (
+        "of 19 migrated sessions some did: under busy s1, s2; under calm none did; "
+        "not counted: still (no session migrated)"
     )
-    assert found["no thrashing: calm"] == Outcome.HOLDS
-    assert found["no thrashing: busy"] == Outcome.FAILS
-    assert found["no thrashing: still"] == Outcome.OPEN
+    assert claim.measured.value == pytest.approx(2 / 19)
+    assert claim.measured.n == 19
+    assert claim.numbers["calm"] == CALM
+
+
+def test_where_no_policy_thrashes_that_is_one_claim_over_all() -> None:
+    claim = judge_thrashing(*((str(number), CALM, ()) for number in range(9)))
+    assert (claim.outcome, claim.measured.value, claim.measured.n) == (Outcome.HOLDS, 0.0, 81)
+    assert claim.reason.startswith("none of 81 migrated sessions did, under 9 policies; the cooldown gate refuses it")
+    assert "under 1 and 2;" in judge_thrashing(("1", CALM, ()), ("2", CALM, ())).reason
+
+
+def test_without_a_migrated_session_whether_one_thrashes_is_open() -> None:
+    claim = judge_thrashing(("still", STILL, ()))
+    assert (claim.outcome, claim.reason) == (Outcome.OPEN, "not counted: still (no session migrated)")
+    assert "no thrashing" not in judge({}, [])
 
 
 def test_one_launch_judges_no_claim() -> None:

@@ -1,0 +1,295 @@
+"""The rules of D1, D3, D5, D6, D7 and Q1 of specs/load_floor.md: what the bonus changes, by its intervals.
+
+Pure functions of LoadFloor. A difference whose interval covers zero answers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from results.records.count import format_count
+from results.records.percent import format_percent
+from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Outcome, Verdict, decisive, judged
+
+OVERLAP_WITHIN = 0.05
+"""The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
+FORMS = ("mean", "max")
+"""Of the bonus."""
+DEFAULT_K = 200.0
+FALL = 100 / 1054
+"""The fall of the failures in the specification's validation plan: from 1054 to less than 100."""
+DISTINGUISHED_BY = {
+    "direct_rate": ("direct to D", Verdict.HIGHER, Verdict.LOWER),
+    "overlap_kept": ("overlap kept", Verdict.HIGHER, Verdict.LOWER),
+    TTFT_RATIO: ("TTFT p90", Verdict.LOWER, Verdict.HIGHER),
+    "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
+}
+"""The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
+NO_PAIR = "it needs kv_aware with the bonus and without in one run"
+
+
+def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
+    """D1."""
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    if reference is None or not fixed:
+        return Outcome.OPEN, NO_PAIR
+    text = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
+    fewer, more = Verdict.LOWER, Verdict.HIGHER
+    lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
+    better, worse = fewer in lost or more in done, more in lost or fewer in done
+    if better != worse:
+        return (Outcome.HOLDS if better else Outcome.FAILS), text
+    if not reference.failed_turns + reference.lost_transfers:
+        return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
+    why = "better by one number and worse by another" if better else "not distinguishable"
+    return Outcome.UNDECIDED, f"{why}: {text}"
+
+
+def _describe_fall(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
+    """The best share of lost transfers against the reference's, beside the fall that the specification hopes for."""
+    before = reference.values["lost_share"].value
+    after = [share for one in fixed if (share := one.values["lost_share"].value) is not None]
+    if before and after:
+        hoped = "below" if min(after) < FALL * before else "not below"
+        yield f"at best {min(after) / before:.2g} of the lost share without it, {hoped} {FALL:.2g} (1054 -> < 100)"
+
+
+def judge_shape(floor: LoadFloor) -> tuple[Outcome, str]:
+    """D3."""
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    if reference is None or not fixed:
+        return Outcome.OPEN, NO_PAIR
+    others = [one for one in floor.compared if _is_alternative(one)]
+    text = "; ".join(_describe_shape(one) for one in (reference, *fixed, *others))
+    if unknown := _name_uncounted((reference, *fixed)):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    if all(one.spread is False for one in fixed):
+        return Outcome.FAILS, f"under every bonus some D got too few sessions: {text}"
+    if all(_is_working(one) is False for one in fixed):
+        return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
+    works = sorted((one for one in fixed if _is_working(one)), key=lambda one: _bonus_of(one) != DEFAULT_K)
+    if reference.spread is not False or not works:
+        why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
+        return Outcome.UNDECIDED, f"{why}: {text}"
+    answers = [_compare_with_others(one, reference, others) for one in works]
+    outcome, why = next((answer for answer in answers if answer[0] == Outcome.HOLDS), answers[0])
+    return outcome, f"{why}: {text}"
+
+
+def _compare_with_others(
+    one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]
+) -> tuple[Outcome, str]:
+    """A bonus that works: whether it is distinguishable from an alternative that works, and what it costs in TTFT."""
+    working = [other for other in others if _is_working(other)]
+    unclear = [other for other in others if _is_working(other) is None]
+    ahead, behind, level = [], [], []
+    for other in working:
+        better, worse = _better_and_worse(one, other)
+        if better and not worse:
+            ahead.append(f"{other.label} (by {', '.join(better)})")
+        elif worse and not better:
+            behind.append(f"{other.label} (by {', '.join(worse)})")
+        else:
+            level.append(other.label)
+    slower = list(_list_slower(one, (reference, *working, *unclear)))
+    alone = bool(others) and not working and not unclear
+    parts = [
+        f"better than {', '.join(ahead)}" if ahead else "",
+        f"not distinguishable from {', '.join(level)}" if level else "",
+        f"worse than {', '.join(behind)}" if behind else "",
+        "none of the alternatives (Q2.A, C, D, E, F) was run" if not others else "",
+        f"undecided whether {', '.join(other.label for other in unclear)} works" if unclear else "",
+        "no alternative works" if alone else "",
+        f"TTFT p90 worse than {', '.join(slower)}" if slower else "",
+    ]
+    yes = (bool(ahead) or alone) and not slower
+    text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
+    return (Outcome.HOLDS if yes else Outcome.UNDECIDED), text
+
+
+def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
+    """The numbers by which the first is distinguishably better than the second, and those by which it is worse."""
+    better, worse = list[str](), list[str]()
+    for quantity, (title, good, bad) in DISTINGUISHED_BY.items():
+        verdict = one.verdict(quantity, other.label)
+        better += [title] if verdict == good else []
+        worse += [title] if verdict == bad else []
+    return better, worse
+
+
+def _list_slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
+    """Those with a lower TTFT p90 by the interval of the ratio, also where that is a spread within launches."""
+    for other in others:
+        ratio = one.against.get(other.label, {}).get(TTFT_RATIO)
+        if ratio is not None and (ratio.low or 0) > 1:
+            launches = "" if judged(ratio, none=1.0) else ", within launches"
+            yield f"{other.label} ({ratio.text(3)} times{launches})"
+
+
+def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
+    """D5."""
+    pairs = pair_forms(floor)
+    if not pairs:
+        return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
+    mean, most = pairs[0]
+    text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
+    if unknown := _name_uncounted((mean, most)):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    if mean.spread is None or most.spread is None:
+        return Outcome.UNDECIDED, f"the intervals do not tell: {text}"
+    if mean.spread != most.spread:
+        return (Outcome.HOLDS if mean.spread else Outcome.FAILS), text
+    if not mean.spread:
+        return Outcome.UNDECIDED, f"neither spreads the sessions: {text}"
+    better, worse = _better_and_worse(mean, most)
+    if bool(better) == bool(worse):
+        return Outcome.UNDECIDED, f"both spread the sessions, and neither is distinguishably better: {text}"
+    why = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
+    return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
+
+
+def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
+    """The form with the mean and the other one, at one K."""
+    forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
+    return [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+
+
+def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
+    """D6."""
+    own = _find_grid(floor)
+    tried = list_k(floor)
+    if len(tried) < 2:
+        only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
+        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_describe_shape, own)))
+    text = "; ".join(_describe_shape(one) for one in own)
+    if unknown := _name_uncounted(own):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    by_answer = {
+        works: sorted({_bonus_of(one) for one in own if _is_working(one) is works}) for works in (True, False, None)
+    }
+    if not by_answer[True] and not by_answer[None]:
+        return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
+    outcomes = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}
+    answer = next((outcomes[works] for works in outcomes if DEFAULT_K in by_answer[works]), Outcome.OPEN)
+    listed = ", ".join(f"{k:g}" for k in by_answer[True]) or "none"
+    missing = "" if DEFAULT_K in tried else f"K = {DEFAULT_K:g} was not run; "
+    return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
+
+
+def list_k(floor: LoadFloor) -> list[float]:
+    """The K of the grid that D6 judges, ascending."""
+    return sorted({_bonus_of(one) for one in _find_grid(floor)})
+
+
+def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
+    """The bonuses of the form with the most K, in their order."""
+    grids = [[one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS]
+    return sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
+
+
+def judge_sessions(floor: LoadFloor) -> tuple[Outcome, str]:
+    """D7."""
+    size = f"{floor.sessions} sessions, {format_count(floor.trials, 'trial', 'trials')}"
+    if _find_reference(floor) is None or not _list_bonuses(floor):
+        return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
+    if unknown := _name_uncounted(floor.compared):
+        return Outcome.OPEN, f"{size}: {unknown}"
+    named = [(one, name) for one in _list_bonuses(floor) for name in DISTINGUISHED_BY if name != "lost_share"]
+    count = sum(one.verdict(name) in (Verdict.HIGHER, Verdict.LOWER) for one, name in named)
+    kinds = "direct to D, overlap kept, TTFT p90"
+    text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
+    if count == len(named):
+        return Outcome.HOLDS, text
+    return Outcome.UNDECIDED, f"{text}; whether twice the sessions decide the others needs a run with them"
+
+
+def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
+    """Q1."""
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    if reference is None or not fixed:
+        return Outcome.OPEN, NO_PAIR
+    text = "; ".join(map(_describe_failures, (reference, *fixed)))
+    if not reference.lost_transfers:
+        return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {text}"
+    lossless = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
+    if lossless:
+        return Outcome.HOLDS, f"no transfer was lost under {', '.join(lossless)}: {text}"
+    least = [decisive(one.values["lost_share"]).low for one in fixed]
+    if all(low is not None and low > 0 for low in least):
+        return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {text}"
+    return Outcome.UNDECIDED, f"not distinguishable: {text}"
+
+
+def count_compared(floor: LoadFloor) -> int:
+    """Bonuses that can be held against kv_aware without a fix."""
+    return len(_list_bonuses(floor)) if floor.reference else 0
+
+
+def _is_working(one: FloorVariant) -> bool | None:
+    """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
+    kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
+    keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
+    costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
+    if one.spread is False or costs:
+        return False
+    return True if one.spread and keeps else None
+
+
+def _find_reference(floor: LoadFloor) -> FloorVariant | None:
+    return next((one for one in floor.variants if one.label == floor.reference), None)
+
+
+def _list_bonuses(floor: LoadFloor) -> list[FloorVariant]:
+    return [one for one in floor.compared if one.parameters.get(BONUS)]
+
+
+def _is_alternative(one: FloorVariant) -> bool:
+    """One of the table's other shapes: Q2.A, C, D, E, F, alone or together."""
+    parts = one.fix.split(" + ")
+    return one.fix != NO_FIX and all(part.startswith("Q2.") and not part.startswith("Q2.B") for part in parts)
+
+
+def _bonus_of(one: FloorVariant) -> float:
+    value = one.parameters.get(BONUS)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _form_of(one: FloorVariant) -> object:
+    return one.parameters.get("floor_form", FORMS[0])
+
+
+def _name_uncounted(variants: Iterable[FloorVariant]) -> str:
+    """Names the variants whose overlap kept is not known; empty where there is none."""
+    lacking = [f"{one.label} {one.counted} of {one.served}" for one in variants if not one.is_counted]
+    if not lacking:
+        return ""
+    return f"the overlap kept is not known, as tokens were counted of too few requests ({', '.join(lacking)})"
+
+
+def _describe_failures(one: FloorVariant) -> str:
+    lost = f", {one.lost_transfers} of {one.transfers} transfers failed or recomputed" if one.transfers else ""
+    share = f" ({_format_percent(one.values['lost_share'])})" if one.transfers else ""
+    return f"{one.label}: {one.failed_turns} of {one.turns} turns failed{lost}{share}"
+
+
+def _describe_shape(one: FloorVariant) -> str:
+    return f"{one.label}: {', '.join(_list_numbers(one))}"
+
+
+def _list_numbers(one: FloorVariant) -> Iterator[str]:
+    even = 1 / one.instances
+    least = _format_percent(one.values["least_share"])
+    yield (
+        f"smallest share of the sessions {least} (even {format_percent(even)}, asked "
+        f"{format_percent(NON_TRIVIAL * even)})"
+    )
+    mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)", None: ""}
+    for name in ("direct_rate", "overlap_kept"):
+        yield f"{DISTINGUISHED_BY[name][0]} {_format_percent(one.values[name])}{mark[one.verdict(name)]}"
+    yield f"TTFT p90 {one.values['ttft_p90_s'].text(3, 1e3)} ms{mark[one.verdict(TTFT_RATIO)]}"
+
+
+def _format_percent(share: Estimate) -> str:
+    return "-" if share.value is None else format_percent(share.value, 1)
