@@ -13,11 +13,11 @@ from results.records.errors import ResultsError
 from results.records.frames import Gap
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
+from results.report.engine_gates import ShownGates, read_engine_gates
 from results.routing import specification
 from results.routing.conditional_claims import ConditionalClaim, judge_variations
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
-from results.routing.engine_gates import ShownGates, read_engine_gates
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarise_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor

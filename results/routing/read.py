@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -107,15 +106,6 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
             cells.append(_load_artifacts(layout, record))
             gaps.extend(cells[-1].gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
-
-
-def digest_cells(root: Path) -> str:
-    """SHA-256 over all cells' records: it changes with any of them."""
-    digest = hashlib.sha256()
-    for layout in trial_layouts(root):
-        if layout.cell.is_file():
-            digest.update(layout.cell.read_bytes())
-    return digest.hexdigest()
 
 
 def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:

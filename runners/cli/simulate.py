@@ -193,7 +193,8 @@ def check(
     decide APC and the order of the policies. A gate that the runs cannot decide is undecided, or open without a number,
     and names what is missing.
 
-    The gates become part of the report of each simulated run; the last check counts, so name all runs at once.
+    The gates become part of the report of each simulated run, also of `capacity`; the last check counts, so name all
+    runs at once.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """

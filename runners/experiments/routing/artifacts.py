@@ -173,7 +173,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=gpu.utilisation,
         gpu_reason=gpu.reason,
-        simulated=describe_model(grid),
+        simulated=describe_model(grid, cell.params.get("variation", "")),
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
         variation=cell.params.get("variation", ""),
     )
@@ -243,7 +243,7 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
-        **({"simulated": describe_model(grid)} if grid.simulation else {}),
+        **({"simulated": describe_model(grid, cell.params.get("variation", ""))} if grid.simulation else {}),
     }
 
 

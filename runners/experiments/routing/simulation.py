@@ -148,7 +148,8 @@ def make_simulation_spec(
 ) -> SimulationSpec:
     """`folder`: of the attempt."""
     assert grid.simulation is not None
-    engine, roles = vary_engine(read_model(grid), cell.params.get("variation", "")), cell.params["roles"]
+    variation, roles = cell.params.get("variation", ""), cell.params["roles"]
+    engine = vary_engine(read_model(grid, variation), variation)
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")

@@ -12,15 +12,17 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from results.records.layout import RunLayout
+from results.capacity.analyse import analyse as analyse_search
+from results.records.layout import RunLayout, write_indented_json
+from results.records.points import PointRecord
+from results.report.engine_gates import describe_gates
 from results.routing.analyse import analyse
-from results.routing.engine_gates import describe_gates
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.calibrate import calibrate
-from runners.simulator.check import check_runs, judge_parity, read_values
+from runners.simulator.check import check_runs, judge_parity, read_values, record_gates
 from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity
@@ -342,6 +344,47 @@ def test_the_gates_of_a_simulated_run_become_part_of_its_report(live: Path, fitt
     assert describe_gates(shown) in RunLayout(own).report_md.read_text()
     assert not RunLayout(live).engine_gates.exists()
     assert not RunLayout(fitted).engine_gates.exists()
+
+
+def make_search(folder: Path, engine: EngineFile) -> Path:
+    """The folder of a run of capacity that simulated one point with this engine model."""
+    folder.mkdir()
+    inputs = {
+        "simulated": engine.title,
+        "engine_model": msgspec.to_builtins(engine),
+        "search": {"slo": "ttft_p90=2s", "searches": {"unified": {"start": 1, "most": 1, "pooled": False}}},
+        "grid": {"trials": 1, "trace": {}},
+    }
+    RunLayout(folder).plan.write_bytes(msgspec.json.encode({"experiment": "capacity", "inputs": inputs}))
+    point = PointRecord("unified", 1, 0, 0, "", 1, 1, {"ttft_p90": 1.0}, engine.title, 0.1)
+    write_indented_json(RunLayout(folder).point("unified", "1", 0), point)
+    return folder
+
+
+def test_a_search_gets_the_gates_of_its_engine_model(live: Path, fitted: Path, tmp_path: Path) -> None:
+    search = make_search(tmp_path / "search", calibrate(fitted).engine)
+    layout, runs = RunLayout(search), [live, search, fitted]
+    assert "no gate was checked for this engine model" in describe_gates(analyse_search(search).engine_gates)
+    assert record_gates(check_runs(runs), runs) == (search,)
+    shown = analyse_search(search).engine_gates
+    outcomes = {gate.name: gate.outcome for gate in shown.judgements}
+    assert (outcomes["parity"], outcomes["APC"]) == (Outcome.FAILS, Outcome.OPEN)
+    assert outcomes["calibration of TTFT p90"] is not Outcome.OPEN
+    page, _, appendix = layout.report_md.read_text().partition("## Appendix")
+    assert describe_gates(shown) in page
+    assert "### Gates of the engine model" in appendix
+    stored = json.loads(layout.verdicts_json.read_bytes())["engine_gates"]
+    assert [gate["name"] for gate in stored["judgements"]] == list(outcomes)
+    point = layout.point("unified", "1", 0)
+    point.write_bytes(point.read_bytes() + b"\n")
+    assert "cells of this run changed after it was checked" in describe_gates(analyse_search(search).engine_gates)
+
+
+def test_a_search_of_another_engine_model_is_not_judged_beside_a_simulated_run(live: Path, tmp_path: Path) -> None:
+    own = copy_as_simulated(live, tmp_path / "own", read_engine("h20-qwen3-coder-30b-a3b"))
+    search = make_search(tmp_path / "search", read_engine("h200-qwen3-coder-30b-a3b"))
+    with pytest.raises(RunnerError, match="two engine models"):
+        check_runs([live, own, search])
 
 
 def test_a_fit_of_another_engine_model_does_not_judge_a_simulated_run(live: Path, fitted: Path, tmp_path: Path) -> None:
