@@ -31,6 +31,7 @@ from runners.samplers.engine_counters import read_baseline_shape
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
+from runners.simulator.gates import LoadErrors
 from runners.simulator.job import Job
 from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
 
@@ -106,27 +107,23 @@ class Calibration:
     not_told_apart: tuple[str, ...] = ()
     """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
-    def list_errors(self, metric: str, *, near_saturation: bool = False) -> list[float]:
-        """Of the cells that did not give the fit: those near saturation, or the others."""
-        cells = self._list_held_out(near_saturation)
-        return [error for cell in cells if (error := cell.error(metric)) is not None]
+    def list_loads(self, metric: str, *, near_saturation: bool = False) -> list[LoadErrors]:
+        """The cells that did not give the fit, by load: those near saturation, or the others."""
+        held_out: dict[tuple[float, int, int], list[CellComparison]] = {}
+        for cell in self.cells:
+            if not cell.fitted and cell.near_saturation == near_saturation and cell.error(metric) is not None:
+                held_out.setdefault(cell.load, []).append(cell)
+        return [self._compare_load(cells, metric) for cells in held_out.values()]
 
-    def list_repeats(self, metric: str) -> list[float]:
-        """The mean absolute error of the other real cells of its load, for each cell of `list_errors` that has some.
-
-        One number per cell: two cells that were held out are a pair twice, and give no more than two numbers.
-        """
-        held_out = self._list_held_out(near_saturation=False)
+    def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
+        errors = [error for cell in held_out if (error := cell.error(metric)) is not None]
         repeats = [self._list_repeats_of(cell, metric) for cell in held_out]
-        return [statistics.fmean(errors) for errors in repeats if errors]
+        return LoadErrors(tuple(errors), tuple(statistics.fmean(each) for each in repeats if each))
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
         first = cell.measured[metric]
         others = [other.measured[metric] for other in self.cells if other is not cell and other.load == cell.load]
         return [abs(again / first - 1) for again in others if again is not None] if first else []
-
-    def _list_held_out(self, near_saturation: bool) -> list[CellComparison]:
-        return [cell for cell in self.cells if not cell.fitted and cell.near_saturation == near_saturation]
 
 
 def calibrate(run: Path, config: str = "plain") -> Calibration:

@@ -200,16 +200,15 @@ def _name_first_difference(cells: Sequence[CellParity]) -> str:
 
 
 def judge_calibrations(calibrations: Sequence[Calibration], others: Sequence[str] = ()) -> tuple[Judgement, ...]:
-    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit and are not near saturation.
+    """TTFT, TPOT and E2E p90 over the loads of all runs that have cells without a fit and are not near saturation.
 
     `others`: runs whose fit is not the simulated engine model, where there is no fit of that.
     """
     gates = []
     for series in COMPARED:
-        errors = [error for one in calibrations for error in one.list_errors(series)]
-        repeats = [error for one in calibrations for error in one.list_repeats(series)]
-        apart = [error for one in calibrations for error in one.list_errors(series, near_saturation=True)]
-        gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats, apart))
+        loads = [load for one in calibrations for load in one.list_loads(series)]
+        apart = [load for one in calibrations for load in one.list_loads(series, near_saturation=True)]
+        gates.append(judge_errors(percentile_name(series, "p90"), loads, apart))
     if not others:
         return tuple(gates)
     reason = f"the engine model of the simulated runs is not the one fitted to {', '.join(others)}"
