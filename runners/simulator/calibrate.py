@@ -12,7 +12,7 @@ step reads. Within a cell all prompts and answers have one length and share noth
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -54,6 +54,8 @@ STEEP = 3.0
 take longer, simulated with steps that take SLOWER times as long. A wait in a queue does so where more than two thirds
 of an engine are used; there a host whose speed changes by 20 % changes a latency by a multiple of that, between two
 real cells as well."""
+LIMITS: Mapping[str, str] = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
+"""Of an engine model, and vLLM's setting that each is."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
 
@@ -141,7 +143,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     told_apart = list_told_apart(work.rows)
     not_told_apart = tuple(name for index, name in enumerate(COEFFICIENTS) if index not in told_apart)
     residuals = [list_residuals(work, step) for work in works]
-    model = EngineModel(step, _read_capacity(run, config))
+    limits = read_limits([cell.record for cell in cells])
+    model = msgspec.structs.replace(EngineModel(step, _read_capacity(run, config)), **limits)
     late = [
         measured - simulated
         for cell, own in zip(fitting, residuals, strict=True)
@@ -156,6 +159,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
     if not_told_apart:
         sources += (f"{', '.join(not_told_apart)}: 0, because these steps do not tell their work apart from others",)
+    if not_stated := [name for name in LIMITS if name not in limits]:
+        sources += (f"{', '.join(not_stated)}: the default, because no cell has the engine's setting",)
     engine = EngineFile(f"{config} of {run.name}", model, True, sources, stored)
     return Calibration(engine, count, mape, compared, not_told_apart)
 
@@ -356,6 +361,24 @@ def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) 
     return BusySteps(
         prefill, decode, prefill * (input_tokens + 1) / 2, decode * (input_tokens + output_tokens / 2), step_s
     )
+
+
+def read_limits(records: Iterable[CellRecord]) -> dict[str, int]:
+    """The limits of a step that vLLM settled on, by their names in EngineModel; what no cell states is left out.
+
+    Raises RunnerError where cells differ.
+    """
+    limits: dict[str, int] = {}
+    for record in records:
+        settings = record.instance.get("settings") or {}
+        for name, setting in LIMITS.items():
+            value = settings.get(setting)
+            if type(value) is int and limits.setdefault(name, value) != value:
+                raise RunnerError(
+                    f"cells of {record.config} ran with {setting} {limits[name]} and {value}: no model fits both",
+                    remedy="name a run whose engines have the same limits",
+                )
+    return limits
 
 
 def _read_capacity(run: Path, config: str) -> int:
