@@ -156,6 +156,8 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     router_latency_s: float | UnsetType = UNSET
     """From a pick until the engine has the request; UNSET = 0. docs/router.md measured 0.4 to 0.8 ms for the way there
     and back, on two cores that other work shared: about a thousandth of a fleet's TTFT."""
+    decision_log: bool | UnsetType = UNSET
+    """False = a cell writes no decision log, which large traces have no room for; UNSET = it writes one."""
 
     @property
     def place(self) -> str:
@@ -222,6 +224,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def further_traces(self) -> Mapping[str, TraceChoice]:
         """By name; beside `trace`."""
         return {} if self.traces is UNSET else self.traces
+
+    @property
+    def logs_decisions(self) -> bool:
+        return self.simulation is None or self.simulation.decision_log is not False
 
     @property
     def further_engines(self) -> tuple[str, ...]:

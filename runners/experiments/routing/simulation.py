@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -158,8 +158,9 @@ def make_simulation_spec(
         _make_instance(name, role, models[name].kv_capacity_tokens, block_tokens, endpoint)
         for name, role in zip(models, roles, strict=True)
     ]
+    router = make_router_spec(cell, grid, instances, folder)
     return SimulationSpec(
-        router=make_router_spec(cell, grid, instances, folder),
+        router=router if grid.logs_decisions else replace(router, decisions_path=""),
         replay=make_replay_spec(cell, grid, context.profile.model, "http://simulated", trace, block_tokens, folder),
         models=models,
         link=link,
