@@ -90,8 +90,8 @@ def publish_cell(
     record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
-    measured = [written.config, written.metrics, written.engines, written.apc, written.gpu_util]
-    measured += [] if decisions is None else [written.decisions]
+    log = [] if decisions is None else [written.decisions]
+    measured = [written.config, written.metrics, *log, written.engines, written.apc, written.gpu_util]
     measured += [written.instance_events] if grid.simulation is None else []
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})

@@ -126,6 +126,20 @@ def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, m
     assert set(rows["D3"].values()) == {"undecided"}, "one trial: judged, not left out"
 
 
+def test_no_decision_point_is_decided_without_decision_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    prepared = plan_run(
+        "simulation.decision_log=false", "trace.sessions=20", "trace.statistics.cross_share=0.0",
+        "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
+        preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=1,
+    )  # fmt: skip
+    folder = create_run(Workspace(tmp_path / "runs"), prepared)
+    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    points = json.loads(RunLayout(folder).verdicts_json.read_bytes())["load_floor"]
+    assert {point["outcome"] for point in points} <= {"open", "undecided"}, points
+
+
 @pytest.mark.parametrize("preset", ["fleet-loads", "fleet-thresholds"])
 def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset=preset)
