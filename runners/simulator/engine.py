@@ -420,9 +420,7 @@ class Engine:
 
     def _end_step(self) -> None:
         stride, batch = self._stride, self._batch
-        last_began_ns = None
-        if self.model.async_scheduling:
-            last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
+        seen_ns = self._find_last_begin() if self.model.async_scheduling else None
         self._stride, self._batch, self._timer = 0, [], None
         self._noise.pass_steps(stride)
         self._cores.end_step()
@@ -451,7 +449,11 @@ class Engine:
             job.on_first()
         for job in ended:
             job.on_end()
-        self._begin_step(last_began_ns)
+        self._begin_step(seen_ns)
+
+    def _find_last_begin(self) -> int:
+        """When the last of the steps under way began."""
+        return self._began_ns + (self._stride_ns(self._stride - 1) if self._stride > 1 else 0)
 
     def _end_job(self, job: Job) -> None:
         self._running.remove(job)

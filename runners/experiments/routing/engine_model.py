@@ -9,7 +9,6 @@ from runners.experiments.routing.grid import Grid
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
 
-
 OTHER_ENGINE = "engine="
 """Begins the variation under which another engine model stands in for the grid's."""
 
