@@ -16,6 +16,7 @@ from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.points import PointRecord
 from results.records.run_folder import RunFacts, run_facts
+from results.report.engine_gates import ShownGates, read_engine_gates
 
 
 class _Planned(msgspec.Struct):
@@ -60,6 +61,8 @@ class CapacityAnalysis:
     policies: tuple[PolicyCapacity, ...]
     """In the order of the plan."""
     gaps: tuple[Gap, ...]
+    engine_gates: ShownGates
+    """What the engine model has shown against real runs."""
 
 
 def analyse(root: Path) -> CapacityAnalysis:
@@ -83,7 +86,8 @@ def analyse(root: Path) -> CapacityAnalysis:
         for label, search in plan.search.searches.items()
     )
     sums = {one.trace_sha256 for points in records.values() for rows in points.values() for one in rows}
-    return CapacityAnalysis(facts, plan.search.slo, limits, plan.grid.trials, len(sums), policies, gaps)
+    gates = read_engine_gates(root, facts) or ShownGates(missing="the plan names no engine model")
+    return CapacityAnalysis(facts, plan.search.slo, limits, plan.grid.trials, len(sums), policies, gaps, gates)
 
 
 def _analyse_policy(

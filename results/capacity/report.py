@@ -12,6 +12,7 @@ from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
+from results.report.engine_gates import describe_gates, gates_table
 from results.report.page import OpenQuestion, Page, PageAnswer
 from results.report.table import Column, Table, gap_table, make_table
 from results.statistics.estimates import LEVEL, figure
@@ -44,6 +45,7 @@ def build_page(analysis: CapacityAnalysis) -> Page:
         setting=(
             f"Profile {analysis.facts.label}{describe_engine(analysis.facts)}: "
             f"{policies}, {_describe_traces(analysis)} at each point. {_describe_brackets(analysis)}",
+            describe_gates(analysis.engine_gates),
         ),
         noise="Noise floor: none; nothing is measured, and equal points have equal numbers.",
         answers=tuple(answers),
@@ -135,6 +137,7 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
     return ReportText(
         f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
         (
+            gates_table(analysis.engine_gates),
             make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order)),
             _build_points(analysis),
             *([gap_table(analysis.gaps)] if analysis.gaps else []),

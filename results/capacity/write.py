@@ -35,6 +35,7 @@ def write_results(root: Path) -> CapacityAnalysis:
             "format": VERDICTS_FORMAT,
             "simulated": analysis.facts.simulated,
             "policies": _list_answers(analysis),
+            "engine_gates": msgspec.to_builtins(analysis.engine_gates),
         },
         manifest=pd.DataFrame([_manifest_row(analysis, policy) for policy in analysis.policies], dtype=str),
         report=Report(title, build_page(analysis), build_report(analysis), figures, "Points", {FIGURE: draw_capacity}),

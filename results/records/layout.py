@@ -224,6 +224,15 @@ def trial_layouts(run: Path) -> tuple[TrialLayout, ...]:
     return tuple(TrialLayout(path) for path in sorted((run / "results").glob("*/trial_*")) if path.is_dir())
 
 
+def digest_cells(run: Path) -> str:
+    """SHA-256 over the records of all cells of a `routing` run, or of all points of a search: it changes with any."""
+    digest = hashlib.sha256()
+    for path in (*(layout.cell for layout in trial_layouts(run)), *sorted(RunLayout(run).points.glob("*/*.json"))):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 class Labelled(Protocol):
     """A configuration of `pd-lifecycle` (`RequestConfig`)."""
 

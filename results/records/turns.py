@@ -158,7 +158,8 @@ class RoutingCell:
     engines: tuple[RoutedEngine, ...]
     """Its instances."""
     router: Mapping[str, Any]
-    """decide_us_p50, decide_us_p99, picks, retries, index (`approximate` or `events`)."""
+    """decide_us_p50, decide_us_p99, picks, retries, index (`approximate` or `events`), decision_log (false = none was
+    written)."""
     t_start_ns: int
     """Intended start of the first session."""
     t_end_ns: int
@@ -185,6 +186,11 @@ class RoutingCell:
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; empty = nothing."""
     version: int = CELL_VERSION
     """Of this record."""
+
+    @property
+    def logs_decisions(self) -> bool:
+        """False = it was simulated without a decision log, as the run asked."""
+        return self.router.get("decision_log") is not False
 
 
 def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from results.records.count import format_count
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.frames import Gap
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
+from results.report.engine_gates import ShownGates, read_engine_gates
 from results.routing import specification
 from results.routing.conditional_claims import ConditionalClaim, judge_variations
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
-from results.routing.engine_gates import ShownGates, read_engine_gates
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarise_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
@@ -53,6 +54,12 @@ from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
+
+NO_LOG = (
+    "picks by reason, retries, migrations, KV transfers, the load floor, and APC where KV was moved have no number "
+    "(simulation.decision_log = false)"
+)
+"""What a run without decision logs does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +384,10 @@ def _find_gaps(
     planned: Sequence[PlannedCell],
     rows: Sequence[InterferenceRecord],
 ) -> tuple[Gap, ...]:
-    """What is missing of the plan, differs between cells of a trial, or was disturbed by an engine's death or stall."""
+    """What is missing of the plan, differs between cells of a trial, has no log, or was disturbed by an engine's death
+    or stall."""
+    unlogged = sum(not cell.record.logs_decisions for cell in cells)
+    no_logs = (Gap("decision logs", f"of {format_count(unlogged, 'cell', 'cells')} were not written: {NO_LOG}"),)
     measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
     odd = (Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
     unmeasured = (
@@ -386,4 +396,4 @@ def _find_gaps(
         for cell in planned
         if cell.kind == kind and cell.cell not in measured
     )
-    return (*odd, *unmeasured, *engine_fault_gaps(root))
+    return (*(no_logs if unlogged else ()), *odd, *unmeasured, *engine_fault_gaps(root))

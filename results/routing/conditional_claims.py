@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from results.records.errors import DAMAGED_JSON
-from results.records.layout import RunLayout, write_indented_json
+from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.report.table import Column, Table, make_table
-from results.routing.read import digest_cells, read_planned_cells
+from results.routing.read import read_planned_cells
 from results.statistics.estimates import LEVEL, figure, unknown
 from results.statistics.judgement import Judgement, Outcome
 
@@ -184,11 +184,11 @@ _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
 
 def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
     note = (
-        "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them. "
-        "Conditional: under a variation the opposite holds, or an undecided claim holds under one and fails under "
-        "another. The claims of one variation are corrected together. Measured: the number that decides, "
-        "with its interval; none where several do. Over the variations: its lowest and highest value, whose intervals "
-        "are in verdicts.json. A claim is undecided where p after Holm is above "
+        "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them; "
+        "`engine=NAME`: with that engine model. Conditional: under a variation the opposite holds, or an undecided "
+        "claim holds under one and fails under another. The claims of one variation are corrected together. Measured: "
+        "the number that decides, with its interval; none where several do. Over the variations: its lowest and "
+        "highest value, whose intervals are in verdicts.json. A claim is undecided where p after Holm is above "
         f"{1 - LEVEL:.2g}."
     )
     return make_table("Claims over the coefficients of the engine model", _COLUMNS, claims, note)

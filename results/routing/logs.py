@@ -20,7 +20,7 @@ from results.records.turns import EngineSample, RoutingCell
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, find_migrations
-from results.routing.read import LoadedCell, number_or_none, read_rows
+from results.routing.read import EXTERNAL, LoadedCell, number_or_none, read_rows
 from results.routing.recomputing import Prefill, TransferredTurn, find_prefills, find_transferred_turns
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, list_moved
@@ -60,7 +60,7 @@ def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFac
     facts: dict[str, LogFacts] = {}
     gaps: list[Gap] = []
     for cell in cells:
-        if not _may_move_or_spread(cell):
+        if not (cell.record.logs_decisions and _may_move_or_spread(cell)):
             continue
         layout = TrialLayout((root / cell.path).parent)
         records, damaged = read_rows(layout.decisions, DecisionRecord, cell.record)
@@ -112,7 +112,7 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
 
 def _external_total(cell: RoutingCell) -> float | None:
     """Prompt tokens that the engines count as transferred over the cell; None where one does not count them."""
-    own = [engine.prompt_tokens_by_source.get("external_kv_transfer") for engine in cell.engines]
+    own = [engine.prompt_tokens_by_source.get(EXTERNAL) for engine in cell.engines]
     return None if not own or None in own else sum(count or 0.0 for count in own)
 
 

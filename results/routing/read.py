@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,8 @@ from results.records.rows import decode_rows
 from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
 
 _Row = TypeVar("_Row")
+EXTERNAL = "external_kv_transfer"
+"""The source of prompt tokens whose KV came from another engine, in `RoutedEngine.prompt_tokens_by_source`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +110,6 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
 
 
-def digest_cells(root: Path) -> str:
-    """SHA-256 over all cells' records: it changes with any of them."""
-    digest = hashlib.sha256()
-    for layout in trial_layouts(root):
-        if layout.cell.is_file():
-            digest.update(layout.cell.read_bytes())
-    return digest.hexdigest()
-
-
 def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
     turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)
@@ -128,14 +120,18 @@ def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
         if not path.is_file()
     ]
     gaps = (*turn_gaps, *pick_gaps, *sample_gaps, *missing)
-    return LoadedCell(record, own_cache(turns, picks), picks, samples, artifact_name(layout.cell), gaps)
+    return LoadedCell(record, own_cache(turns, picks, record), picks, samples, artifact_name(layout.cell), gaps)
 
 
-def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
+def own_cache(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> Turns | None:
     """The turns, without cached tokens where prompts were handed over: a decode instance reports those as cached."""
-    if turns is None or picks is None or not picks.handovers:
-        return turns
-    return turns.without("cached_tokens")
+    handed_over = picks.handovers if picks is not None else hides_transfers(picks, record)
+    return turns.without("cached_tokens") if turns is not None and handed_over else turns
+
+
+def hides_transfers(picks: PickCounts | None, record: RoutingCell) -> bool:
+    """Whether KV came by transfer, and no log tells the requests of transfers from those of the clients."""
+    return picks is None and any(engine.prompt_tokens_by_source.get(EXTERNAL) for engine in record.engines)
 
 
 def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
@@ -193,6 +189,8 @@ def _read_record(path: Path) -> RoutingCell | Gap:
 
 def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
+    if not record.logs_decisions:
+        return None, ()
     gaps = _find_altered(layout.decisions, record)
     try:
         return _decode_picks(layout.breakdown.read_bytes()), gaps

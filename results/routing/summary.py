@@ -22,7 +22,7 @@ from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
-from results.routing.read import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
+from results.routing.read import LoadedCell, PickCounts, count_picks, hides_transfers, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
 FORMAT = 2
@@ -81,13 +81,16 @@ class RoutedSummary:
 
 def summarise_cell(
     turns: Turns | None,
-    decisions: Sequence[DecisionRecord],
+    decisions: Sequence[DecisionRecord] | None,
     cell: RoutingCell,
     samples: Sequence[EngineSample] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
-    picks = count_picks(decisions)
-    cell_summary = summary_of(LoadedCell(cell, own_cache(turns, picks), picks, tuple(samples), ""))
+    """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values.
+
+    `decisions`: None = the cell has no decision log.
+    """
+    picks = None if decisions is None else count_picks(decisions)
+    cell_summary = summary_of(LoadedCell(cell, own_cache(turns, picks, cell), picks, tuple(samples), ""))
     row = msgspec.to_builtins(cell_summary)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
     simulated = {"simulated": cell.simulated} if cell.simulated else {}
@@ -151,18 +154,20 @@ def _count_turns(turns: Turns | None, picks: PickCounts | None, record: RoutingC
 def _measure_caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
     """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
     why = unknown(UNREADABLE)
-    apc = engines_apc(record.engines)
+    apc, hidden = engines_apc(record.engines), hides_transfers(picks, record)
     if picks is not None and picks.transfer_prompt_tokens:
         apc = moved_apc(record.engines, picks)
+    elif hidden:
+        apc = unknown("KV was moved, and no decision log tells the requests of transfers from those of clients")
     if turns is None:
         return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
     bounds = apc_bounds(turns)
     bound = bounds["apc_bound_any"].value
     return {
         "apc": apc,
-        "apc_usage": apc_usage(turns, turns.completed)
-        if picks is None or not picks.handovers
-        else unknown("a decode instance reports the prompt that it was handed as cached"),
+        "apc_usage": unknown("a decode instance reports the prompt that it was handed as cached")
+        if hidden or (picks is not None and picks.handovers)
+        else apc_usage(turns, turns.completed),
         **bounds,
         "apc_of_bound": Estimate(apc.value / bound)
         if apc.value is not None and bound

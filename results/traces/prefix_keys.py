@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,22 @@ def prefix_keys(hashes: Sequence[int]) -> Keys:
     keys += _position_words(keys.size)
     mix_bits(keys)
     np.cumsum(keys, out=keys)  # sums of well mixed words are as well mixed
+    keys[keys == _EMPTY] = 1
+    return keys
+
+
+def prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
+    """The `prefix_keys` of each prompt, one after the other, in one pass.
+
+    For a prompt of a few dozen hashes a call of numpy takes far longer than its work.
+    """
+    sizes = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
+    begins = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of its prompt, for each hash
+    keys = _as_words(list(chain.from_iterable(prompts)))
+    keys += _position_words(int(sizes.max(initial=0)))[np.arange(keys.size) - begins]
+    mix_bits(keys)
+    sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(keys)))
+    keys = sums[1:] - sums[begins]  # modulo 2^64, as the sums are
     keys[keys == _EMPTY] = 1
     return keys
 

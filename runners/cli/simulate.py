@@ -193,7 +193,8 @@ def check(
     decide APC and the order of the policies. A gate that the runs cannot decide is undecided, or open without a number,
     and names what is missing.
 
-    The gates become part of the report of each simulated run; the last check counts, so name all runs at once.
+    The gates become part of the report of each simulated run, also of `capacity`; the last check counts, so name all
+    runs at once.
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
@@ -265,12 +266,13 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         )
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):
         for near_saturation, which in ((False, "not fitted"), (True, "not fitted and near saturation (not judged)")):
-            errors = calibration.list_errors(metric, near_saturation=near_saturation)
-            if errors:
-                bias = format_percent(statistics.fmean(errors), signed=True)
-                mean_error = format_percent(statistics.fmean(map(abs, errors)))
-                cells = format_count(len(errors), "cell", "cells")
-                lines.append(f"{name} of {cells} {which}: bias {bias}, mean error {mean_error}.")
+            loads = calibration.list_loads(metric, near_saturation=near_saturation)
+            if loads:
+                bias = format_percent(statistics.fmean(load.bias for load in loads), signed=True)
+                mean_error = format_percent(statistics.fmean(load.size for load in loads))
+                cells = format_count(sum(len(load.errors) for load in loads), "cell", "cells")
+                over = f"{cells} of {format_count(len(loads), 'load', 'loads')}"
+                lines.append(f"{name} of {over} {which}: bias {bias}, mean error {mean_error}.")
     table = begin_table("cell", "fitted", "near saturation", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
     for cell in calibration.cells:
         table.add_row(

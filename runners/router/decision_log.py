@@ -36,7 +36,13 @@ def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
     if run.is_file():
         return (read_log(run, run.name),)
     layouts = trial_layouts(run)
-    logs = tuple(_read_cell(layout) for layout in layouts if cell in _cell_name(layout))
+    chosen = [layout for layout in layouts if cell in _cell_name(layout)]
+    if chosen and not any(map(_has_log, chosen)):
+        raise RunnerError(
+            f"{run.name} was simulated without decision logs (simulation.decision_log = false)",
+            remedy="simulate it again with them: no pick of this run can be explained or repeated",
+        )
+    logs = tuple(map(_read_cell, chosen))
     if not logs:
         names = ", ".join(_cell_name(layout) for layout in layouts[:6]) or "none"
         wanted = f" whose name contains {cell!r}" if cell else ""
@@ -66,6 +72,14 @@ def read_log(path: Path, name: str) -> LoggedPicks:
     if not records and not damaged:
         gaps.append(Gap(name, "is empty"))
     return LoggedPicks(name, tuple(records), tuple(gaps))
+
+
+def _has_log(layout: TrialLayout) -> bool:
+    """Whether the cell wrote one, as far as its record can be read."""
+    try:
+        return msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell).logs_decisions
+    except (OSError, *DAMAGED_JSON):
+        return True
 
 
 def _read_cell(layout: TrialLayout) -> LoggedPicks:

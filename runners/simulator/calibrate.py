@@ -12,7 +12,7 @@ step reads. Within a cell all prompts and answers have one length and share noth
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from runners.samplers.engine_counters import read_baseline_shape
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
+from runners.simulator.gates import LoadErrors
 from runners.simulator.job import Job
 from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
 
@@ -53,6 +54,8 @@ STEEP = 3.0
 take longer, simulated with steps that take SLOWER times as long. A wait in a queue does so where more than two thirds
 of an engine are used; there a host whose speed changes by 20 % changes a latency by a multiple of that, between two
 real cells as well."""
+LIMITS: Mapping[str, str] = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
+"""Of an engine model, and vLLM's setting that each is."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
 
@@ -106,27 +109,23 @@ class Calibration:
     not_told_apart: tuple[str, ...] = ()
     """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
-    def list_errors(self, metric: str, *, near_saturation: bool = False) -> list[float]:
-        """Of the cells that did not give the fit: those near saturation, or the others."""
-        cells = self._list_held_out(near_saturation)
-        return [error for cell in cells if (error := cell.error(metric)) is not None]
+    def list_loads(self, metric: str, *, near_saturation: bool = False) -> list[LoadErrors]:
+        """The cells that did not give the fit, by load: those near saturation, or the others."""
+        held_out: dict[tuple[float, int, int], list[CellComparison]] = {}
+        for cell in self.cells:
+            if not cell.fitted and cell.near_saturation == near_saturation and cell.error(metric) is not None:
+                held_out.setdefault(cell.load, []).append(cell)
+        return [self._compare_load(cells, metric) for cells in held_out.values()]
 
-    def list_repeats(self, metric: str) -> list[float]:
-        """The mean absolute error of the other real cells of its load, for each cell of `list_errors` that has some.
-
-        One number per cell: two cells that were held out are a pair twice, and give no more than two numbers.
-        """
-        held_out = self._list_held_out(near_saturation=False)
+    def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
+        errors = [error for cell in held_out if (error := cell.error(metric)) is not None]
         repeats = [self._list_repeats_of(cell, metric) for cell in held_out]
-        return [statistics.fmean(errors) for errors in repeats if errors]
+        return LoadErrors(tuple(errors), tuple(statistics.fmean(each) for each in repeats if each))
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
         first = cell.measured[metric]
         others = [other.measured[metric] for other in self.cells if other is not cell and other.load == cell.load]
         return [abs(again / first - 1) for again in others if again is not None] if first else []
-
-    def _list_held_out(self, near_saturation: bool) -> list[CellComparison]:
-        return [cell for cell in self.cells if not cell.fitted and cell.near_saturation == near_saturation]
 
 
 def calibrate(run: Path, config: str = "plain") -> Calibration:
@@ -144,7 +143,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     told_apart = list_told_apart(work.rows)
     not_told_apart = tuple(name for index, name in enumerate(COEFFICIENTS) if index not in told_apart)
     residuals = [list_residuals(work, step) for work in works]
-    model = EngineModel(step, _read_capacity(run, config))
+    limits = read_limits([cell.record for cell in cells])
+    model = msgspec.structs.replace(EngineModel(step, _read_capacity(run, config)), **limits)
     late = [
         measured - simulated
         for cell, own in zip(fitting, residuals, strict=True)
@@ -159,6 +159,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
     if not_told_apart:
         sources += (f"{', '.join(not_told_apart)}: 0, because these steps do not tell their work apart from others",)
+    if not_stated := [name for name in LIMITS if name not in limits]:
+        sources += (f"{', '.join(not_stated)}: the default, because no cell has the engine's setting",)
     engine = EngineFile(f"{config} of {run.name}", model, True, sources, stored)
     return Calibration(engine, count, mape, compared, not_told_apart)
 
@@ -359,6 +361,24 @@ def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) 
     return BusySteps(
         prefill, decode, prefill * (input_tokens + 1) / 2, decode * (input_tokens + output_tokens / 2), step_s
     )
+
+
+def read_limits(records: Iterable[CellRecord]) -> dict[str, int]:
+    """The limits of a step that vLLM settled on, by their names in EngineModel; what no cell states is left out.
+
+    Raises RunnerError where cells differ.
+    """
+    limits: dict[str, int] = {}
+    for record in records:
+        settings = record.instance.get("settings") or {}
+        for name, setting in LIMITS.items():
+            value = settings.get(setting)
+            if type(value) is int and limits.setdefault(name, value) != value:
+                raise RunnerError(
+                    f"cells of {record.config} ran with {setting} {limits[name]} and {value}: no model fits both",
+                    remedy="name a run whose engines have the same limits",
+                )
+    return limits
 
 
 def _read_capacity(run: Path, config: str) -> int:

@@ -3,7 +3,7 @@
 Runs of connector-tax judge the calibration, live runs of routing the parity, and live and simulated runs of routing
 together APC and rank: of policies under one load, each on its own traces or on the same. The gates are those of one
 engine model: simulated runs of several are refused, and a fit of another model judges none. Each simulated run gets
-them in its folder and its report.
+them in its folder and its report; so does a run of capacity, which judges no gate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 from results.measures.summary import percentile_name
 from results.records.count import format_count
 from results.records.engine_gates import EngineGate, EngineGates
-from results.records.layout import RunLayout, write_indented_json
+from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.records.run_folder import run_facts
 from results.records.turns import RoutingCell
+from results.registry import results_of
 from results.routing.loads import load_of, strip_load
 from results.routing.metrics import metric_named
-from results.routing.read import digest_cells, load_cells
+from results.routing.read import load_cells
 from results.routing.summary import summary_of
-from results.routing.write import write_results
 from results.statistics.judgement import Judgement, Outcome
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
@@ -99,10 +99,10 @@ def check_runs(runs: Sequence[Path]) -> Check:
     """
     facts = {run: run_facts(run)[0] for run in runs}
     for run, own in facts.items():
-        if own.experiment not in ("connector-tax", "routing"):
+        if own.experiment not in ("connector-tax", "routing", "capacity"):
             raise RunnerError(
                 f"{run.name} is a run of {own.experiment or 'no experiment'}",
-                remedy="name runs of routing and connector-tax",
+                remedy="name runs of routing, capacity and connector-tax",
             )
     simulated = [run for run in runs if facts[run].simulated]
     model = _require_one_model(simulated)
@@ -165,7 +165,7 @@ def record_gates(checked: Check, runs: Sequence[Path]) -> tuple[Path, ...]:
         model = run_facts(run)[0].simulated
         record = EngineGates(names, model, digest, version("tracon"), gates, checked.notes)
         write_indented_json(RunLayout(run).engine_gates, record)
-        write_results(run)
+        results_of(run).write(run)
     return tuple(map(Path, checked.simulated))
 
 
@@ -200,16 +200,15 @@ def _name_first_difference(cells: Sequence[CellParity]) -> str:
 
 
 def judge_calibrations(calibrations: Sequence[Calibration], others: Sequence[str] = ()) -> tuple[Judgement, ...]:
-    """TTFT, TPOT and E2E p90 over the cells of all runs that gave no fit and are not near saturation.
+    """TTFT, TPOT and E2E p90 over the loads of all runs that have cells without a fit and are not near saturation.
 
     `others`: runs whose fit is not the simulated engine model, where there is no fit of that.
     """
     gates = []
     for series in COMPARED:
-        errors = [error for one in calibrations for error in one.list_errors(series)]
-        repeats = [error for one in calibrations for error in one.list_repeats(series)]
-        apart = [error for one in calibrations for error in one.list_errors(series, near_saturation=True)]
-        gates.append(judge_errors(percentile_name(series, "p90"), errors, repeats, apart))
+        loads = [load for one in calibrations for load in one.list_loads(series)]
+        apart = [load for one in calibrations for load in one.list_loads(series, near_saturation=True)]
+        gates.append(judge_errors(percentile_name(series, "p90"), loads, apart))
     if not others:
         return tuple(gates)
     reason = f"the engine model of the simulated runs is not the one fitted to {', '.join(others)}"

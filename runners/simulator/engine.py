@@ -19,8 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from runners.router.driver import Timer
-from runners.simulator.clock import SimulatedClock
+from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.kv_blocks import KvBlocks
 from runners.simulator.step_time import STEADY, Noise, SharedCores, StepTime, StepWork, prefill_context
@@ -89,7 +88,7 @@ class Engine:
         """The last one that was first in line and found no room, and the pool's gains by then."""
         self._jobs = 0
         self._batch: list[tuple[Job, int]] = []
-        self._timer: Timer | None = None
+        self._timer: HeapTimer | None = None
         self._began_ns = 0
         self._stride = 0
         """Steps that end together at the timer; 0 = none is under way."""
@@ -234,6 +233,8 @@ class Engine:
 
     def _admit_waiting(self, seen_ns: int) -> bool:
         """Admit whom there is room for; returns whether one waits only because it came after `seen_ns`."""
+        if not (self._ready or self._waiting):
+            return False
         budget = self.model.max_batched_tokens - sum(new for _, new in self._batch)
         while budget and len(self._running) < self.model.max_sequences:
             line = self._ready or self._waiting
@@ -400,22 +401,26 @@ class Engine:
         """Something has come: the steps taken at once end with the one under way now."""
         if self._stride <= 1:
             return
-        passed_ns = self._clock.now_ns() - self._began_ns
+        assert self._timer is not None
+        passed_ns, span_ns = self._clock.now_ns() - self._began_ns, self._timer.at_ns - self._began_ns
+        guess = -(-self._stride * passed_ns // max(1, span_ns))  # steps take about as long as one another
         low, high = 1, self._stride
+        for steps in (guess, guess - 1, guess + 1):
+            if low <= steps < high:
+                low, high = (low, steps) if self._stride_ns(steps) >= passed_ns else (steps + 1, high)
         while low < high:
             middle = (low + high) // 2
             if self._stride_ns(middle) >= passed_ns:
                 high = middle
             else:
                 low = middle + 1
-        assert self._timer is not None
         self._timer.cancel()
         self._stride = low
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(low), self._end_step)
 
     def _end_step(self) -> None:
         stride, batch = self._stride, self._batch
-        last_began_ns = self._began_ns + (self._stride_ns(stride - 1) if stride > 1 else 0)
+        seen_ns = self._find_last_begin() if self.model.async_scheduling else None
         self._stride, self._batch, self._timer = 0, [], None
         self._noise.pass_steps(stride)
         self._cores.end_step()
@@ -444,7 +449,11 @@ class Engine:
             job.on_first()
         for job in ended:
             job.on_end()
-        self._begin_step(last_began_ns if self.model.async_scheduling else None)
+        self._begin_step(seen_ns)
+
+    def _find_last_begin(self) -> int:
+        """When the last of the steps under way began."""
+        return self._began_ns + (self._stride_ns(self._stride - 1) if self._stride > 1 else 0)
 
     def _end_job(self, job: Job) -> None:
         self._running.remove(job)

@@ -1,7 +1,7 @@
 """What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
 
 Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing.
-Calibration and APC are decided by intervals: over cells that were held out of the fit, and over trials.
+Calibration and APC are decided by intervals: over loads with cells that were held out of the fit, and over trials.
 """
 
 from __future__ import annotations
@@ -58,6 +58,33 @@ class LoadValues:
             for values in (self.real, self.simulated)
         )
         return LoadValues(self.load, real, simulated)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadErrors:
+    """The cells of one load that gave no fit.
+
+    They are one sample: what the model misses of a load, it misses in each of its cells.
+    """
+
+    errors: tuple[float, ...]
+    """Simulated over measured less 1, of each cell; at least one."""
+    repeats: tuple[float, ...] = ()
+    """Of each cell that has repetitions: the mean absolute error of the other real cells of its load against it."""
+
+    @property
+    def bias(self) -> float:
+        return statistics.fmean(self.errors)
+
+    @property
+    def size(self) -> float:
+        """The mean absolute error."""
+        return statistics.fmean(map(abs, self.errors))
+
+    @property
+    def repetition(self) -> float:
+        """As `size`, of a real cell. Raises StatisticsError for a load that was measured once."""
+        return statistics.fmean(self.repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,34 +154,34 @@ def held(holds: bool) -> Outcome:
     return Outcome.HOLDS if holds else Outcome.FAILS
 
 
-def judge_errors(
-    metric: str, errors: Sequence[float], repeats: Sequence[float], near_saturation: Sequence[float] = ()
-) -> Judgement:
-    """Relative errors of the simulation over cells that it was not fitted to, and of real cells against their own
-    repetitions, one number per cell. Those of cells near saturation are reported and not judged."""
+def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErrors] = ()) -> Judgement:
+    """The simulation of loads that it was not fitted to, held against real cells' repetitions of the same loads.
+
+    Those near saturation are reported and not judged.
+    """
     title = metric_named(metric).title
     name = f"calibration of {title}"
     claim = f"A fitted engine model predicts {title} of cells that it was not fitted to."
     rule = (
-        "over the cells that are not near saturation the whole interval of the bias is within "
-        f"{format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its own "
-        f"repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond"
+        "over the loads that are not near saturation, each the mean of its cells, the whole interval of the bias is "
+        f"within {format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its "
+        f"own repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond"
     )
-    apart = _describe_apart(near_saturation)
-    if not errors or not repeats:
-        lacking = "no cell was held out of the fit" if not errors else "no load was measured twice"
+    apart, repeated = _describe_apart(near_saturation), [one for one in loads if one.repeats]
+    if not repeated:
+        lacking = "no load was measured twice" if loads else "no cell was held out of the fit"
         text = f"{lacking}: there is nothing to hold the error against{apart}"
         return Judgement(name, claim, rule, Outcome.OPEN, text)
-    sizes, repeated = ([abs(error) for error in some] for some in (errors, repeats))
-    bias, excess = _average_cells(errors), subtract_means(repeated, sizes)
+    size, repetition = _average([one.size for one in loads]), _average([one.repetition for one in repeated])
+    bias, excess = _average([one.bias for one in loads]), _average([one.size - one.repetition for one in repeated])
     limits = ((bias, -BIAS_LIMIT, BIAS_LIMIT), (excess, -math.inf, MAPE_ABOVE_REPETITION))
-    why = _why_no_verdict(len(errors), len(repeats))
+    why = _why_no_verdict(len(loads), len(repeated))
     outcome = Outcome.UNDECIDED if why else _join_outcomes([_hold_against(*one) for one in limits])
     why = why or "; ".join(dict.fromkeys(one.reason for one in (bias, excess) if one.reason))
     text = (
-        f"bias {bias.percent()}, mean error {format_percent(statistics.fmean(sizes), 1)}, of a real cell against its "
-        f"own repetition {format_percent(statistics.fmean(repeated), 1)}, difference {excess.points()}, over "
-        f"{format_count(len(errors), 'cell', 'cells')}{apart}"
+        f"bias {bias.percent()}, mean error {format_percent(size.value or 0.0, 1)}, of a real cell against its own "
+        f"repetition {format_percent(repetition.value or 0.0, 1)}, difference {excess.points()}, over "
+        f"{_count_loads(loads)}, {len(repeated)} of them with a repetition{apart}"
     )
     return Judgement(
         name,
@@ -163,23 +190,28 @@ def judge_errors(
         outcome,
         f"{why}: {text}" if why else text,
         bias,
-        {"mean error": _average_cells(sizes), "repetition": _average_cells(repeated), "excess": excess},
+        {"mean error": size, "repetition": repetition, "excess": excess},
         quantity="bias",
         point=str(_join_outcomes([_hold_against(take_point(one), least, most) for one, least, most in limits])),
     )
 
 
-def _average_cells(values: Sequence[float]) -> Estimate:
-    """The mean over cells, with an interval from MIN_PAIRED cells on."""
-    over = f"over {format_count(len(values), 'cell', 'cells')}"
+def _average(values: Sequence[float]) -> Estimate:
+    """The mean over loads, with an interval from MIN_PAIRED loads on."""
+    over = f"over {format_count(len(values), 'load', 'loads')}"
     return replace(estimate(_as_measured(dict(enumerate(values)))), basis=over)
 
 
+def _count_loads(loads: Sequence[LoadErrors]) -> str:
+    cells = format_count(sum(len(one.errors) for one in loads), "cell", "cells")
+    return f"{format_count(len(loads), 'load', 'loads')} ({cells})"
+
+
 def _why_no_verdict(held_out: int, repeated: int) -> str:
-    """Too few cells to see by how much cells differ; empty where there are enough."""
-    few = [format_count(held_out, "held-out cell", "held-out cells")] if held_out < MIN_PAIRED else []
+    """Too few loads to see by how much loads differ; empty where there are enough."""
+    few = [format_count(held_out, "held-out load", "held-out loads")] if held_out < MIN_PAIRED else []
     if repeated < MIN_PAIRED:
-        few.append(f"{format_count(repeated, 'held-out cell', 'held-out cells')} with a repetition")
+        few.append(f"{format_count(repeated, 'held-out load', 'held-out loads')} with a repetition")
     return f"{' and '.join(few)}, a verdict needs {MIN_PAIRED}" if few else ""
 
 
@@ -199,12 +231,12 @@ def _join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
     return Outcome.UNDECIDED if Outcome.UNDECIDED in outcomes else Outcome.HOLDS
 
 
-def _describe_apart(errors: Sequence[float]) -> str:
-    if not errors:
+def _describe_apart(loads: Sequence[LoadErrors]) -> str:
+    if not loads:
         return ""
-    bias, mape = statistics.fmean(errors), statistics.fmean(map(abs, errors))
+    bias, mape = (statistics.fmean(values) for values in zip(*((one.bias, one.size) for one in loads), strict=True))
     return (
-        f"; not judged: {len(errors)} cells near saturation, bias {format_percent(bias, 1, signed=True)}, mean error "
+        f"; not judged: {_count_loads(loads)} near saturation, bias {format_percent(bias, 1, signed=True)}, mean error "
         f"{format_percent(mape, 1)}"
     )
 

@@ -52,7 +52,7 @@ class Job:
     @property
     def is_decoding(self) -> bool:
         """One step gives one token."""
-        return self.generated > 0 and self.tokens - self.computed == 1
+        return self.generated > 0 and self.input_tokens + self.generated - self.computed == 1
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -29,6 +29,19 @@ GARBAGE_EVERY = 50_000
 """Objects more than before, from which on Python looks for cycles; its own 700 cost a tenth of a simulation's time."""
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect garbage rarely: reading a trace and simulating it leave few cycles."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(GARBAGE_EVERY, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+@_rare_collections()
 def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pace: float = 0.0) -> SimulationOutcome:
     """Write the router's and the load generator's records, and samples of the engines. Equal specs give equal bytes.
 
@@ -57,27 +70,14 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pa
         replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns, window_s)
         begin_ns = fleet.clock.now_ns()
         watch = _Watch(fleet, replay, samples, on_tick, _Pacer(fleet.clock, pace) if pace else None)
-        with _rare_collections():
-            replay.run(watch.look)
+        gc.freeze()  # no collection looks through the turns of the plan
+        replay.run(watch.look)
         watch.send_tick(last=True)
         return SimulationOutcome(replay.make_outcome(), fleet.make_outcome(begin_ns), fleet.read_counters())
 
 
 def _open(path: str) -> BinaryIO:
     return Path(path).open("wb")
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage rarely, and never look through the turns of the plan: a simulation leaves few cycles."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(GARBAGE_EVERY, *thresholds[1:])
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
 
 
 class _Pacer:

@@ -7,17 +7,19 @@ of requests fit into the memory of one process.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from results.traces.prefix_keys import known_depth, prefix_keys
+from results.traces.prefix_keys import known_depth, prefix_keys_of_each
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
 from runners.trace.session import Session, Trace, TraceFacts, Turn
 
 Numbers = npt.NDArray[np.int64]
+WORDS_AT_ONCE = 1 << 16
+"""From this many blocks on, the keys of the sessions so far are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Workload:
 
 
 def make_workload(facts: TraceFacts, sessions: Iterable[Session], pace: Pace) -> Workload:
-    """`sessions`: in the order of arrival; one is held at a time."""
+    """`sessions`: in the order of arrival; the hashes of a few are held at a time."""
     words, bounds = array("q"), array("q", (0,))
     bare = tuple(_strip_sessions(facts, sessions, words, bounds))
     keys = BlockKeys(_number_words(np.frombuffer(words, dtype=np.int64)), np.frombuffer(bounds, dtype=np.int64))
@@ -56,14 +58,33 @@ def make_workload(facts: TraceFacts, sessions: Iterable[Session], pace: Pace) ->
 def _strip_sessions(
     facts: TraceFacts, sessions: Iterable[Session], words: array[int], bounds: array[int]
 ) -> Iterator[Session]:
-    """The sessions without hashes; a word for each full block goes to `words`, the end of each turn's to `bounds`."""
+    """The sessions without hashes; a word for each full block goes to `words`, the end of each turn's to `bounds`.
+
+    `words` is complete once all sessions are taken.
+    """
+    prompts: list[tuple[int, ...]] = []
+    pending = 0
     for place, session in enumerate(sessions):
         scope = place if facts.hash_scope == "session" else -1
         for turn in session.turns:
-            hashes = turn.hashes[: turn.input_tokens // facts.block_tokens]
-            words.frombytes(prefix_keys((scope, *hashes))[1:].tobytes())
-            bounds.append(len(words))
+            prompts.append((scope, *turn.hashes[: turn.input_tokens // facts.block_tokens]))
+            blocks = len(prompts[-1]) - 1
+            bounds.append(bounds[-1] + blocks)
+            pending += blocks
+        if pending >= WORDS_AT_ONCE:
+            words.frombytes(_make_words(prompts))
+            prompts, pending = [], 0
         yield replace(session, turns=tuple(_strip_turn(turn) for turn in session.turns))
+    if prompts:
+        words.frombytes(_make_words(prompts))
+
+
+def _make_words(prompts: Sequence[tuple[int, ...]]) -> bytes:
+    """The prefix keys of each, without that of its scope; at least one prompt."""
+    keys = prefix_keys_of_each(prompts)
+    is_block = np.ones(keys.size, dtype=np.bool_)
+    is_block[np.cumsum([0, *map(len, prompts[:-1])])] = False
+    return keys[is_block].tobytes()
 
 
 def _strip_turn(turn: Turn) -> Turn:

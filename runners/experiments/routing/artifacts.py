@@ -84,13 +84,14 @@ def publish_cell(
 ) -> dict[str, Any]:
     """Move the artifacts from the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
-    decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
+    decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord) if grid.logs_decisions else None
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
     gpu = _measure_gpu(cell, grid, replayed.replay, written.gpu_util, context)
     record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
-    measured = [written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util]
+    log = [] if decisions is None else [written.decisions]
+    measured = [written.config, written.metrics, *log, written.engines, written.apc, written.gpu_util]
     measured += [written.instance_events] if grid.simulation is None else []
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
@@ -98,7 +99,7 @@ def publish_cell(
     if turns is None:
         raise CellFailed(f"the turn records cannot be read: {gaps[-1].reason}")
     summary, breakdown = summarise_cell(turns, decisions, record, samples)
-    summary["movements"] = count_movements(decisions)
+    summary["movements"] = count_movements(decisions or ())
     write_indented_json(written.summary, summary)
     write_indented_json(written.breakdown, breakdown)
     write_indented_json(written.cell, record)
@@ -164,7 +165,8 @@ def _make_record(
         replay=_replay_facts(cell, grid, outcome),
         engines=replayed.engines,
         router=_router_facts(replayed.router)
-        | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params},
+        | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params}
+        | ({} if grid.logs_decisions else {"decision_log": False}),
         t_start_ns=outcome.t_start_ns,
         t_end_ns=outcome.t_end_ns,
         t_start_unix_s=outcome.t_start_unix_s,
@@ -173,7 +175,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=gpu.utilisation,
         gpu_reason=gpu.reason,
-        simulated=describe_model(grid),
+        simulated=describe_model(grid, cell.params.get("variation", "")),
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
         variation=cell.params.get("variation", ""),
     )
@@ -243,7 +245,7 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
-        **({"simulated": describe_model(grid)} if grid.simulation else {}),
+        **({"simulated": describe_model(grid, cell.params.get("variation", ""))} if grid.simulation else {}),
     }
 
 

@@ -9,14 +9,22 @@ from runners.experiments.routing.grid import Grid
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
 
+OTHER_ENGINE = "engine="
+"""Begins the variation under which another engine model stands in for the grid's."""
 
-def read_model(grid: Grid) -> EngineFile:
-    """The engine model of a grid that is simulated. Raises RunnerError naming the file and the wrong key."""
+
+def read_model(grid: Grid, variation: str = "") -> EngineFile:
+    """The engine model of a grid that is simulated, or the one that a variation names.
+
+    Raises RunnerError naming the file and the wrong key.
+    """
     assert grid.simulation is not None
-    engine = read_engine(grid.simulation.engine)
+    other = variation.startswith(OTHER_ENGINE)
+    name = variation.removeprefix(OTHER_ENGINE) if other else grid.simulation.engine
+    engine = read_engine(name)
     if grid.simulation.residual_noise is True and not engine.residuals:
         raise RunnerError(
-            f"{grid.simulation.engine} has no residuals: simulation.residual_noise cannot be had",
+            f"{name} has no residuals: simulation.residual_noise cannot be had",
             remedy="name a model of `tracon simulate calibrate`, or set simulation.step_noise",
         )
     return engine
@@ -40,10 +48,10 @@ def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int |
     return model
 
 
-def describe_model(grid: Grid) -> str:
-    """What stands in for engines; empty where they are real."""
+def describe_model(grid: Grid, variation: str = "") -> str:
+    """What stands in for engines, of a cell under its variation; empty where they are real."""
     if grid.simulation is None:
         return ""
-    engine = read_model(grid)
+    engine = read_model(grid, variation)
     fitted = "fitted to the step times of a real engine" if engine.calibrated else "UNCALIBRATED"
     return f"{engine.title} ({fitted})"

@@ -156,6 +156,8 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     router_latency_s: float | UnsetType = UNSET
     """From a pick until the engine has the request; UNSET = 0. docs/router.md measured 0.4 to 0.8 ms for the way there
     and back, on two cores that other work shared: about a thousandth of a fleet's TTFT."""
+    decision_log: bool | UnsetType = UNSET
+    """False = a cell writes no decision log, which large traces have no room for; UNSET = it writes one."""
 
     @property
     def place(self) -> str:
@@ -176,12 +178,15 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SensitivityChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every policy again with one thing changed at a time: each coefficient up and down, and each of `traces`."""
+    """Every policy again with one thing changed at a time: each coefficient up and down, each of `traces`, and each
+    other engine model."""
 
     coefficients: tuple[str, ...] = ()
     """Of the engine model and its link; `arrival_rate`; `hot_tokens` and `cooldown_s` where a policy has them."""
     by: float = 0.3
     """Share by which each goes up and down."""
+    engines: tuple[str, ...] | UnsetType = UNSET
+    """Engine models that come with Tracon, each in place of the run's own, which is left out; UNSET = none."""
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +224,17 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def further_traces(self) -> Mapping[str, TraceChoice]:
         """By name; beside `trace`."""
         return {} if self.traces is UNSET else self.traces
+
+    @property
+    def logs_decisions(self) -> bool:
+        return self.simulation is None or self.simulation.decision_log is not False
+
+    @property
+    def further_engines(self) -> tuple[str, ...]:
+        """Engine models that `sensitivity` has stand in for the run's own."""
+        if self.simulation is None or self.sensitivity is UNSET or self.sensitivity.engines is UNSET:
+            return ()
+        return tuple(name for name in self.sensitivity.engines if name != self.simulation.engine)
 
     def label(self, policy: PolicyChoice) -> str:
         """What tables call the policy; unique in the grid."""

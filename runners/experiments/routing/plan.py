@@ -21,7 +21,7 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
-from runners.experiments.routing.engine_model import describe_model, read_model
+from runners.experiments.routing.engine_model import OTHER_ENGINE, describe_model, read_model
 from runners.experiments.routing.grid import (
     DEFAULT_MODEL,
     EXPERIMENT,
@@ -123,10 +123,15 @@ def _note_simulation(grid: Grid) -> Iterator[str]:
 
 
 def describe_simulation(grid: Grid) -> dict[str, Any]:
-    """The engine model, for the plan's inputs; empty where engines are real."""
+    """The engine model, and those that stand in for it, for the plan's inputs; empty where engines are real."""
     if grid.simulation is None:
         return {}
-    return {"simulated": describe_model(grid), "engine_model": msgspec.to_builtins(read_model(grid))}
+    others = {name: msgspec.to_builtins(read_model(grid, f"{OTHER_ENGINE}{name}")) for name in grid.further_engines}
+    return {
+        "simulated": describe_model(grid),
+        "engine_model": msgspec.to_builtins(read_model(grid)),
+        **({"further_engine_models": others} if others else {}),
+    }
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -148,7 +148,8 @@ def make_simulation_spec(
 ) -> SimulationSpec:
     """`folder`: of the attempt."""
     assert grid.simulation is not None
-    engine, roles = vary_engine(read_model(grid), cell.params.get("variation", "")), cell.params["roles"]
+    variation, roles = cell.params.get("variation", ""), cell.params["roles"]
+    engine = vary_engine(read_model(grid, variation), variation)
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")
@@ -157,8 +158,9 @@ def make_simulation_spec(
         _make_instance(name, role, models[name].kv_capacity_tokens, block_tokens, endpoint)
         for name, role in zip(models, roles, strict=True)
     ]
+    router = make_router_spec(cell, grid, instances, folder)
     return SimulationSpec(
-        router=make_router_spec(cell, grid, instances, folder),
+        router=router if grid.logs_decisions else replace(router, decisions_path=""),
         replay=make_replay_spec(cell, grid, context.profile.model, "http://simulated", trace, block_tokens, folder),
         models=models,
         link=link,

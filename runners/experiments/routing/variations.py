@@ -1,6 +1,6 @@
 """Every policy of a simulated run again, with one coefficient of the engine model, or one trait of the load, changed.
 
-A variation is `COEFFICIENT*FACTOR`, or `trace=NAME` for one of the preset's `traces`.
+A variation is `COEFFICIENT*FACTOR`, `trace=NAME` for one of the preset's `traces`, or `engine=NAME` for another model.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import msgspec
 
 from runners.errors import RunnerError
-from runners.experiments.routing.engine_model import read_model
+from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model
 from runners.experiments.routing.grid import Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile
+from runners.simulator.engine_file import EngineFile, engine_names
 
+OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
 THRESHOLDS = ("hot_tokens", "cooldown_s")
 REMEDY = "correct `sensitivity` of the preset; docs/simulator.md lists what can be varied"
@@ -25,10 +26,13 @@ def expand_variations(grid: Grid) -> Grid:
         return grid
     if grid.simulation is None:
         raise RunnerError("only a simulated run has coefficients to vary", remedy="add --simulated")
+    unknown = [name for name in grid.further_engines if name not in engine_names()]
+    if unknown:
+        known = ", ".join(engine_names())
+        raise RunnerError(f"sensitivity.engines: {unknown[0]} does not come with Tracon", remedy=f"there are {known}")
     variations = tuple(_list_variations(grid))
     for variation in variations:
-        if not _varies_policy(variation):
-            vary_engine(read_model(grid), variation)
+        vary_engine(read_model(grid, variation), variation)
     varied = tuple(_vary_policy(grid, policy, variation) for variation in variations for policy in grid.policies)
     return msgspec.structs.replace(grid, policies=(*grid.policies, *varied))
 
@@ -39,11 +43,14 @@ def _list_variations(grid: Grid) -> Iterator[str]:
         for factor in (1 - grid.sensitivity.by, 1 + grid.sensitivity.by):
             yield f"{coefficient}*{factor:g}"
     for name in grid.further_traces:
-        yield f"trace={name}"
+        yield f"{OTHER_TRACE}{name}"
+    for name in grid.further_engines:
+        yield f"{OTHER_ENGINE}{name}"
 
 
-def _varies_policy(variation: str) -> bool:
-    return variation.startswith("trace=") or _split(variation)[0] in (ARRIVALS, *THRESHOLDS)
+def _varies_coefficient(variation: str) -> bool:
+    """Of the engine model; the others vary the policy or its load, or name another model."""
+    return "*" in variation and _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
 
 
 def _split(variation: str) -> tuple[str, float]:
@@ -53,8 +60,10 @@ def _split(variation: str) -> tuple[str, float]:
 
 def _vary_policy(grid: Grid, policy: PolicyChoice, variation: str) -> PolicyChoice:
     varied = msgspec.structs.replace(policy, label=f"{grid.label(policy)} vary={variation}", variation=variation)
-    if variation.startswith("trace="):
-        return msgspec.structs.replace(varied, trace=variation.removeprefix("trace="))
+    if variation.startswith(OTHER_TRACE):
+        return msgspec.structs.replace(varied, trace=variation.removeprefix(OTHER_TRACE))
+    if variation.startswith(OTHER_ENGINE):
+        return varied
     name, factor = _split(variation)
     if name == ARRIVALS:
         return msgspec.structs.replace(varied, time_scale=grid.time_scale(policy) / factor)
@@ -67,7 +76,7 @@ def _vary_policy(grid: Grid, policy: PolicyChoice, variation: str) -> PolicyChoi
 
 def vary_engine(engine: EngineFile, variation: str) -> EngineFile:
     """The engine model with one of its coefficients changed. Raises RunnerError where it has none such, or 0."""
-    if not variation or _varies_policy(variation):
+    if not _varies_coefficient(variation):
         return engine
     name, factor = _split(variation)
     model, link = engine.model, engine.link

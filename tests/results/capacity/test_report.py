@@ -15,6 +15,7 @@ from results.capacity.write import build_aggregate, build_rows
 from results.records.frames import Gap
 from results.records.points import PointRecord
 from results.records.run_folder import RunFacts
+from results.report.engine_gates import ShownGates
 from results.statistics.judgement import Outcome
 from tests.results.capacity.test_search import LIMITS, assess_value
 
@@ -29,7 +30,8 @@ def policy(search: Search, points: dict[Size, Assessed], unfinished: Size | None
 
 
 def analysis(one: PolicyCapacity, *, distinct_traces: int = 1, gaps: tuple[Gap, ...] = ()) -> CapacityAnalysis:
-    return CapacityAnalysis(RunFacts("r", simulated="a model"), "ttft_p90=2s", LIMITS, 1, distinct_traces, (one,), gaps)
+    facts, gates = RunFacts("r", simulated="a model"), ShownGates(missing="no gate was checked")
+    return CapacityAnalysis(facts, "ttft_p90=2s", LIMITS, 1, distinct_traces, (one,), gaps, gates)
 
 
 HOLDS, MISSES, UNDECIDED = assess_value(1.0), assess_value(4.0), assess_value(2.0, spread=1.5)

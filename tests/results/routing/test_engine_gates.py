@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from results.records.engine_gates import EngineGate, EngineGates, GateNumber
-from results.records.layout import RunLayout, trial_layouts, write_indented_json
+from results.records.layout import RunLayout, digest_cells, trial_layouts, write_indented_json
+from results.report.engine_gates import describe_gates
 from results.routing.analyse import analyse
-from results.routing.engine_gates import describe_gates
 from results.routing.page import build_page
-from results.routing.read import digest_cells
 from results.routing.write import build_verdicts
 from tests.results.routing.synthetic import Truth, World, report_text, write_run
 

@@ -111,7 +111,7 @@ def test_apc_is_unknown_where_an_engine_does_not_say_what_it_computed() -> None:
 def test_what_was_handed_over_is_no_cache_hit_of_the_response() -> None:
     picks = count_picks(_log(moved("p", "d0", purpose="handover")))
     whole = cell()
-    found = summary_of(replace(whole, turns=own_cache(whole.turns, picks), picks=picks))
+    found = summary_of(replace(whole, turns=own_cache(whole.turns, picks, whole.record), picks=picks))
     assert found.estimate("apc_usage").value is None
     assert "handed" in (found.estimate("apc_usage").reason or "")
     assert all(one.values["apc_usage"].value is None for one in found.instances)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.traces.prefix_keys import Keys, KeySet, Sample, known_depth, prefix_keys
+from results.traces.prefix_keys import Keys, KeySet, Sample, known_depth, prefix_keys, prefix_keys_of_each
 
 hashes = st.lists(st.integers(0, 3) | st.integers(-(2**63), 2**64 - 1), max_size=12)
 
@@ -30,6 +30,11 @@ def test_keys_are_equal_exactly_as_far_as_the_hashes_are(head: list[int], first:
     assert ours.size == len(first)
     assert np.array_equal(ours[:depth], theirs[:depth])
     assert not set(ours[depth:].tolist()) & set(theirs[depth:].tolist())
+
+
+@given(st.lists(hashes, max_size=6))
+def test_the_keys_of_many_prompts_are_those_of_each(prompts: list[list[int]]) -> None:
+    assert prefix_keys_of_each(prompts).tolist() == [key for one in prompts for key in prefix_keys(one).tolist()]
 
 
 def test_the_same_blocks_in_another_order_are_another_prefix() -> None:

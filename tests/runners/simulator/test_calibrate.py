@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
+from results.records.schemas import CellRecord
 from runners.cli import app
 from runners.cli.simulate import calibration_tables
 from runners.errors import RunnerError
@@ -34,6 +35,7 @@ from runners.simulator.calibrate import (
     list_busy_steps,
     mark_near_saturation,
     read_cells,
+    read_limits,
     simulate_cell,
 )
 from runners.simulator.engine import EngineModel
@@ -166,21 +168,62 @@ def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Pa
     assert made.steps >= 100
     held_out = sum(not cell.fitted for cell in made.cells)
     for metric in ("ttft_s", "tpot_s", "e2e_s"):
-        errors = [made.list_errors(metric, near_saturation=near) for near in (False, True)]
-        assert errors[0]
-        assert sum(map(len, errors)) == held_out
-    unsaturated = made.list_errors("e2e_s")
+        loads = [load for near in (False, True) for load in made.list_loads(metric, near_saturation=near)]
+        assert made.list_loads(metric)
+        assert sum(len(load.errors) for load in loads) == held_out
+    unsaturated = [error for load in made.list_loads("e2e_s") for error in load.errors]
     assert abs(statistics.median(unsaturated)) < 0.5, "the model is of the right size, on a run of a busy machine"
 
 
-def test_a_held_out_cell_has_one_error_however_often_its_load_was_measured() -> None:
-    def cell(name: str, ttft_s: float, *, fitted: bool) -> CellComparison:
-        return CellComparison(name, fitted, (1.0, 128, 16), {"ttft_s": ttft_s}, {"ttft_s": None}, None)
+def with_settings(record: CellRecord, **settings: object) -> CellRecord:
+    return replace(record, instance={**record.instance, "settings": settings})
 
-    cells = (cell("a", 0.1, fitted=True), cell("b", 0.2, fitted=False), cell("c", 0.1, fitted=False))
+
+def test_a_model_has_the_limits_of_a_step_that_the_engine_ran_with(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [
+        replace(cell, record=with_settings(cell.record, max_num_batched_tokens=2048, max_num_seqs=64))
+        for cell in read_cells(run, "plain")
+    ]
+    monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
+    engine = calibrate(run).engine
+    assert (engine.model.max_batched_tokens, engine.model.max_sequences) == (2048, 64)
+    assert "default" not in " ".join(engine.sources)
+
+
+def test_a_limit_that_no_cell_states_is_the_default_and_the_model_says_so(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [
+        replace(cell, record=with_settings(cell.record, max_num_batched_tokens=2048))
+        for cell in read_cells(run, "plain")
+    ]
+    monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
+    engine = calibrate(run).engine
+    assert (engine.model.max_batched_tokens, engine.model.max_sequences) == (2048, 256)
+    assert "max_sequences: the default, because no cell has the engine's setting" in engine.sources
+
+
+def test_cells_of_engines_with_two_limits_give_no_model(run: Path) -> None:
+    record = next(read_cells(run, "plain")).record
+    records = [with_settings(record, max_num_seqs=64), with_settings(record, max_num_seqs=128)]
+    with pytest.raises(RunnerError, match="max_num_seqs 64 and 128"):
+        read_limits(records)
+
+
+def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_own_cells() -> None:
+    def cell(name: str, ttft_s: float, *, fitted: bool, load: float = 1.0) -> CellComparison:
+        return CellComparison(name, fitted, (load, 128, 16), {"ttft_s": ttft_s}, {"ttft_s": 0.3}, None)
+
+    cells = (
+        cell("a", 0.1, fitted=True), cell("b", 0.2, fitted=False), cell("c", 0.1, fitted=False),
+        cell("d", 0.6, fitted=False, load=2.0), cell("e", 0.6, fitted=True, load=3.0),
+    )  # fmt: skip
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
-    repeats = Calibration(engine, 100, 0.1, cells).list_repeats("ttft_s")
-    assert repeats == pytest.approx([(0.5 + 0.5) / 2, (0.0 + 1.0) / 2])
+    first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s")
+    assert first.errors == pytest.approx((0.5, 2.0))
+    assert first.repeats == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
+    assert second.errors == pytest.approx((-0.5,))
+    assert second.repeats == ()
 
 
 def test_a_cell_whose_queue_grows_with_every_slow_step_is_near_saturation(run: Path) -> None:

@@ -12,17 +12,19 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from results.records.layout import RunLayout
+from results.capacity.analyse import analyse as analyse_search
+from results.records.layout import RunLayout, write_indented_json
+from results.records.points import PointRecord
+from results.report.engine_gates import describe_gates
 from results.routing.analyse import analyse
-from results.routing.engine_gates import describe_gates
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator.calibrate import calibrate
-from runners.simulator.check import check_runs, judge_parity, read_values
+from runners.simulator.check import check_runs, judge_parity, read_values, record_gates
 from runners.simulator.engine_file import EngineFile, read_engine
-from runners.simulator.gates import LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
+from runners.simulator.gates import LoadErrors, LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity
 from runners.simulator.parity import Parity
 
@@ -104,6 +106,13 @@ CLOSE = [0.01, -0.01, 0.005, -0.005]
 REPEATS = [0.010, 0.012, 0.011]
 
 
+def list_loads(errors: list[float], repeats: list[float], *, cells: int = 1) -> list[LoadErrors]:
+    """A load for each error, in this many cells that are equal; the first ones were measured again."""
+    return [
+        LoadErrors((error,) * cells, tuple(repeats[number : number + 1]) * cells) for number, error in enumerate(errors)
+    ]
+
+
 @pytest.mark.parametrize(
     ("errors", "repeats", "outcome"),
     [
@@ -130,8 +139,8 @@ REPEATS = [0.010, 0.012, 0.011]
         "maybe farther than a repetition",
         "as far as a repetition",
         "a bias without a spread",
-        "two cells within",
-        "two cells beyond",
+        "two loads within",
+        "two loads beyond",
         "two repetitions",
         "nothing held out",
         "nothing repeated",
@@ -140,32 +149,52 @@ REPEATS = [0.010, 0.012, 0.011]
 def test_the_interval_of_the_errors_is_held_against_real_repetitions(
     errors: list[float], repeats: list[float], outcome: Outcome
 ) -> None:
-    assert judge_errors("ttft_p90_s", errors, repeats).outcome is outcome
+    assert judge_errors("ttft_p90_s", list_loads(errors, repeats)).outcome is outcome
 
 
 def test_a_calibration_gate_has_its_bias_with_the_interval_and_the_rule_on_the_values_alone() -> None:
-    gate = judge_errors("ttft_p90_s", [0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04])
+    gate = judge_errors("ttft_p90_s", list_loads([0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04]))
     assert gate.point == "holds"
     assert gate.measured.value == pytest.approx(0.04)
     assert (gate.measured.low, gate.measured.high) == pytest.approx((0.01095, 0.06905), abs=1e-4)
-    assert gate.measured.basis == "over 4 cells"
+    assert gate.measured.basis == "over 4 loads"
     values = {name: number.value for name, number in gate.numbers.items()}
-    assert values == pytest.approx({"mean error": 0.04, "repetition": 0.04, "excess": 0.0}, abs=1e-9)
+    assert values == pytest.approx({"mean error": 0.04, "repetition": 0.04, "excess": -0.01 / 3}, abs=1e-9)
 
 
-def test_too_few_cells_are_counted_and_their_values_shown() -> None:
-    gate = judge_errors("ttft_p90_s", [0.06, 0.07], [0.10])
-    few = "2 held-out cells and 1 held-out cell with a repetition, a verdict needs 3"
+def test_however_often_a_load_was_measured_it_is_one_sample() -> None:
+    """Ten cells of each of two loads gave a verdict, and a narrow interval."""
+    often = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS, cells=10))
+    once = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS))
+    assert (often.measured.low, often.measured.high) == pytest.approx((once.measured.low, once.measured.high))
+    assert "over 4 loads (40 cells), 3 of them with a repetition" in often.reason
+    few = judge_errors("ttft_p90_s", list_loads(CLOSE[:2], REPEATS, cells=10))
+    assert few.outcome is Outcome.UNDECIDED
+    assert few.reason.startswith("2 held-out loads and 2 held-out loads with a repetition, a verdict needs 3")
+
+
+def test_a_repetition_is_held_against_the_error_of_its_own_load() -> None:
+    """Loads differ by far more than their cells: paired, the model is 1 to 3 points worse than a repetition of each."""
+    errors, repeats = [0.02, -0.20, 0.40, -0.22], [0.01, 0.17, 0.38, 0.20]
+    excess = judge_errors("ttft_p90_s", list_loads(errors, repeats)).numbers["excess"]
+    assert excess.value == pytest.approx(0.02)
+    assert (excess.low, excess.high) == pytest.approx((0.00701, 0.03299), abs=1e-4)
+
+
+def test_too_few_loads_are_counted_and_their_values_shown() -> None:
+    gate = judge_errors("ttft_p90_s", list_loads([0.06, 0.07], [0.10]))
+    few = "2 held-out loads and 1 held-out load with a repetition, a verdict needs 3"
     assert gate.reason.startswith(f"{few}: bias +6.5 %, mean error 6.5 %")
     assert gate.point == "fails"
     assert gate.measured.value == pytest.approx(0.065)
     assert gate.measured.low is None
 
 
-def test_cells_near_saturation_are_reported_and_not_judged() -> None:
-    gate = judge_errors("ttft_p90_s", CLOSE, REPEATS, near_saturation=[9.0, -0.5])
+def test_loads_near_saturation_are_reported_and_not_judged() -> None:
+    gate = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS), near_saturation=list_loads([9.0, -0.5], []))
     assert gate.outcome is Outcome.HOLDS
-    assert "over 4 cells; not judged: 2 cells near saturation, bias +425.0 %, mean error 475.0 %" in gate.reason
+    apart = "not judged: 2 loads (2 cells) near saturation, bias +425.0 %, mean error 475.0 %"
+    assert f"over 4 loads (4 cells), 3 of them with a repetition; {apart}" in gate.reason
 
 
 def around(level: float, *, by: float = 0.001, trials: int = 4) -> dict[int, float]:
@@ -342,6 +371,47 @@ def test_the_gates_of_a_simulated_run_become_part_of_its_report(live: Path, fitt
     assert describe_gates(shown) in RunLayout(own).report_md.read_text()
     assert not RunLayout(live).engine_gates.exists()
     assert not RunLayout(fitted).engine_gates.exists()
+
+
+def make_search(folder: Path, engine: EngineFile) -> Path:
+    """The folder of a run of capacity that simulated one point with this engine model."""
+    folder.mkdir()
+    inputs = {
+        "simulated": engine.title,
+        "engine_model": msgspec.to_builtins(engine),
+        "search": {"slo": "ttft_p90=2s", "searches": {"unified": {"start": 1, "most": 1, "pooled": False}}},
+        "grid": {"trials": 1, "trace": {}},
+    }
+    RunLayout(folder).plan.write_bytes(msgspec.json.encode({"experiment": "capacity", "inputs": inputs}))
+    point = PointRecord("unified", 1, 0, 0, "", 1, 1, {"ttft_p90": 1.0}, engine.title, 0.1)
+    write_indented_json(RunLayout(folder).point("unified", "1", 0), point)
+    return folder
+
+
+def test_a_search_gets_the_gates_of_its_engine_model(live: Path, fitted: Path, tmp_path: Path) -> None:
+    search = make_search(tmp_path / "search", calibrate(fitted).engine)
+    layout, runs = RunLayout(search), [live, search, fitted]
+    assert "no gate was checked for this engine model" in describe_gates(analyse_search(search).engine_gates)
+    assert record_gates(check_runs(runs), runs) == (search,)
+    shown = analyse_search(search).engine_gates
+    outcomes = {gate.name: gate.outcome for gate in shown.judgements}
+    assert (outcomes["parity"], outcomes["APC"]) == (Outcome.FAILS, Outcome.OPEN)
+    assert outcomes["calibration of TTFT p90"] is not Outcome.OPEN
+    page, _, appendix = layout.report_md.read_text().partition("## Appendix")
+    assert describe_gates(shown) in page
+    assert "### Gates of the engine model" in appendix
+    stored = json.loads(layout.verdicts_json.read_bytes())["engine_gates"]
+    assert [gate["name"] for gate in stored["judgements"]] == list(outcomes)
+    point = layout.point("unified", "1", 0)
+    point.write_bytes(point.read_bytes() + b"\n")
+    assert "cells of this run changed after it was checked" in describe_gates(analyse_search(search).engine_gates)
+
+
+def test_a_search_of_another_engine_model_is_not_judged_beside_a_simulated_run(live: Path, tmp_path: Path) -> None:
+    own = copy_as_simulated(live, tmp_path / "own", read_engine("h20-qwen3-coder-30b-a3b"))
+    search = make_search(tmp_path / "search", read_engine("h200-qwen3-coder-30b-a3b"))
+    with pytest.raises(RunnerError, match="two engine models"):
+        check_runs([live, own, search])
 
 
 def test_a_fit_of_another_engine_model_does_not_judge_a_simulated_run(live: Path, fitted: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 from runners.load.replay_plan import Pace, plan_replay
@@ -26,6 +27,15 @@ def test_keys_are_equal_exactly_where_prefixes_are() -> None:
     assert local[2][:2] == local[1]
     assert set(local[2]).isdisjoint(local[4]), "hashes are of one session"
     assert shared[4] == shared[1], "hashes are of the whole trace"
+
+
+def test_keys_do_not_depend_on_how_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = trace_of(*(chain(f"s{number}", 5) for number in range(4)), hash_scope="global")
+    whole = make(trace).keys
+    monkeypatch.setattr("runners.simulator.workload.WORDS_AT_ONCE", 3)
+    parts = make(trace).keys
+    assert (parts.keys.tolist(), parts.bounds.tolist()) == (whole.keys.tolist(), whole.bounds.tolist())
+    assert parts.bounds[-1] == parts.keys.size == 4 * 15
 
 
 @given(traces())

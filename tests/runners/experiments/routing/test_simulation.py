@@ -217,6 +217,59 @@ def test_why_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
     assert [row["agreement"] for row in rows] == [1.0, 1.0, 1.0]
 
 
+@pytest.fixture(scope="module")
+def unlogged(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    """The run of `folder` with a third policy, and without decision logs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACON_HOME", str(home))
+        prepared = plan_run("simulation.decision_log=false", policies=("EAR", "static PD-disagg 4P+4D", "unified"))
+        folder = create_run(Workspace(tmp_path_factory.mktemp("unlogged")), prepared)
+        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    return folder
+
+
+def test_without_decision_logs_the_other_records_are_the_same(folder: Path, unlogged: Path) -> None:
+    ours = cells_of(unlogged)
+    for name, logged in cells_of(folder).items():
+        assert logged.decisions.is_file()
+        assert not ours[name].decisions.exists()
+        for file in ("metrics.jsonl", "engines.jsonl"):
+            assert (ours[name].root / file).read_bytes() == (logged.root / file).read_bytes(), (name, file)
+    assert {cell.state for cell in read_view(unlogged).cells.values()} == {CellState.DONE}
+
+
+def test_a_run_without_decision_logs_says_once_what_has_no_number(folder: Path, unlogged: Path) -> None:
+    logged, ours = analyse(folder), analyse(unlogged)
+    (gap,) = ours.gaps
+    assert (gap.artifact, gap.reason.partition(":")[0]) == ("decision logs", "of 9 cells were not written")
+    assert gap.reason in RunLayout(unlogged).report_md.read_text()
+    assert {cell.counts["picks"] for cell in ours.cells} == {None}
+    assert not ours.moves.cells
+    for label in ("EAR", "static PD-disagg 4P+4D"):
+        for metric in ("ttft_p90_s", "tpot_p90_s", "amplification"):
+            assert ours.value(label, metric).value == logged.value(label, metric).value, (label, metric)
+    handed_over = ours.value("static PD-disagg 4P+4D", "apc")
+    assert handed_over.value is None, "the engines count the requests of handovers as prompts"
+    assert 0 < (ours.value("unified", "apc").value or 0.0) < 1, "nothing was moved"
+
+
+@pytest.mark.parametrize("words", [("why", "#0"), ("whatif", "--policy", "unified"), ("session", "s0")])
+def test_why_whatif_and_session_refuse_a_run_without_decision_logs(
+    unlogged: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, *rest = words
+    monkeypatch.setattr("sys.argv", ["tracon", command, str(unlogged), *rest])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.BAD_INPUT
+    assert "was simulated without decision logs" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_plan_with_decision_logs_has_no_key_for_them() -> None:
+    assert "decision_log" not in plan_run().plan.inputs["grid"]["simulation"], "earlier plans have none"
+    assert plan_run("simulation.decision_log=false").plan.fingerprint != plan_run().plan.fingerprint
+
+
 def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same_bytes(
     folder: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

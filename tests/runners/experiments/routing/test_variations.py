@@ -20,6 +20,8 @@ from state.workspace import Workspace
 
 MODEL = "h20-qwen3-coder-30b-a3b"
 """It has no cost of attention."""
+ROOFLINE = f"{MODEL}-roofline"
+"""The preset's own."""
 POLICIES = ("unified", "EAR", "EAR (affinity only)", "EAR (migration only)")
 
 
@@ -51,7 +53,7 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
     slower = vary_engine(engine, "bytes_per_s*0.7").link
     assert slower is not None
     assert slower.bytes_per_s == pytest.approx(0.7 * link.bytes_per_s)
-    for name in ("", "arrival_rate*1.3", "hot_tokens*0.7", "trace=more-skew"):
+    for name in ("", "arrival_rate*1.3", "hot_tokens*0.7", "trace=more-skew", "engine=h200-qwen3-coder-30b-a3b"):
         assert vary_engine(engine, name) == engine
 
 
@@ -69,7 +71,7 @@ def test_every_policy_is_planned_again_under_each_variation() -> None:
     by_variation: dict[str, list[str]] = {}
     for one in params:
         by_variation.setdefault(one.get("variation", ""), []).append(one["policy"])
-    assert len(by_variation) == 1 + 2 * 11 + 2
+    assert len(by_variation) == 1 + 2 * 11 + 2 + 1
     assert {len(policies) for policies in by_variation.values()} == {4}
     scales = {one.get("variation", ""): one["time_scale"] for one in params}
     assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
@@ -77,6 +79,33 @@ def test_every_policy_is_planned_again_under_each_variation() -> None:
     assert hot == {None, 5200}
     again = prepare_run(experiment_named("routing"), options_of(plan), need_engine=False).plan
     assert again.fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize(("own", "other"), [(MODEL, ROOFLINE), (ROOFLINE, MODEL)])
+def test_the_model_that_the_run_has_not_is_a_variation_whose_content_is_in_the_plan(own: str, other: str) -> None:
+    plan = plan_run(f"simulation.engine={own}", 'sensitivity.coefficients=["base_s"]', "traces={}").plan
+    variations = {cell.params.get("variation", "") for cell in plan.cells if cell.kind == "replay"}
+    assert variations == {"", "base_s*0.7", "base_s*1.3", f"engine={other}"}
+    assert list(plan.inputs["further_engine_models"]) == [other]
+    assert plan.inputs["further_engine_models"][other]["title"] == read_engine(other).title
+
+
+def test_a_plan_without_another_engine_model_states_none() -> None:
+    assert "further_engine_models" not in plan_run("sensitivity.engines=[]").plan.inputs
+
+
+def test_an_engine_model_that_does_not_come_with_tracon_is_refused_before_anything_runs() -> None:
+    with pytest.raises(RunnerError, match=r"mine\.json does not come with Tracon"):
+        plan_run('sensitivity.engines=["mine.json"]')
+
+
+def test_the_claims_of_both_specifications_have_their_policies_under_every_variation() -> None:
+    """load_only is in two claims of specs/routing_log, static pools of 6P+2D in specs/ear 3.2."""
+    plan = plan_run(policies=()).plan
+    params = [cell.params for cell in plan.cells if cell.kind == "replay" and cell.trial == 0]
+    splits = {one["roles"].count("prefill") for one in params if one["policy"] == "static_pd"}
+    assert splits == {4, 6}
+    assert sum(one["policy"] == "load_only" for one in params) == len({one.get("variation", "") for one in params})
 
 
 def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +124,20 @@ def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, m
     assert set(rows) == {row["name"] for row in (*verdicts["claims"], *verdicts["load_floor"])}
     assert rows["D6"] == dict.fromkeys(("prefill_token_s*0.7", "prefill_token_s*1.3"), "open"), "one K"
     assert set(rows["D3"].values()) == {"undecided"}, "one trial: judged, not left out"
+
+
+def test_no_decision_point_is_decided_without_decision_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    prepared = plan_run(
+        "simulation.decision_log=false", "trace.sessions=20", "trace.statistics.cross_share=0.0",
+        "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
+        preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=1,
+    )  # fmt: skip
+    folder = create_run(Workspace(tmp_path / "runs"), prepared)
+    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    points = json.loads(RunLayout(folder).verdicts_json.read_bytes())["load_floor"]
+    assert {point["outcome"] for point in points} <= {"open", "undecided"}, points
 
 
 @pytest.mark.parametrize("preset", ["fleet-loads", "fleet-thresholds"])
@@ -120,7 +163,8 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     verdicts = json.loads(layout.verdicts_json.read_bytes())
     rows = verdicts["conditional_claims"]
     assert [row["name"] for row in rows] == [claim["name"] for claim in verdicts["claims"]]
-    assert {tuple(row["outcomes"]) for row in rows} == {("prefill_token_s*0.7", "prefill_token_s*1.3")}
+    variations = (f"engine={MODEL}", "prefill_token_s*0.7", "prefill_token_s*1.3")
+    assert {tuple(row["outcomes"]) for row in rows} == {variations}
     claims = {claim["name"]: claim["measured"] for claim in verdicts["claims"]}
     bounds = ("value", "low", "high")
     assert all(row["measured"][name] == claims[row["name"]][name] for row in rows for name in bounds)
@@ -132,7 +176,7 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     assert {row["label"] for row in aggregate["policies"]} == {
         "unified", "EAR", "EAR (affinity only)", "EAR (migration only)"
     }  # fmt: skip
-    assert len(trial_layouts(folder)) == 3 * 4 * 3
+    assert len(trial_layouts(folder)) == 4 * 4 * 3
     assert "Claims over the coefficients of the engine model" in layout.report_md.read_text()
     assert (layout.figures / "figure_9c.svg").is_file()
 
@@ -140,12 +184,17 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
 def test_slower_prefills_are_slower(folder: Path) -> None:
     """The variation reaches the engines: the trace is the same."""
     values: dict[str, float] = {}
+    models: dict[str, str] = {}
     for layout in trial_layouts(folder):
         record = json.loads(layout.cell.read_bytes())
         if record["policy"] == "unified" and record["trial"] == 0:
             summary = json.loads(layout.summary.read_bytes())
             values[record["variation"]] = summary["values"]["ttft_p50_s"]["value"]
+            models[record["variation"]] = record["simulated"].removesuffix(" (UNCALIBRATED)")
     assert values["prefill_token_s*0.7"] < values[""] < values["prefill_token_s*1.3"]
+    assert values[f"engine={MODEL}"] not in (values[""], values["prefill_token_s*0.7"], values["prefill_token_s*1.3"])
+    own = dict.fromkeys(("", "prefill_token_s*0.7", "prefill_token_s*1.3"), read_engine(ROOFLINE).title)
+    assert models == own | {f"engine={MODEL}": read_engine(MODEL).title}
 
 
 def test_claims_of_variations_are_judged_once(folder: Path) -> None:

@@ -9,11 +9,10 @@ import msgspec
 
 from results.records.engine_gates import ENGINE_GATES_VERSION, EngineGates
 from results.records.frames import Gap, read_record
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, digest_cells
 from results.records.run_folder import RunFacts
 from results.report.judgements import judgement_table
 from results.report.table import Table
-from results.routing.read import digest_cells
 from results.statistics.judgement import Judgement, Outcome
 
 TITLE = "Gates of the engine model"
