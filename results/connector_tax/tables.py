@@ -13,7 +13,7 @@ from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplifica
 from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
-from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow, name_rate
+from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
 from results.measures.cells import headline
 from results.measures.drift import Drift
 from results.measures.goodput import Slo
@@ -34,6 +34,8 @@ from results.statistics.trials import MIN_PAIRED
 FIGURES_BEFORE = "Phase A"
 """Title of the first table of single cells, which the figures precede."""
 STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
+ABOUT_ZERO = {Verdict.HIGHER: "above zero", Verdict.LOWER: "below zero"}
+"""Of a remainder, which is the difference of two costs: it is not higher or lower than plain's."""
 
 
 def build_tables(analysis: Analysis) -> tuple[Table, ...]:
@@ -237,7 +239,10 @@ def _shape_taxes(analysis: Analysis) -> Table:
 def _step_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in STEP_METRICS]
     titles = ("tax_step", "tax_engine_step", "tax_callback", "remainder")
-    note = "p50 per engine step against plain, microseconds; remainder = tax_step - tax_callback."
+    note = (
+        "p50 per engine step against plain, microseconds. Remainder = tax_step - tax_callback: below zero where "
+        "callbacks run in the worker, outside schedule()."
+    )
     note = f"{note} {_withheld_text(rows)}".strip()
     return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
 
@@ -296,7 +301,8 @@ def _show_tax(row: TaxRow) -> str:
     if row.verdict == Verdict.NOT_DISTINGUISHABLE and row.metric in RATIOS:
         return f"{shown} undecided; {excluded_text(row.estimate)}"
     if row.verdict is not None:
-        return f"{shown} {row.verdict}"
+        word = ABOUT_ZERO.get(row.verdict, row.verdict) if row.metric in REMAINDERS else row.verdict
+        return f"{shown} {word}"
     if row.metric not in RATIOS:
         return shown
     if row.estimate.low is None and row.estimate.high is None:
