@@ -3,8 +3,9 @@
 A tax is measured from outside. The callbacks of a connector are measured inside the step. Their sum as a share of
 plain's step bounds what they can add to TPOT, which consists of steps. The mean is given beside the median, because
 work in a few steps does not move a median. TTFT consists of a few steps with prefill tokens, so their share counts too.
-A tax beyond these shares, of a config for which vLLM changed nothing, has no known cause: it may be noise, a queue, or
-something that is not measured.
+All timed callbacks count, `wait_for_save` too, which the specification's sum leaves out: LMCache copies each prompt's
+KV into its store there. A tax beyond these shares, of a config for which vLLM changed nothing, has no known cause: it
+may be noise, a queue, or something that is not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
-from results.measures.step_durations import CALLBACKS, whole_step
+from results.measures.step_durations import ALL_CALLBACKS, whole_step
 from results.measures.summary import CellSummary, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.records.percent import format_percent
@@ -91,7 +92,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     own = [cell for cell in here if cell.config == row.config]
     plain = [cell for cell in here if cell.config in (BASELINE, REPEAT)]
     points = ("p50", "mean", PREFILL_MEAN)
-    callbacks = {point: _mean_over_launches(own, CALLBACKS, point) for point in points}
+    callbacks = {point: _mean_over_launches(own, ALL_CALLBACKS, point) for point in points}
     steps = {point: _mean_over_launches(plain, step, point) for point in points}
     shares = {point: _divide(callbacks[point], steps[point]) for point in points}
     cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
@@ -128,7 +129,7 @@ def _divide(part: float | None, whole: float | None) -> float | None:
 
 
 def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:
-    for cells, series, whose in ((own, CALLBACKS, "its callbacks"), (plain, step, f"{BASELINE}'s steps")):
+    for cells, series, whose in ((own, ALL_CALLBACKS, "its callbacks"), (plain, step, f"{BASELINE}'s steps")):
         if not cells:
             return f"{whose} were not measured at this load"
         if _mean_over_launches(cells, series, "mean") is None:
@@ -166,7 +167,8 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
     step = rows[0].step if rows else ""
     once = {(one.row.rate_per_s, one.row.shape, one.row.config, one.row.metric): one for one in reversed(rows)}
     note = (
-        f"Callbacks: build_connector_meta, get_finished and start_load_kv of a step. Plain's step is `{step}`"
+        "Callbacks: build_connector_meta, get_finished, start_load_kv and wait_for_save of a step; the step tax is of "
+        f"the first three, as specified. Plain's step is `{step}`"
         f"{' because steps overlap' if step == 'period_us' else ''}. Of prefill: the same means over the steps that "
         "hold prefill tokens, which TTFT is made of. Under load a queue multiplies what a step costs, which no share "
         "of a step shows. A load that two phases share has one row."

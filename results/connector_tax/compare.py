@@ -45,9 +45,16 @@ def _describe_load(load: Load) -> dict[str, str]:
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
+    """Every latency tax once: launches of a confirm stage count in Phase A and in B where both have their load."""
+    swept = {_identify(row) for row in analysis.taxes if row.phase == "A"}
     for row in analysis.taxes:
-        if row.metric in RATIOS:
+        if row.metric in RATIOS and (row.phase == "A" or _identify(row) not in swept):
             yield _build_tax(row)
+
+
+def _identify(row: TaxRow) -> tuple[object, ...]:
+    """Equal for two rows of the same launches."""
+    return row.rate_per_s, row.shape, row.config, row.metric, row.estimate
 
 
 def _build_tax(row: TaxRow) -> Measure:

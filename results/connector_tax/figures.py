@@ -36,16 +36,13 @@ from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
 from results.records.percent import format_percent
 from results.report.figure import Figure, in_order
-from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
 
 PARTS = (MOONCAKE, LMCACHE)
 WHOLE = MULTI
 SUM = " + ".join(PARTS)
-_STEP_PARTS = (
-    " The connector's part of the engine step has no interval: only whole and framework are compared with plain."
-)
 
 
 def _are_few(estimates: Iterable[Estimate]) -> bool:
@@ -97,10 +94,10 @@ def tax_bars(analysis: Analysis) -> Figure:
     caption = (
         "TTFT p90 and TPOT p90 of each config over those of plain, minus one (in %), at "
         f"{reference_text(analysis, REF_SAFE)} "
-        f"and, pale, {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what "
-        "queueing adds to the tax; a hatched bar is of a config or a plain that is saturated at that rate: it holds "
-        f"its queue. A bar that would flatten the others is cut, with its numbers at the edge.{same}"
-        f"{name_absent(analysis)}"
+        f"and, pale, {reference_text(analysis, REF_LOAD)}. {bounds} What queueing adds to the tax is the difference "
+        'between the two bars: with its interval in the table "Amplification by load". A hatched bar is of a config or '
+        "a plain that is saturated at that rate: it holds its queue. A bar that would flatten the others is cut, with "
+        f"its numbers at the edge.{same}{name_absent(analysis)}"
     )
     return Figure(4, title, caption, table)
 
@@ -128,15 +125,15 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
 def decomposition_figure(analysis: Analysis) -> Figure:
     """Figure 7: the latencies as the report decomposes them, and the engine step where it was timed."""
     title = "Tax at ref_safe: the framework's part and the connector's own"
-    latencies = [split for split in analysis.decomposition if split.implementation.value is not None]
+    known = [split for split in analysis.decomposition if split.implementation.value is not None]
+    latencies = [split for split in known if split.metric in RATIOS]
     if not latencies:
         reasons = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
         why = reasons[0] if reasons else _why_without(analysis, FRAMEWORK)
         return Figure(7, title, missing=f"the framework's part is the tax of {FRAMEWORK}: {why}")
-    steps = _split_steps(analysis)
-    splits = sorted(latencies + steps, key=lambda split: (str(split.metric), in_order(split.config)))
+    splits = sorted(known, key=lambda split: (str(split.metric), in_order(split.config)))
     table = pd.DataFrame([_split_row(split) for split in splits])
-    few = _are_few(split.total for split in analysis.decomposition)
+    few = _are_few(split.total for split in latencies)
     kind = SPREAD if few else "interval between launches, by itself"
     launches = describe_launches(split.total.launches for split in latencies if split.total.value is not None)
     caption = (
@@ -145,7 +142,7 @@ def decomposition_figure(analysis: Analysis) -> Figure:
         f"{format_percent(LEVEL)} {kind} ({launches}), as a stack would hide parts of opposite sign. The split assumes "
         "that the framework costs "
         f"every config what it costs {FRAMEWORK}."
-        f"{_STEP_PARTS if steps else ' No panel of the engine step: no step timing.'}"
+        f"{'' if len(known) > len(latencies) else ' No panel of the engine step: no step timing.'}"
         f"{name_absent(analysis)}"
     )
     return Figure(7, title, caption.strip(), table)
@@ -182,24 +179,6 @@ def _split_row(split: Decomposition) -> dict[str, object]:
         "low": split.total.low,
         "high": split.total.high,
     }
-
-
-def _split_steps(analysis: Analysis) -> list[Decomposition]:
-    """The decomposition of the whole engine step (us); empty where noop_connector's steps were not timed."""
-    metric = Metric.ENGINE_STEP_P50
-    taxes = {
-        row.config: row.alone or row.estimate
-        for row in analysis.taxes
-        if row.phase == "A" and row.reference == REF_SAFE and row.metric == metric
-    }
-    base = taxes.get(FRAMEWORK)
-    if base is None or base.value is None:
-        return []
-    return [
-        Decomposition(config, metric, whole, base, Estimate(whole.value - base.value), unknown("not computed"))
-        for config, whole in taxes.items()
-        if whole.value is not None and config != FRAMEWORK
-    ]
 
 
 def _sum_rows(row: Additivity, taxes: Sequence[TaxRow]) -> list[dict[str, object]]:

@@ -108,7 +108,7 @@ def judge_gap(
     return Judgement(
         name="H2",
         claim="NIXL costs less than Mooncake by 5 to 10 percentage points: the gap is mechanism, not coupling.",
-        rule=f"The interval of tax(mooncake_both) - tax(nixl_both) lies in {_GAP_RANGE}; outside it, the gap "
+        rule=f"The interval of tax(mooncake_both) - tax(nixl_both) lies in {_GAP_RANGE}; below it, the gap "
         "of the trace replay was its coupling's.",
         outcome=outcome,
         label=label,
@@ -156,12 +156,13 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
 
 
 def _name_no_share(share: Estimate) -> str:
-    """The meaning of a share above 100 % or below zero, which is no part of the whole."""
-    if share.value is None or 0 <= share.value <= 1:
-        return ""
-    if share.value > 1:
+    """The meaning of a share that is no part of the whole: its whole interval is above 100 % or below zero."""
+    share = decisive(share)
+    if share.low is not None and share.low > 1:
         return f"; above 100 %: {FRAMEWORK} costs more than {MOONCAKE} itself"
-    return f"; below zero: {FRAMEWORK} is faster than plain"
+    if share.high is not None and share.high < 0:
+        return f"; below zero: {FRAMEWORK} is faster than plain"
+    return ""
 
 
 def cost_label(share: Estimate) -> str:
@@ -190,6 +191,7 @@ def judge_additivity(stacked: Additivity | None, remedy: str = TRIALS_REMEDY) ->
     none = unknown("neither the stacked connectors nor their parts were measured at ref_safe")
     excess = stacked.relative_excess if stacked is not None else none
     kind, why = judge_sum(excess, remedy)
+    undecided = why if excess.value is None else f"{excess.percent()}: {why}"
     outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
     meaning = {
         Additive.SUPER: ": the connectors interfere",
@@ -212,7 +214,7 @@ def judge_additivity(stacked: Additivity | None, remedy: str = TRIALS_REMEDY) ->
         }
         if stacked is not None
         else {},
-        reason=why or f"{excess.percent()} is {kind}{meaning}",
+        reason=undecided if why else f"{excess.percent()} is {kind}{meaning}",
         p=_p_of_range(excess, (-ADDITIVE_WITHIN, ADDITIVE_WITHIN), stacked.p_limits) if stacked is not None else None,
     )
 

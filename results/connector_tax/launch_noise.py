@@ -23,7 +23,7 @@ class LaunchNoise:
     """The noise of one latency tax at one load, by the launches of all configs. Every number is a fraction."""
 
     reference: str
-    """`ref_safe` or `ref_load`."""
+    """As TaxRow.reference."""
     phase: str
     rate_per_s: float
     shape: Shape

@@ -54,7 +54,8 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
     if analysis.facts.engine_kind == "cpu":
         limits.append(
             "This is a CPU build of the engine with the profile's model: the sizes say nothing about a GPU. "
-            "They show what each connector adds to a step on this host."
+            "They show what each connector adds to a step on this host. The priors of H1 and H2 are of eight H20s with "
+            "a 30B model: whatever is accepted or revised here, that trace replay is neither confirmed nor refuted."
         )
     if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
         limits.append(

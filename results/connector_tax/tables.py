@@ -13,11 +13,11 @@ from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplifica
 from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
-from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow, name_rate
+from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
 from results.measures.cells import headline
 from results.measures.drift import Drift
 from results.measures.goodput import Slo
-from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate, reference_rates
 from results.measures.saturation_criteria import FEWEST, CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
@@ -34,6 +34,8 @@ from results.statistics.trials import MIN_PAIRED
 FIGURES_BEFORE = "Phase A"
 """Title of the first table of single cells, which the figures precede."""
 STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
+ABOUT_ZERO = {Verdict.HIGHER: "above zero", Verdict.LOWER: "below zero"}
+"""Of a remainder, which is the difference of two costs: it is not higher or lower than plain's."""
 
 
 def build_tables(analysis: Analysis) -> tuple[Table, ...]:
@@ -41,7 +43,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
     candidates = (
         _launch_noise_table(analysis),
         *judgement_tables(analysis),
-        _reference_rates(analysis.rates),
+        _reference_rates(analysis.rates, analysis.cells),
         _noise_floor(analysis),
         _latency_taxes(analysis),
         attribution_table(analysis.attribution),
@@ -175,11 +177,13 @@ def _criterion_text(criterion: Criterion) -> str:
     return f"{shown}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
 
 
-def _reference_rates(rates: ReferenceRates) -> Table:
+def _reference_rates(rates: ReferenceRates, cells: Sequence[CellSummary]) -> Table:
+    specified = reference_rates(cells, rates.thresholds, specified=True)
     columns: tuple[Column[str], ...] = (
         Column("", lambda name: name),
         Column("rate", lambda name: describe_rate(rates.rate(name))),
         Column("limited by", rates.reason_for),
+        Column("by the specification's rules", lambda name: describe_rate(specified.rate(name))),
     )
     return make_table("Reference rates", columns, (REF_SAFE, REF_LOAD) if rates.rates_per_s else ())
 
@@ -235,7 +239,10 @@ def _shape_taxes(analysis: Analysis) -> Table:
 def _step_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in STEP_METRICS]
     titles = ("tax_step", "tax_engine_step", "tax_callback", "remainder")
-    note = "p50 per engine step against plain, microseconds; remainder = tax_step - tax_callback."
+    note = (
+        "p50 per engine step against plain, microseconds. Remainder = tax_step - tax_callback: below zero where "
+        "callbacks run in the worker, outside schedule()."
+    )
     note = f"{note} {_withheld_text(rows)}".strip()
     return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
 
@@ -294,7 +301,8 @@ def _show_tax(row: TaxRow) -> str:
     if row.verdict == Verdict.NOT_DISTINGUISHABLE and row.metric in RATIOS:
         return f"{shown} undecided; {excluded_text(row.estimate)}"
     if row.verdict is not None:
-        return f"{shown} {row.verdict}"
+        word = ABOUT_ZERO.get(row.verdict, row.verdict) if row.metric in REMAINDERS else row.verdict
+        return f"{shown} {word}"
     if row.metric not in RATIOS:
         return shown
     if row.estimate.low is None and row.estimate.high is None:
@@ -353,10 +361,9 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
     if any(row.alone is not None for row in analysis.taxes):  # below three launches all brackets are spreads
         alone = "Brackets hold for each number by itself; those of the substrate tax hold for all configs together."
         difference = "Brackets at a rate hold by themselves, those of a difference for all configs at a shape together."
+    latencies = [split for split in analysis.decomposition if split.metric in RATIOS]
     return (
-        make_table(
-            "Decomposition at ref_safe", DECOMPOSITION_COLUMNS, analysis.decomposition, f"{parts} {alone}".strip()
-        ),
+        make_table("Decomposition at ref_safe", DECOMPOSITION_COLUMNS, latencies, f"{parts} {alone}".strip()),
         make_table("Additivity at ref_safe", ADDITIVITY_COLUMNS, analysis.additivity, alone),
         make_table(
             "Amplification by load", AMPLIFICATION_COLUMNS, analysis.amplification, f"{queueing} {difference}".strip()
@@ -368,10 +375,13 @@ def trend_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Taxes along the lengths (every trend of mooncake_both, the mean of the others), and drift over the run."""
     shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
     slope = (
-        f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly. Shapes at "
-        "which the config or plain is saturated are left out."
+        f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly. Left out "
+        "are shapes at which the config or plain is saturated, and shapes at another rate than most lengths."
     )
-    drift = "A config against itself under the same load at another time: what moved is not the config's."
+    drift = (
+        "A config against itself under the same load at another time: what moved is not the config's. A round of "
+        "launches in which the host was slow for all configs counts as drift too: the change need not be steady."
+    )
     return (
         make_table("Taxes along the lengths (Phase B)", TREND_COLUMNS, shown, slope),
         make_table("Drift over the run", DRIFT_COLUMNS, analysis.drift if analysis.cells else (), drift),

@@ -16,11 +16,16 @@ LATENCY, PERIOD = "engine_step_us", "period_us"
 CALLBACKS = "connector_total_us"
 CALLBACKS_US = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 """CALLBACKS is their sum (specs/connector_tax, "Derived")."""
-STEP_SERIES = (*STEP_FIELDS_US, CALLBACKS)
+ALL_CALLBACKS = "all_callbacks_us"
+SAVE = "wait_for_save_us"
+"""ALL_CALLBACKS is CALLBACKS and this one. A connector with a store copies KV in it: in few steps, long in each."""
+STEP_SERIES = (*STEP_FIELDS_US, CALLBACKS, ALL_CALLBACKS)
+_SUMS: Mapping[str, tuple[str, ...]] = {CALLBACKS: CALLBACKS_US, ALL_CALLBACKS: (*CALLBACKS_US, SAVE)}
+"""The recorded columns behind a series that is none itself."""
 _TOKENS = ("prefill_tokens", "decode_tokens")
 STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 """Columns that are read of the step records."""
-PREFILL_SERIES = (LATENCY, PERIOD, CALLBACKS)
+PREFILL_SERIES = (LATENCY, PERIOD, ALL_CALLBACKS)
 """What is also averaged over the steps that hold prefill tokens: TTFT is made of those."""
 
 _NO_INTERVAL = "neighbouring steps are alike; intervals are given for differences only"
@@ -37,10 +42,11 @@ def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
-    """The steps scheduled in the measured window, with connector_total_us."""
+    """The steps scheduled in the measured window, with CALLBACKS and ALL_CALLBACKS."""
     inside = (frame["t_ns"] >= record.t_window_start_ns) & (frame["t_ns"] < record.t_window_end_ns)
     steps = frame[inside].copy()
     steps[CALLBACKS] = steps[list(CALLBACKS_US)].sum(axis=1, skipna=False)
+    steps[ALL_CALLBACKS] = steps[CALLBACKS] + steps[SAVE].fillna(0.0)  # not every step calls wait_for_save
     return steps
 
 
@@ -105,7 +111,7 @@ def _select_busy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _columns_of(series: str) -> tuple[str, ...]:
     """The recorded columns behind a series; without token counts an idle step looks like a working one."""
-    return (*CALLBACKS_US, *_TOKENS) if series == CALLBACKS else (series, *_TOKENS)
+    return (*_SUMS.get(series, (series,)), *_TOKENS)
 
 
 def _why_unknown(columns: tuple[str, ...], record: CellRecord) -> str:

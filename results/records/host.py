@@ -134,7 +134,8 @@ def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
     return (f"Its cores were slow in {format_percent(share, 1)} of the seconds: a fixed piece of work, otherwise "
             f"{usual_us:.0f} us of a core's time, took {longest_us:.0f} us at p99. On a virtual machine this is "
             "another tenant on the same physical core, or both cores on one; no counter of the kernel shows it. "
-            "Configs that take turns are slowed alike; a single number may come from a slow core.",)  # fmt: skip
+            "It slows whatever is measured meanwhile: over several launches that is noise, and no single number shows "
+            "it.",)  # fmt: skip
 
 
 def _describe_cell(one: Disturbed) -> str:

@@ -91,7 +91,10 @@ _TAX = (
         "amplification by load", "pp",
         "tax(ref_load) - tax(ref_safe): what queueing adds to the cost of the steps themselves",
     ),
-    Term("slope of a tax", "pp per doubling", "least squares over log2 of the length"),
+    Term(
+        "slope of a tax", "pp per doubling",
+        "least squares over log2 of the length, each tax weighted by its precision",
+    ),
     Term(
         "spread within the launch", "",
         "what varies inside one launch; it does not hold what two launches differ by, so no verdict rests on it",

@@ -45,6 +45,8 @@ class Behaviour:
     engine_step_us: float = 1500.0
     callbacks_us: tuple[float, float, float] | None = None
     """build_meta, get_finished, start_load_kv; None = no connector."""
+    save_us: float | None = None
+    """wait_for_save; None = no step called it."""
     sigma: float = SIGMA
     """Of the logarithm of every latency."""
     slow_by_input: Mapping[int, float] = field(default_factory=dict)
@@ -256,7 +258,7 @@ def step_table(cell: Cell, rng: np.random.Generator) -> pa.Table:
         "build_meta_us": build,
         "get_finished_us": finished,
         "start_load_kv_us": load_kv,
-        "wait_for_save_us": nothing,
+        "wait_for_save_us": nothing if truth.save_us is None else np.full(steps, truth.save_us),
         "exec_us": around(truth.engine_step_us - 60),
         "update_us": around(20.0),
         "engine_step_us": around(truth.engine_step_us),

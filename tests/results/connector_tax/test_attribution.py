@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from results.connector_tax.analyse import analyse
 from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
 from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
 from results.connector_tax.tax import Metric, TaxRow
 from results.measures.summary import CellSummary
 from results.statistics.estimates import Estimate
 from tests.results.connector_tax.cells import SHAPE, make_cell
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
-NOOP: Mapping[str, Any] = {"connector_total_p50_us": 7.0, "connector_total_mean_us": 9.0}
+NOOP: Mapping[str, Any] = {"all_callbacks_p50_us": 7.0, "all_callbacks_mean_us": 9.0}
 PLAIN = make_cell("plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0)
 
 
@@ -73,7 +76,7 @@ def test_ttft_goes_by_the_steps_that_hold_prefill_tokens_too(callbacks_us: float
     plain = make_cell(
         "plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0, engine_step_prefill_mean_us=9000.0
     )
-    own = make_cell("noop_connector", **NOOP, connector_total_prefill_mean_us=callbacks_us)
+    own = make_cell("noop_connector", **NOOP, all_callbacks_prefill_mean_us=callbacks_us)
     found = attribute(interval(0.06, 0.136), own=own, plain=plain, metric=metric)
     assert found.share_prefill == pytest.approx(callbacks_us / 9000)
     assert found.cause == cause
@@ -94,10 +97,21 @@ def test_a_load_that_two_phases_share_has_one_row_in_the_table() -> None:
 
 
 def test_bursts_in_prefill_steps_count_by_their_mean() -> None:
-    bursty = make_cell("noop_connector", connector_total_p50_us=7.0, connector_total_mean_us=270.0)
+    bursty = make_cell("noop_connector", all_callbacks_p50_us=7.0, all_callbacks_mean_us=270.0)
     found = attribute(interval(0.06, 0.136), own=bursty)
     assert found.reach == pytest.approx(0.15)
     assert found.cause == Cause.CALLBACKS
+
+
+def test_what_a_connector_saves_counts_as_its_callback(tmp_path: Path) -> None:
+    """LMCache copies a prompt's KV in `wait_for_save`, which is in no other callback."""
+    noop = Behaviour(callbacks_us=(0.3, 2.0, 0.7))
+    configs = {"plain": Behaviour(), "noop_connector": noop, "lmcache_only": replace(noop, save_us=600.0)}
+    write_run(tmp_path, Run(configs, (2,), requests=60, steps=200))
+    found = {one.row.config: one for one in analyse(tmp_path).attribution if one.row.metric == Metric.TPOT_P90}
+    assert found["lmcache_only"].callbacks_mean_us == pytest.approx(603, rel=0.02)
+    assert found["lmcache_only"].share_p50 == pytest.approx(603 / 1500, rel=0.02)
+    assert found["noop_connector"].callbacks_mean_us == pytest.approx(3, rel=0.02)
 
 
 def test_what_vllm_changed_may_account_for_it() -> None:
@@ -110,7 +124,7 @@ def test_what_vllm_changed_may_account_for_it() -> None:
 
 
 def test_without_step_timing_nothing_is_said() -> None:
-    untimed = make_cell("noop_connector", connector_total_p50_us=None, connector_total_mean_us=None)
+    untimed = make_cell("noop_connector", all_callbacks_p50_us=None, all_callbacks_mean_us=None)
     found = attribute(interval(0.06, 0.136), own=untimed)
     assert (found.cause, found.share_p50) == (Cause.OPEN, None)
     assert "lost" in found.reason

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.compare import build_comparable
 from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
@@ -90,6 +91,15 @@ def test_the_same_load_has_one_tax_wherever_it_is_shown(analysis: Analysis) -> N
     for config in ("noop_connector", "mooncake_both", "nixl_both"):
         one, other = (tax_of(analysis, config, phase, "4096x256") for phase in ("A", "B"))
         assert one.estimate == other.estimate
+
+
+def test_a_load_that_two_phases_share_is_compared_with_another_run_once(original: Path, analysis: Analysis) -> None:
+    """Counted twice, one disjoint pair of intervals would look like two."""
+    taxes = [one.key for one in build_comparable(analysis, original).measures if one.table == "Taxes"]
+    shared = [key for key in taxes if (key["reference"], key["shape"]) == ("ref_safe", "4096x256")]
+    assert {key["phase"] for key in shared} == {"A"}
+    assert len(shared) == 3 * 2, "three connectors, two latencies"
+    assert {key["phase"] for key in taxes} == {"A", "B", "Bp"}
 
 
 def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Analysis) -> None:

@@ -133,14 +133,17 @@ def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_oth
 
 
 def test_all_bars_of_the_decomposition_hold_by_themselves(analysis: Analysis) -> None:
-    """The engine step's as those of the latencies."""
+    """The engine step's as those of the latencies, and the connector's part as the framework's."""
     figure = decomposition_figure(analysis)
     assert "95 % interval between launches, by itself" in figure.caption
     wanted = (Metric.ENGINE_STEP_P50, "nixl_both", REF_SAFE)
     (step,) = (row for row in analysis.taxes if (row.metric, row.config, row.reference) == wanted)
     assert step.alone is not None
     (drawn,) = figure.table.query(f"config == 'nixl_both' and metric == '{step.metric}'").to_dict("records")
-    assert (drawn["low"], drawn["high"]) == (step.alone.low, step.alone.high)
+    assert [drawn["low"], drawn["high"]] == pytest.approx([step.alone.low, step.alone.high], abs=1.0), "joint draws, us"
+    for row in figure.table.to_dict("records"):
+        assert row["connector_low"] < row["connector"] < row["connector_high"]
+        assert row["framework"] + row["connector"] == pytest.approx(row["tax"])
 
 
 def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, root: Path) -> None:

@@ -150,6 +150,16 @@ def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Pat
     assert limit.endswith("The run plans 3: `tracon retry`, then `tracon resume`, measures those that are missing.")
 
 
+def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyses: dict[int, Analysis]) -> None:
+    """Its H1 and H2 are compared with priors of another model on other hardware."""
+
+    def find(kind: str) -> list[str]:
+        analysis = replace(analyses[3], facts=replace(analyses[3].facts, engine_kind=kind))
+        return [text for text in list_limits(analysis) if "that trace replay is neither confirmed nor refuted" in text]
+
+    assert (len(find("cpu")), find("cuda")) == (1, [])
+
+
 def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
     first, second = analyse(root).cells[:2]

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.records.layout import RunLayout
 from results.statistics.estimates import Estimate
@@ -104,6 +105,16 @@ def test_a_remainder_is_judged_together_with_those_of_the_other_configs(analysis
     assert found.basis == "over 3 launches, all configs together"
     assert found.low == pytest.approx(float(np.mean(values)) - half)
     assert found.high == pytest.approx(float(np.mean(values)) + half)
+
+
+def test_a_remainder_is_not_called_lower_than_plain(analysis: Analysis) -> None:
+    """It is below zero because the worker's callbacks run outside schedule(); the connector makes no step faster."""
+    (table,) = (table for table in build_tables(analysis) if table.title == "Step tax")
+    rows = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    (row,) = (row for row in rows if (row["reference"], row["config"]) == ("ref_safe", "mooncake_both"))
+    assert row["remainder"].endswith(" below zero")
+    assert row["tax_step"].endswith(" higher")
+    assert "below zero where callbacks run in the worker" in table.note
 
 
 def test_both_references_are_quoted_and_the_loaded_one_is_worse(analysis: Analysis) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from results.connector_tax.analyse import analyse
 from results.connector_tax.figures import build_figures
+from results.connector_tax.tables import build_tables
 from results.connector_tax.write import write_results
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
@@ -146,6 +147,16 @@ def test_the_rates_the_run_used_stand_and_a_contradiction_is_named(root: Path) -
     analysis = analyse(root)
     assert analysis.rates.ref_safe_per_s == 2.0
     assert "says ref_safe = 2 req/s, but the cells now give 1 req/s" in {gap.reason for gap in analysis.gaps}
+
+
+def test_the_rates_that_the_specification_would_choose_stand_beside_ours(tmp_path: Path) -> None:
+    """A request of 13 s in a warm-up of 5 s: its throughput ratio falls below 0.95 from 2 req/s on."""
+    slow = Behaviour(tpot_p50_s=0.05, sigma=0.01)
+    write_measured_run(tmp_path, Run({"plain": slow, "nixl_both": slow}, (1, 2, 4), steps=0))
+    (table,) = (table for table in build_tables(analyse(tmp_path)) if table.title == "Reference rates")
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["rate"] for row in rows] == ["4 req/s", "4 req/s"]
+    assert [row["by the specification's rules"] for row in rows] == ["1 req/s", "1 req/s"]
 
 
 def test_lost_or_damaged_reference_rates_are_made_again_and_named(root: Path) -> None:

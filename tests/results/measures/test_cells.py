@@ -326,19 +326,19 @@ def test_steps_that_hold_prefill_tokens_are_averaged_apart(folder: ConfigLayout)
     record = read_cell_record(write_cell(folder, Cell("mooncake_both", CONNECTOR, Load())))
     steps = pd.DataFrame(
         {name: [1.0] * 4 for name in STEP_SERIES}
-        | {"engine_step_us": [1000.0, 5000.0, 7000.0, 90.0], "connector_total_us": [10.0, 500.0, 700.0, 1.0]}
+        | {"engine_step_us": [1000.0, 5000.0, 7000.0, 90.0], "all_callbacks_us": [10.0, 500.0, 700.0, 1.0]}
         | {"prefill_tokens": [0, 512, 512, 0], "decode_tokens": [3, 3, 0, 0]}
     )
     values = step_values(steps, record)
     assert (values["engine_step_prefill_mean_us"].value, values["engine_step_prefill_mean_us"].n) == (6000, 2)
-    assert values["connector_total_prefill_mean_us"].value == 600
+    assert values["all_callbacks_prefill_mean_us"].value == 600
     none = step_values(steps.assign(prefill_tokens=0), record)["engine_step_prefill_mean_us"]
     assert (none.value, none.reason) == (None, "no step with prefill tokens has it")
 
 
 def test_without_a_connector_the_callbacks_are_null_with_the_reason(folder: ConfigLayout) -> None:
     summary = _analyse(folder, Cell("plain", Behaviour(), Load()))
-    for name in ("build_meta_p50_us", "connector_total_p50_us"):
+    for name in ("build_meta_p50_us", "connector_total_p50_us", "all_callbacks_p50_us"):
         assert summary.value(name) is None
         assert "no KV connector" in str(summary.estimate(name).reason)
     assert summary.value("engine_step_p50_us") is not None
