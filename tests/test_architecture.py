@@ -75,8 +75,9 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     ),
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.report.content", "results.report.document", "results.report.html",
-        "results.report.judgements", "results.report.page", "results.report.table", "results.routing.cautions",
-        "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
+        "results.report.judgements", "results.report.page", "results.report.stored_page", "results.report.table",
+        "results.routing.cautions", "results.routing.comparison_tables", "results.routing.conditional_claims",
+        "results.routing.coupling",
         "results.routing.decision_points", "results.routing.engine_gates", "results.routing.floor_facts",
         "results.routing.floor_tables", "results.routing.interference", "results.routing.launch_noise",
         "results.routing.load_figures", "results.routing.load_floor", "results.routing.loads", "results.routing.logs",

@@ -102,17 +102,20 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
 
 def render_ending(folder: Path) -> RenderableType:
-    """The output at the end of a run: the experiment's page if it has one, else the report's tables."""
+    """The output at the end of a run: the experiment's page if it has one, else the report's tables.
+
+    The page that the run process stored; the run is analysed again only if its artifacts have changed since.
+    """
     from results.registry import results_of
     from results.report.document import rich_tables
+    from results.report.page import render_terminal
+    from results.report.stored_page import read_page
 
     experiment = results_of(folder)
-    analysis = experiment.analyse(folder)
-    if experiment.page is not None:
-        from results.report.page import render_terminal
-
-        return render_terminal(experiment.page(analysis), folder, terminal.out().width)
-    return rich_tables(experiment.report(analysis))
+    if experiment.page is None:
+        return rich_tables(experiment.report(experiment.analyse(folder)))
+    page = read_page(folder) or experiment.page(experiment.analyse(folder))
+    return render_terminal(page, folder, terminal.out().width)
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:

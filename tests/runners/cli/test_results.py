@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.curves import ttft_curves
+from results.records.layout import RunLayout
 from results.registry import results_of
 from runners.cli.reports import render_ending
 from tests.e2e.cli import data, tracon
@@ -68,6 +70,10 @@ def shown(content: RenderableType, width: int = 80) -> str:
     return out.getvalue()
 
 
+def unfolded(content: RenderableType) -> str:
+    return " ".join(shown(content).split())
+
+
 def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     folder = next(workspace.iterdir())
@@ -77,6 +83,30 @@ def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypat
     for part in ("exceed those of plain", "mooncake_both", "report.html", f"tracon report {folder.name}"):
         assert part in unwrapped
     assert "Reference rates" not in ending, "the report's tables are more than a screen"
+
+
+def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(next(workspace.iterdir()), tmp_path / "20260201-120000-connector-tax-cpu-tiny"))
+    results = results_of(folder)
+    results.write(folder)
+    analysed: list[Path] = []
+
+    def analyse_counted(root: Path) -> Analysis:
+        analysed.append(root)
+        return analyse(root)
+
+    counted = replace(results, analyse=analyse_counted)
+    monkeypatch.setattr("results.registry.results_of", lambda _: counted)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "exceed those of plain" in unfolded(render_ending(folder))
+    assert analysed == []
+    for layout in RunLayout(folder).configs():
+        for cell in layout.cells():
+            cell.unlink()
+    assert "no cell was measured" in unfolded(render_ending(folder))
+    assert analysed == [folder]
 
 
 def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
