@@ -25,8 +25,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.errors",
     ),
     "paths, versions and schemas of files": (
-        "results.records.declaration", "results.records.layout", "results.records.plan", "results.records.rows",
-        "results.records.run_folder",
+        "results.records.code", "results.records.declaration", "results.records.layout", "results.records.plan",
+        "results.records.rows", "results.records.run_folder",
     ),
     "clocks, processes, addresses, and the heads of requests": (
         "runners.load.pacer", "runners.load.process_settings", "runners.router.driver", "runners.target",

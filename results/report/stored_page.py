@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.code import digest_code
 from results.records.errors import DAMAGED_JSON
 from results.records.layout import LifecycleLayout, RunLayout, write_atomic
 from results.report.page import Page
@@ -19,8 +20,8 @@ FORMAT = 1
 """Version of page.json."""
 _READ = frozenset({".json", ".jsonl", ".csv", ".txt", ".log", ".sh"})
 """Suffixes of the artifacts that an analysis reads or misses. Rings are in the JSONL; of Parquet see `_is_read`."""
-_CODE = Path(__file__).resolve().parents[1]
-"""The package of the analysis: another version of it may compute another page."""
+_ANALYSIS = Path(__file__).resolve().parents[1]
+"""The package whose code makes a page of artifacts."""
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -31,18 +32,17 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def digest_inputs(root: Path) -> str:
-    """Over path, size and time of change of every artifact of the run, and of every module of the analysis.
+    """Over path, size and time of change of every artifact of the run, and over the code of the analysis.
 
     Take it before the analysis: an artifact that changes meanwhile changes the digest too.
     """
-    digest = hashlib.sha256()
-    files = [*((root, path) for path in _list_artifacts(root)), *((_CODE, path) for path in _CODE.rglob("*.py"))]
-    for folder, path in sorted(files):
+    digest = hashlib.sha256(digest_code(_ANALYSIS).encode())
+    for path in sorted(_list_artifacts(root)):
         try:
             state = path.stat()
         except OSError:  # this run has no such file
             continue
-        digest.update(repr((str(path.relative_to(folder)), state.st_size, state.st_mtime_ns)).encode())
+        digest.update(repr((str(path.relative_to(root)), state.st_size, state.st_mtime_ns)).encode())
     return digest.hexdigest()
 
 
@@ -52,8 +52,11 @@ def _list_artifacts(root: Path) -> Iterator[Path]:
     yield from (layout.plan, layout.host_csv, layout.gpu_csv, layout.accepted_changes, layout.engine_faults)
     yield layout.reference_rates
     written = {layout.page, LifecycleLayout(root).summary_csv, *(config.summary_json for config in layout.configs())}
+    claims = layout.variation("any").parent
     for folder in (layout.results, layout.trace.parent, layout.preflight_status.parent):
-        yield from (path for path in folder.rglob("*") if _is_read(path) and path not in written)
+        for path in folder.rglob("*"):
+            if _is_read(path) and path not in written and path.parent != claims:
+                yield path
 
 
 def _is_read(path: Path) -> bool:

@@ -81,7 +81,8 @@ def test_a_page_is_not_read_once_the_run_has_changed(root: Path, change: Callabl
 def test_what_the_analysis_and_a_live_run_write_leaves_the_page_as_it_is(root: Path) -> None:
     page = read_page(root)
     results_named("connector-tax").write(root)
-    for path in (RunLayout(root).log, RunLayout(root).state, root / "attempts" / "cell" / "1" / "requests.jsonl"):
+    layout = RunLayout(root)
+    for path in (layout.log, layout.state, layout.attempt("cell", 1) / "requests.jsonl", layout.variation("base_s*1.3")):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("more\n")
     assert page is not None
@@ -97,11 +98,9 @@ def test_a_parquet_file_that_stands_in_for_its_jsonl_counts(root: Path) -> None:
 
 
 def test_another_version_of_the_analysis_reads_no_page(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("results.report.stored_page._CODE", root)
-    (root / "analysis.py").write_text("version = 1\n")
     store_page(root, PAGE, digest_inputs(root))
     assert read_page(root) == PAGE
-    (root / "analysis.py").write_text("version = 20\n")
+    monkeypatch.setattr("results.report.stored_page.digest_code", lambda _: "another version")
     assert read_page(root) is None
 
 
