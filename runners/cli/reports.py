@@ -121,12 +121,13 @@ def render_ending(folder: Path) -> RenderableType:
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
     """The run's page and the report's tables, analysed from the artifacts; `again` also rewrites the report's files.
 
-    `curves_width`: columns of the main curves below the tables; None = no curves.
+    `curves_width`: columns of the experiment's first chart below the tables; None = no chart.
     """
     from rich.console import Group
     from rich.text import Text
 
     from results.registry import results_of
+    from results.report.curves import draw_curves
     from results.report.document import APPENDIX, rich_tables
     from results.report.page import render_terminal
 
@@ -136,5 +137,8 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     if results.page is not None:
         page = render_terminal(results.page(analysis), folder, terminal.out().width)
         parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]
-    curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
-    return Group(*parts) if curves is None else Group(*parts, Text(), curves)
+    if results.charts is not None and curves_width:
+        chart = next(iter(results.charts(analysis)), None)
+        curves = None if chart is None else draw_curves(chart, curves_width)
+        parts += [] if curves is None else [Text(), curves]
+    return Group(*parts)

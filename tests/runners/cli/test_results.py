@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from results.connector_tax.analyse import Analysis, analyse
-from results.connector_tax.curves import ttft_curves
+from results.connector_tax.charts import build_charts
 from results.records.layout import RunLayout
 from results.registry import results_of
-from runners.cli.reports import render_ending
+from results.report.curves import draw_curves
+from runners.cli.reports import render_ending, report_tables
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
@@ -55,11 +56,11 @@ def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_curves_fit_and_name_every_config(workspace: Path, width: int) -> None:
-    curves = ttft_curves(analyse(next(workspace.iterdir())), width)
+    curves = draw_curves(build_charts(analyse(next(workspace.iterdir())))[0], width)
     assert curves is not None
     text = shown(curves, width)
     assert max(len(line) for line in text.splitlines()) <= width
-    for part in ("TTFT p90 (ms)", "a plain", "b mooncake_both", "┤", " 4 "):
+    for part in ("TTFT p90, ms, over req/s", "a plain", "b mooncake_both", "┤", " 4 "):
         assert part in text
     assert "B" in text, "mooncake_both is saturated at the last rate"
 
@@ -118,9 +119,17 @@ def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monk
 
 def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "one", Run(RUN.configs, (2,), requests=40, steps=0))
-    assert ttft_curves(analyse(tmp_path / "one"), 100) is None
     (tmp_path / "none").mkdir()
-    assert ttft_curves(analyse(tmp_path / "none"), 100) is None
+    for name in ("one", "none"):
+        assert [draw_curves(chart, 100) for chart in build_charts(analyse(tmp_path / name))] == [None] * 3
+
+
+def test_the_first_chart_stands_below_the_tables_of_a_terminal(workspace: Path) -> None:
+    folder = next(workspace.iterdir())
+    tables, _, curves = shown(report_tables(folder, again=False, curves_width=100), 120).partition("TTFT p90, ms, over")
+    assert "Reference rates" in tables
+    assert "B" in curves.partition("capital")[0]
+    assert "capital" not in shown(report_tables(folder, again=False), 120)
 
 
 def test_a_report_in_a_pipe_has_no_curves(workspace: Path) -> None:
