@@ -82,7 +82,12 @@ def test_what_the_analysis_and_a_live_run_write_leaves_the_page_as_it_is(root: P
     page = read_page(root)
     results_named("connector-tax").write(root)
     layout = RunLayout(root)
-    for path in (layout.log, layout.state, layout.attempt("cell", 1) / "requests.jsonl", layout.variation("base_s*1.3")):
+    for path in (
+        layout.log,
+        layout.state,
+        layout.attempt("cell", 1) / "requests.jsonl",
+        layout.variation("base_s*1.3"),
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("more\n")
     assert page is not None
