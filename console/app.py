@@ -22,12 +22,13 @@ from textual.screen import Screen
 
 from console import keys
 from console.app_protocol import Host, Options
-from console.glyphs import ASCII, UNICODE, PlainText, VisibleConsole, VisibleText
+from console.glyphs import ASCII, UNICODE, PlainText, VisibleText
 from console.panels.panel import Look
 from console.screens.base import ConsoleScreen
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
 from console.themes import DAY, NIGHT
+from results.report.visible_console import VisibleConsole
 
 
 class TraconApp(Host):

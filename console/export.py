@@ -35,12 +35,12 @@ def _write_bytes(path: Path, data: bytes) -> Path:
 
 
 def export_content(report: Report, section: str) -> tuple[str, bytes]:
-    """The file's ending and what it holds: a table or the points of a chart, else the whole report."""
+    """The file's ending and what it holds: a table or the points of a chart, else the whole report with its page."""
     part = report.sections.get(section)
     if part is None:
         from results.report.document import render_markdown
 
-        return "md", render_markdown("Report", report.text).encode()
+        return "md", render_markdown("Report", report.text, page=report.page).encode()
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(_list_rows(part))
     return "csv", text.getvalue().encode()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,8 @@ from state.model import RunView
 from state.run import CELL_ENDED
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from results.report.content import ReportText
+    from results.report.page import Page
     from results.report.table import Table
 
 EVERY_S = 10.0
@@ -47,8 +45,8 @@ class Report:
 
     text: ReportText
     charts: tuple[Chart, ...] = ()
-    page: Callable[[int], RenderableType] | None = None
-    """For this many columns."""
+    page: Page | None = None
+    """None where the experiment has none."""
 
     @property
     def sections(self) -> Mapping[str, Table | Chart]:
@@ -131,14 +129,12 @@ class Analyst:
 
 def analyse_folder(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now. Takes seconds; imports the analysis."""
-    from results.report.page import render_terminal
-
     try:
         results = results_named(experiment)
         analysis = results.analyse(folder)
         text = results.report(analysis)
         charts = results.charts(analysis) if results.charts is not None else ()
-        page = partial(render_terminal, results.page(analysis), folder) if results.page is not None else None
+        page = results.page(analysis) if results.page is not None else None
         return Findings(Report(text, charts, page), time.time())
     except Exception as error:  # noqa: BLE001 (a damaged folder shows its error in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
-from results.records.visible import visible, visible_line
+from results.records.visible import visible_line
 
 TONES: Mapping[str, str] = {
     "pending": "dim",
@@ -153,15 +152,6 @@ class VisibleText(LineFilter):
             segment if segment.control else Segment(visible_line(segment.text), segment.style) for segment in segments
         ]
         return Segment.adjust_line_length(shown, columns)
-
-
-class VisibleConsole(Console):
-    """Prints what remains when the screen has closed, such as a traceback, without control characters."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            is_plain = segment.control or segment.text.isprintable()
-            yield segment if is_plain else Segment(visible(segment.text), segment.style)
 
 
 class PlainText(LineFilter):

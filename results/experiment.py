@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from results.records.layout import RunLayout
     from results.report.chart import Chart
     from results.report.comparison import Comparable
@@ -38,10 +36,8 @@ class ExperimentResults(Generic[Analysis]):
     write: Callable[[Path], Analysis]
     """Analyses, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
     report: Callable[[Analysis], ReportText]
-    curves: Callable[[Analysis, int], RenderableType | None] | None = None
-    """Curves below the report's tables in a terminal of this many columns; returns None where nothing can be drawn."""
     charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
-    """For the console, one section each."""
+    """One section each in the console; the first also below the report's tables in a terminal."""
     page: Callable[[Analysis], Page] | None = None
     """The result on one page: it begins every form of the report and is shown when a run ends."""
     comparable: Callable[[Analysis, Path], Comparable] | None = None

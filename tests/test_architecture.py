@@ -25,8 +25,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.errors",
     ),
     "paths, versions and schemas of files": (
-        "results.records.declaration", "results.records.layout", "results.records.plan", "results.records.rows",
-        "results.records.run_folder",
+        "results.records.code", "results.records.declaration", "results.records.layout", "results.records.plan",
+        "results.records.rows", "results.records.run_folder",
     ),
     "clocks, processes, addresses, and the heads of requests": (
         "runners.load.pacer", "runners.load.process_settings", "runners.router.driver", "runners.target",
@@ -76,10 +76,10 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.report.content", "results.report.document",
         "results.report.engine_gates", "results.report.html", "results.report.judgements", "results.report.page",
-        "results.report.table", "results.routing.cautions", "results.routing.comparison_tables",
-        "results.routing.conditional_claims", "results.routing.coupling", "results.routing.decision_points",
-        "results.routing.floor_facts", "results.routing.floor_tables", "results.routing.interference",
-        "results.routing.launch_noise",
+        "results.report.stored_page", "results.report.table", "results.routing.cautions",
+        "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
+        "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_tables",
+        "results.routing.interference", "results.routing.launch_noise",
         "results.routing.load_figures", "results.routing.load_floor", "results.routing.loads", "results.routing.logs",
         "results.routing.migration_figures", "results.routing.migration_tables", "results.routing.migrations",
         "results.routing.moves", "results.routing.occupancy", "results.routing.page", "results.routing.pools",

@@ -160,7 +160,9 @@ class ResultsPanel(Panel):
     def _show_report(self, report: Report, tone_of: Callable[[str], str]) -> None:
         part = report.sections.get(self.section)
         if self.section == PAGE and report.page is not None:
-            self._text.update(report.page(self._table_width))
+            from results.report.page import render_terminal
+
+            self._text.update(render_terminal(report.page, self.run_folder, self._table_width))
             self._arrange_section(text=True)
         elif part is None:
             from results.report.document import rich_tables

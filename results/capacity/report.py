@@ -13,7 +13,7 @@ from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates, gates_table
-from results.report.page import OpenQuestion, Page, PageAnswer
+from results.report.page import OpenQuestion, Page, PageAnswer, fit_page
 from results.report.table import Column, Table, gap_table, make_table
 from results.statistics.estimates import LEVEL, figure
 from results.statistics.judgement import TRIALS_REMEDY, Outcome
@@ -40,7 +40,7 @@ def build_page(analysis: CapacityAnalysis) -> Page:
         else:
             answers.append(PageAnswer(policy.label, policy.answer.fewest.phrase, text, FIGURE))
     gaps, policies = len(analysis.gaps), format_count(len(analysis.policies), "policy", "policies")
-    return Page(
+    page = Page(
         question=f"SIMULATED: how few instances hold {analysis.slo}?",
         setting=(
             f"Profile {analysis.facts.label}{describe_engine(analysis.facts)}: "
@@ -52,6 +52,7 @@ def build_page(analysis: CapacityAnalysis) -> Page:
         undecided=tuple(questions),
         trouble=f"{format_count(gaps, 'gap', 'gaps')}: {analysis.gaps[0].reason}" if gaps else "",
     )
+    return fit_page(page)
 
 
 def _order(policy: PolicyCapacity) -> int:

@@ -16,6 +16,7 @@ from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.stored_page import digest_inputs
 
 FORMAT = 1
 """Version of aggregate.json."""
@@ -23,14 +24,13 @@ FORMAT = 1
 
 def write_results(root: Path) -> CapacityAnalysis:
     """Analyse the run folder and write its files; the same points give the same files. Raises ResultsError, OSError."""
+    inputs = digest_inputs(root)
     analysis = analyse(root)
-    layout = RunLayout(root)
     figures = build_figures(analysis)
-    rows = build_rows(analysis)
     title = report_title(analysis.facts)
     outputs = Outputs(
         aggregate=build_aggregate(analysis),
-        rows=rows,
+        rows=build_rows(analysis),
         verdicts={
             "format": VERDICTS_FORMAT,
             "simulated": analysis.facts.simulated,
@@ -39,8 +39,9 @@ def write_results(root: Path) -> CapacityAnalysis:
         },
         manifest=pd.DataFrame([_manifest_row(analysis, policy) for policy in analysis.policies], dtype=str),
         report=Report(title, build_page(analysis), build_report(analysis), figures, "Points", {FIGURE: draw_capacity}),
+        inputs=inputs,
     )
-    write_outputs(layout, outputs)
+    write_outputs(RunLayout(root), outputs)
     return analysis
 
 

@@ -9,8 +9,6 @@ from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from results.connector_tax.analyse import Analysis
     from results.report.chart import Chart
     from results.report.comparison import Comparable
@@ -33,12 +31,6 @@ def _report(analysis: Analysis) -> ReportText:
     from results.connector_tax.report import build_report
 
     return build_report(analysis)
-
-
-def _draw_curves(analysis: Analysis, width: int) -> RenderableType | None:
-    from results.connector_tax.curves import ttft_curves
-
-    return ttft_curves(analysis, width)
 
 
 def _build_charts(analysis: Analysis) -> tuple[Chart, ...]:
@@ -66,7 +58,6 @@ RESULTS = ExperimentResults(
     analyse=_analyse,
     write=_write,
     report=_report,
-    curves=_draw_curves,
     charts=_build_charts,
     page=_build_page,
     comparable=_list_comparable,

@@ -14,7 +14,7 @@ from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE, REPEAT
 from results.records.percent import format_percent
 from results.report.figure import CONFIGS, in_order
-from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, split_judgements
+from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged, name_remedy
@@ -43,7 +43,7 @@ def build_page(analysis: Analysis) -> Page:
     rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
     configs = sorted({row.config for row in rows}, key=in_order)
     judged, questions = _judge_hypotheses(analysis)
-    return Page(
+    page = Page(
         question=QUESTION,
         setting=_describe_setting(analysis, rows),
         noise=_describe_noise(analysis),
@@ -56,6 +56,7 @@ def build_page(analysis: Analysis) -> Page:
         trouble=_list_trouble(analysis),
         again=None if _is_whole(analysis) else (_full_run(analysis), "all configs, rates and shapes, with verdicts"),
     )
+    return fit_page(page)
 
 
 def _is_whole(analysis: Analysis) -> bool:

@@ -26,7 +26,7 @@ from results.records.phase_names import CONFIRM
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES
+from results.statistics.blocks import show_count
 from results.statistics.estimates import Estimate, samples_needed
 from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED
@@ -207,10 +207,6 @@ def _launch_noise_table(analysis: Analysis) -> Table:
     return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
 
 
-def _count_for_named(row: LaunchNoise) -> str:
-    return f"more than {MAX_PLANNED_LAUNCHES}" if row.launches_for_named is None else str(row.launches_for_named)
-
-
 LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("reference", lambda row: row.reference),
     Column("phase", lambda row: row.phase),
@@ -222,7 +218,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("at one speed", lambda row: row.sigma_at_one_speed, form=".1%"),
     Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
     Column("smallest detectable tax", lambda row: row.detectable, form=".1%"),
-    Column(f"launches for {format_percent(NAMED_TAX)}", _count_for_named),
+    Column(f"launches for {format_percent(NAMED_TAX)}", lambda row: show_count(row.launches_for_named)),
 )
 
 

@@ -24,6 +24,7 @@ from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.stored_page import digest_inputs
 
 _MANIFEST_FIELDS = [field.name for field in fields(ManifestRow)]
 FORMAT = 1
@@ -36,6 +37,7 @@ def write_results(root: Path) -> Analysis:
     The same folder gives the same files. A missing or damaged artifact is a gap, not an error. Raises ResultsError if
     `root` is no folder, OSError if the files cannot be written.
     """
+    inputs = digest_inputs(root)
     analysis = analyse(root)
     layout = RunLayout(root)
     outputs = Outputs(
@@ -51,6 +53,7 @@ def write_results(root: Path) -> Analysis:
             FIGURES_BEFORE,
             DRAWERS,
         ),
+        inputs=inputs,
         more={
             layout.tax_json: build_taxes(analysis),
             layout.tax_csv: flat_taxes(analysis.taxes),

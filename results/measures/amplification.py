@@ -1,4 +1,4 @@
-"""Amplification of a replay; without numpy and pandas, as the load process imports it."""
+"""Amplification of a replay; without pandas and Arrow, because the load process imports it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.overheads import HANDOVER_ARM, NAMED_EFFECT, GridOverhead, OverheadCell
 from results.records.percent import format_percent
 from results.report.document import describe_engine
-from results.report.page import Page, PageAnswer, split_judgements
+from results.report.page import Page, PageAnswer, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES
 from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
@@ -47,7 +47,7 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
         for number in (figures.BREAKDOWN, figures.OVERHEAD)
     }
     split = {number: split_judgements(own, partial(_find_remedy, analysis), number) for number, own in beside.items()}
-    return Page(
+    page = Page(
         question=QUESTION,
         setting=_describe_setting(analysis),
         noise=_describe_noise(analysis),
@@ -62,6 +62,7 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
         undecided=(*split[figures.BREAKDOWN][1], *split[figures.OVERHEAD][1]),
         trouble=_list_trouble(analysis),
     )
+    return fit_page(page)
 
 
 def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:

@@ -22,6 +22,7 @@ from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.stored_page import digest_inputs
 
 _AGGREGATED = (
     "settings", "launches", "configs", "costs", "links", "grid_overheads", "overheads", "plain_overheads",
@@ -37,6 +38,7 @@ def write_results(root: Path) -> LifecycleAnalysis:
     The same folder gives the same files. Missing or damaged artifacts become gaps. Raises ResultsError where `root` is
     no folder, OSError where a file cannot be written.
     """
+    inputs = digest_inputs(root)
     analysis = analyse(root)
     summary = build_summary_rows(analysis.configs, half_step=analysis.settings.subtract_half_step)
     outputs = Outputs(
@@ -52,6 +54,7 @@ def write_results(root: Path) -> LifecycleAnalysis:
             FIGURES_BEFORE,
             DRAWERS,
         ),
+        inputs=inputs,
         more={LifecycleLayout(root).summary_csv: summary},
     )
     write_outputs(RunLayout(root), outputs)

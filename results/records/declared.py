@@ -200,7 +200,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         for name in (
             "aggregate.json", "aggregate.csv", "aggregate.parquet", "verdicts.json", "report.md", "report.html",
             "tax.json", "tax.csv", "pairs.json", "pairs.csv", "migrations.csv", "figures/figure_<n>.<kind>",
-            f"{LIFECYCLE}summary.csv", f"{CONFIG}summary.json",
+            "results/page.json", f"{LIFECYCLE}summary.csv", f"{CONFIG}summary.json",
         )
     ),
     *(

@@ -138,6 +138,8 @@ class RunLayout:
     engine_gates = Below("results/engine_gates.json")
     """What the engine model of a simulated run has shown against real runs; absent where nothing was checked."""
     interference = Below("results/interference.jsonl")
+    page = Below("results/page.json")
+    """The page of the last analysis, as data."""
     results = Below("results")
     preflight_status = Below("preflight/preflight_status.json")
 

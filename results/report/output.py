@@ -1,4 +1,4 @@
-"""The files that every analysis writes: aggregate, verdicts, manifest, and a report with its figures."""
+"""The files that every analysis writes: aggregate, verdicts, manifest, a report with its figures, and its page."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from results.report.content import Report
 from results.report.document import render_markdown
 from results.report.figure_files import draw_beside, write_figures
 from results.report.html import build_page
+from results.report.stored_page import store_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Outputs:
     manifest: pd.DataFrame
     """`MANIFEST.tsv`: a row per config, policy or configuration."""
     report: Report
+    inputs: str
+    """`digest_inputs` from before the analysis."""
     more: Mapping[Path, object] = field(default_factory=dict)
     """Further files by path: a frame as the suffix says, anything else as JSON."""
 
@@ -74,6 +77,7 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
         else:
             write_json(path, value)
     _write_report(layout, outputs.report)
+    store_page(layout.root, outputs.report.page, outputs.inputs)
 
 
 def _write_report(layout: RunLayout, report: Report) -> None:

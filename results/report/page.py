@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class OpenQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """Plain data; `fit_page` keeps it to its size."""
+
     question: str
     setting: tuple[str, ...]
     """Where it ran, under which load, and what brackets hold: sentences."""
@@ -64,20 +66,6 @@ class Page:
     """What keeps the page from being whole; empty = nothing."""
     again: tuple[str, str] | None = None
     """A command, and what it gives that this run does not."""
-
-    def __post_init__(self) -> None:
-        """Cut answers and questions until the page fits; the number of those that are left out is stated."""
-        answers, questions = self.answers, self.undecided
-        kept, asked = min(len(answers), MOST_ANSWERS), min(len(questions), MOST_QUESTIONS)
-        while True:
-            object.__setattr__(self, "answers", _keep_answers(answers, kept))
-            object.__setattr__(self, "undecided", _keep_questions(questions, asked))
-            if _count_bytes(self) <= MOST_BYTES or kept + asked <= 1:
-                return
-            if kept > asked:
-                kept -= 1
-            else:
-                asked -= 1
 
     @property
     def figures(self) -> tuple[int, ...]:
@@ -95,6 +83,20 @@ class Page:
             yield "Answers", self.answers
         if self.undecided:
             yield "Undecided", self.undecided
+
+
+def fit_page(page: Page) -> Page:
+    """Cut answers and questions until the page has at most MOST_BYTES; it states how many are left out."""
+    kept, asked = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
+    while True:
+        answers, undecided = _keep_answers(page.answers, kept), _keep_questions(page.undecided, asked)
+        fitted = replace(page, answers=answers, undecided=undecided)
+        if _count_bytes(fitted) <= MOST_BYTES or kept + asked <= 1:
+            return fitted
+        if kept > asked:
+            kept -= 1
+        else:
+            asked -= 1
 
 
 def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswer, ...]:

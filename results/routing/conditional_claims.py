@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.code import digest_code
 from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.report.table import Column, Table, make_table
@@ -130,15 +131,7 @@ def _digest(root: Path, claims: Sequence[Judgement]) -> str:
     """Over all cells' records, the claims' rules and the code that judges: a changed gate changes no rule's text."""
     digest = hashlib.sha256(msgspec.json.encode([(one.name, one.rule) for one in claims]))
     digest.update(digest_cells(root).encode())
-    digest.update(digest_code(Path(__file__).parents[1]).encode())
-    return digest.hexdigest()
-
-
-def digest_code(results: Path) -> str:
-    """Of the modules under JUDGED_BY of this folder, by name and content."""
-    digest = hashlib.sha256()
-    for path in sorted(path for package in JUDGED_BY for path in (results / package).rglob("*.py")):
-        digest.update(path.relative_to(results).as_posix().encode() + b"\0" + path.read_bytes())
+    digest.update(digest_code(Path(__file__).parents[1], JUDGED_BY).encode())
     return digest.hexdigest()
 
 

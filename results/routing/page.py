@@ -10,7 +10,7 @@ from dataclasses import replace
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
-from results.report.page import OpenQuestion, Page, PageAnswer, split_judgements
+from results.report.page import OpenQuestion, Page, PageAnswer, fit_page, split_judgements
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
@@ -33,7 +33,7 @@ def build_page(analysis: RoutingAnalysis) -> Page:
     remedy = _describe_remedy(analysis, noise)
     ranked, unranked = _rank_metrics(analysis, remedy)
     judged, open_claims = _judge_claims(analysis, remedy)
-    return Page(
+    page = Page(
         question=_ask(analysis),
         setting=_describe_setting(analysis),
         noise=_describe_noise(analysis, noise),
@@ -41,6 +41,7 @@ def build_page(analysis: RoutingAnalysis) -> Page:
         undecided=(*open_claims, *unranked),
         trouble=_list_trouble(analysis),
     )
+    return fit_page(page)
 
 
 def _ask(analysis: RoutingAnalysis) -> str:

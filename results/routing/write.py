@@ -18,6 +18,7 @@ from results.report.document import report_title
 from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.stored_page import digest_inputs
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.conditional_claims import ConditionalClaim
 from results.routing.figures import DRAWERS, build_figures
@@ -42,6 +43,7 @@ def write_results(root: Path) -> RoutingAnalysis:
     The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
     where `root` is no folder, OSError where the files cannot be written.
     """
+    inputs = digest_inputs(root)
     analysis = analyse(root)
     layout = RunLayout(root)
     more: dict[Path, object] = {layout.pairs_json: build_pairs(analysis), layout.pairs_csv: build_pair_rows(analysis)}
@@ -60,6 +62,7 @@ def write_results(root: Path) -> RoutingAnalysis:
             FIGURES_BEFORE,
             DRAWERS,
         ),
+        inputs=inputs,
         more=more,
     )
     write_outputs(layout, outputs)

@@ -293,6 +293,11 @@ def find_fewest_launches(effect: float, detectable: Callable[[int], float]) -> i
     return counts[index] if index < len(counts) else None
 
 
+def show_count(launches: int | None) -> str:
+    """Of `find_fewest_launches`: `12`, or `more than 200`."""
+    return f"more than {MAX_PLANNED_LAUNCHES}" if launches is None else str(launches)
+
+
 def _planned_correlation(configs: int, references: int) -> Samples:
     correlation = np.full((configs, configs), 1 / (references + 1))
     np.fill_diagonal(correlation, 1.0)

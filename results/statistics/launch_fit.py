@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.statistics.block_model import LEVEL_OF_F
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
+from results.statistics.blocks import POWER, find_fewest_launches
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,
@@ -60,8 +60,7 @@ class LaunchSpread:
 
     def plan_launches(self, effect: float) -> int | None:
         """The fewest launches whose detectable effect is at most this one; None above MAX_PLANNED_LAUNCHES."""
-        counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
-        return next((count for count in counts if self.detectable_effect(count) <= effect), None)
+        return find_fewest_launches(effect, self.detectable_effect)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,28 +102,32 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
 
 def render_ending(folder: Path) -> RenderableType:
-    """The output at the end of a run: the experiment's page if it has one, else the report's tables."""
+    """The output at the end of a run: the experiment's page if it has one, else the report's tables.
+
+    The page that the run process stored; the run is analysed again only if its artifacts have changed since.
+    """
     from results.registry import results_of
     from results.report.document import rich_tables
+    from results.report.page import render_terminal
+    from results.report.stored_page import read_page
 
     experiment = results_of(folder)
-    analysis = experiment.analyse(folder)
-    if experiment.page is not None:
-        from results.report.page import render_terminal
-
-        return render_terminal(experiment.page(analysis), folder, terminal.out().width)
-    return rich_tables(experiment.report(analysis))
+    if experiment.page is None:
+        return rich_tables(experiment.report(experiment.analyse(folder)))
+    page = read_page(folder) or experiment.page(experiment.analyse(folder))
+    return render_terminal(page, folder, terminal.out().width)
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
     """The run's page and the report's tables, analysed from the artifacts; `again` also rewrites the report's files.
 
-    `curves_width`: columns of the main curves below the tables; None = no curves.
+    `curves_width`: columns of the experiment's first chart below the tables; None = no chart.
     """
     from rich.console import Group
     from rich.text import Text
 
     from results.registry import results_of
+    from results.report.curves import draw_curves
     from results.report.document import APPENDIX, rich_tables
     from results.report.page import render_terminal
 
@@ -133,5 +137,8 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     if results.page is not None:
         page = render_terminal(results.page(analysis), folder, terminal.out().width)
         parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]
-    curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
-    return Group(*parts) if curves is None else Group(*parts, Text(), curves)
+    if results.charts is not None and curves_width:
+        chart = next(iter(results.charts(analysis)), None)
+        curves = None if chart is None else draw_curves(chart, curves_width)
+        parts += [] if curves is None else [Text(), curves]
+    return Group(*parts)

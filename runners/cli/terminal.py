@@ -5,26 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console
 from rich.text import Text
 
 from results.records.visible import escape_controls, visible
+from results.report.visible_console import VisibleConsole
 
 _color: bool | None = None
-
-
-class VisibleConsole(Console):
-    """A console that escapes control characters in all text, so that the terminal does not execute them."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            text, style, control = segment
-            yield segment if control or text.isprintable() else Segment(visible(text), style)
 
 
 class VisibleFormatter(logging.Formatter):

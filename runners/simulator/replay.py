@@ -217,7 +217,8 @@ class SimulatedReplay:
             session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
         )
         self._write_record(record)
-        self._note_tpot(exchange, now_ns)
+        if well:  # a turn that ended early has fewer tokens than it asked for
+            self._note_tpot(exchange, now_ns)
         if status is RequestStatus.CUT:
             return
         for given_up in self._sessions.note_ended(turn, now_ns, failed=not well):

@@ -15,6 +15,8 @@ from console.rows.report import Section, chart_table, row_facts, row_number, tab
 from console.widgets.section_bar import label_sections
 from results.report.chart import Chart, Line, Point
 from results.report.content import ReportText
+from results.report.document import APPENDIX
+from results.report.page import Page
 from results.report.table import Column, Table, make_table
 from results.statistics.estimates import Estimate
 
@@ -24,13 +26,13 @@ TABLES = (
 )
 CURVES = Chart("TTFT", "req/s", "TTFT p90, ms", (Line("plain", (Point(2.0, 20.0, 18.0, 22.0), Point(4.0, 41.5))),))
 REPORT = Report(ReportText("Two policies.", TABLES, ("nothing about a GPU",)), (CURVES,))
+PAGED = Report(REPORT.text, (CURVES,), Page("Which policy is best?", ("On two cores.",), "Noise floor: none.", (), ()))
 
 
 def test_the_page_every_table_every_chart_and_the_whole_report_are_sections() -> None:
     parts = {"policies": "Policies", "differences": "Differences", "ttft": "TTFT", WHOLE: "Report"}
     assert dict(list_sections(REPORT)) == parts
-    paged = Report(REPORT.text, (CURVES,), page=lambda width: "")
-    assert list(list_sections(paged)) == [PAGE, *parts]
+    assert list(list_sections(PAGED)) == [PAGE, *parts]
     twice = Report(ReportText("", (TABLES[0], TABLES[0]), ()))
     assert len(twice.sections) == 2
 
@@ -58,6 +60,16 @@ def test_a_table_and_a_chart_are_saved_as_csv_and_the_report_as_markdown() -> No
     assert ending == "md"
     for part in ("Two policies.", "## Policies", "## Differences", "paired by turn", "nothing about a GPU"):
         assert part in data.decode()
+
+
+@pytest.mark.parametrize("section", [PAGE, WHOLE])
+def test_a_report_with_a_page_is_saved_with_it(section: str) -> None:
+    ending, data = export_content(PAGED, section)
+    page, _, appendix = data.decode().partition(f"## {APPENDIX}\n")
+    assert ending == "md"
+    assert "**Which policy is best?**" in page
+    assert "Noise floor: none." in page
+    assert "### Policies" in appendix
 
 
 titles = st.dictionaries(st.text(min_size=1, max_size=6), st.text(min_size=1, max_size=30), min_size=1, max_size=12)

@@ -34,7 +34,7 @@ DROPPED = re.compile(
     r"(^|/)(figures|attempts)/"
     r"|\.(ring|parquet|png|svg|partial)$|-(wal|shm)$"
     r"|^(report\.(md|html)|(aggregate|tax|pairs|migrations|verdicts|summary)\.(json|csv)|MANIFEST\.tsv|run\.log)$"
-    r"|^results/[^/]+/summary\.(json|csv)$"
+    r"|^results/([^/]+/summary\.(json|csv)|page\.json)$"
 )
 """Of paths below the run's folder."""
 LOGS = ("vllm_stdout.log", "vllm_stderr.log", "fork_server.log", "launch.sh")

@@ -14,7 +14,7 @@ from results.records.baseline import BASELINE, REPEAT
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER, detectable_effect, launches_for
+from results.statistics.blocks import POWER, detectable_effect, launches_for, show_count
 from results.statistics.estimates import figure
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES
@@ -91,9 +91,7 @@ def _describe_needed(noise: _Noise, configs: int, references: int) -> str:
         name: launches_for(math.log1p(NAMED_TAX), sigma, configs, references=references)
         for name, sigma in noise.sigmas.items()
     }
-    return ", ".join(
-        f"{f'more than {MAX_PLANNED_LAUNCHES}' if count is None else count} ({name})" for name, count in counts.items()
-    )
+    return ", ".join(f"{show_count(count)} ({name})" for name, count in counts.items())
 
 
 def _join_latencies(fractions: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ from results.pd_lifecycle.overheads import COMBINED_ENGINE, HANDOVER_ARM, NAMED_
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
+from results.statistics.blocks import POWER, show_count
 from results.statistics.estimates import figure
 from results.statistics.launch_fit import LaunchSpread
 from results.statistics.trials import MIN_PAIRED
@@ -70,8 +70,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     return (
         f"Sigma between launches: {_describe_sigma(noise)}.",
         f"Smallest difference in TTFT {judged} {format_percent(POWER)}: {', '.join(detected)} launches (`--trials`).",
-        f"A difference of {format_percent(NAMED_EFFECT)} takes "
-        f"{f'more than {MAX_PLANNED_LAUNCHES}' if needed is None else needed} launches.",
+        f"A difference of {format_percent(NAMED_EFFECT)} takes {show_count(needed)} launches.",
     )
 
 

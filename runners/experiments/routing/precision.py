@@ -11,7 +11,7 @@ from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
 from results.routing.loads import strip_load
-from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
+from results.statistics.blocks import POWER, show_count
 from results.statistics.pairwise import detectable_pair
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import find_newest, read_document
@@ -54,8 +54,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
         f"{noise.trials} trials, {noise.degrees} degrees of freedom).",
         f"Smallest difference of two policies in TTFT p90 that is detected with a probability of "
         f"{format_percent(POWER)}: {', '.join(shown)} trials.",
-        f"A difference of {format_percent(NAMED_EFFECT)} takes "
-        f"{f'more than {MAX_PLANNED_LAUNCHES}' if needed is None else needed} trials.",
+        f"A difference of {format_percent(NAMED_EFFECT)} takes {show_count(needed)} trials.",
     )
 
 

@@ -23,10 +23,12 @@ from results.report.page import (
     PageAnswer,
     cut_text,
     explain_interval,
+    fit_page,
     group_remedies,
     render_terminal,
     split_judgements,
 )
+from results.report.stored_page import read_page
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.test_reports import EXPERIMENTS
@@ -58,6 +60,11 @@ def test_the_page_comes_first_is_short_and_the_appendix_has_the_tables(written: 
     assert "\n|" not in first
     assert "\n### " in appendix
     assert 1 <= first.count("![Figure") <= 2
+
+
+def test_the_analysis_stores_the_page_as_data(written: tuple[Path, Page]) -> None:
+    root, page = written
+    assert read_page(root) == page
 
 
 def test_every_number_has_its_interval_or_the_reason_why_it_has_none(written: tuple[Path, Page]) -> None:
@@ -122,13 +129,14 @@ def test_a_number_without_an_interval_is_caught() -> None:
 @pytest.mark.parametrize(("answers", "questions"), [(40, 40), (40, 0), (0, 40), (16, 14), (1, 40)])
 def test_the_longest_page_has_room_for_its_sentences_and_counts_the_rest(answers: int, questions: int) -> None:
     sentence = "\u00b5" * 20 + " and a claim with its interval" * 16
-    page = Page(
+    whole = Page(
         question="What does it cost?" * 10,
         setting=("A sentence about the host." * 10, "One about the load." * 10),
         noise="Noise floor: " + "a launch differs from its config by 16 % (no interval). " * 8,
         answers=tuple(PageAnswer(f"config {n}", "higher", sentence, 1) for n in range(answers)),
         undecided=tuple(OpenQuestion(f"H{n}", sentence, f"{n} more launches", 2) for n in range(questions)),
     )
+    page = fit_page(whole)
     figures = [Figure(number, "A title as long as they come, with a metric and a load") for number in (1, 2)]
     name = "connector-tax 20260131-120000-connector-tax-cpu-tiny"
     text = render_markdown(name, ReportText("", (), ()), figures, page)
@@ -177,6 +185,6 @@ def test_a_long_text_is_cut_between_clauses_and_never_inside_brackets() -> None:
 def test_what_has_no_room_is_counted() -> None:
     answers = tuple(PageAnswer(f"a{number}", "", "said.") for number in range(MOST_ANSWERS + 3))
     questions = tuple(OpenQuestion(f"q{number}", "asked.", "a run") for number in range(MOST_QUESTIONS + 2))
-    page = Page("?", (), "", answers, questions)
+    page = fit_page(Page("?", (), "", answers, questions))
     assert page.answers[-1].text == "3 further answers, in the appendix."
     assert page.undecided[-1].text == f"q{MOST_QUESTIONS}, q{MOST_QUESTIONS + 1} (in the appendix)."

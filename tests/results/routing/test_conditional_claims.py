@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from results.routing import conditional_claims
-from results.routing.conditional_claims import ConditionalClaim, conditional_table, digest_code, judge_variations
+from results.routing.conditional_claims import ConditionalClaim, conditional_table, judge_variations
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome
 
@@ -83,18 +83,6 @@ def test_a_claim_that_a_variation_cannot_show_is_open_there(tmp_path: Path) -> N
     assert claim.varied["trace=even"].measured.value is None
 
 
-def test_the_code_that_judges_is_known_by_its_content_and_its_place(tmp_path: Path) -> None:
-    module = tmp_path / "routing" / "gate.py"
-    module.parent.mkdir()
-    module.write_text("LIMIT = 1")
-    digests = {digest_code(tmp_path)}
-    module.write_text("LIMIT = 2")
-    digests.add(digest_code(tmp_path))
-    module.rename(module.with_name("other.py"))
-    digests.add(digest_code(tmp_path))
-    assert len(digests) == 3
-
-
 def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_a_rule_or_the_code_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +107,6 @@ def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_a_rule_or_
         judge_variations(tmp_path, claims, judge)
         judge_variations(tmp_path, claims, judge)
     assert asked == ["base_s*1.3"] * 4, "a claim that is new, or judged by a new rule, is judged under every variation"
-    monkeypatch.setattr(conditional_claims, "digest_code", lambda _: "another gate")
+    monkeypatch.setattr(conditional_claims, "digest_code", lambda *_: "another gate")
     judge_variations(tmp_path, (CLAIM,), judge)
     assert asked == ["base_s*1.3"] * 5

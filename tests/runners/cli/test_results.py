@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
-from results.connector_tax.analyse import analyse
-from results.connector_tax.curves import ttft_curves
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.charts import build_charts
+from results.records.layout import RunLayout
 from results.registry import results_of
-from runners.cli.reports import render_ending
+from results.report.curves import draw_curves
+from runners.cli.reports import render_ending, report_tables
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
@@ -53,11 +56,11 @@ def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_curves_fit_and_name_every_config(workspace: Path, width: int) -> None:
-    curves = ttft_curves(analyse(next(workspace.iterdir())), width)
+    curves = draw_curves(build_charts(analyse(next(workspace.iterdir())))[0], width)
     assert curves is not None
     text = shown(curves, width)
     assert max(len(line) for line in text.splitlines()) <= width
-    for part in ("TTFT p90 (ms)", "a plain", "b mooncake_both", "┤", " 4 "):
+    for part in ("TTFT p90, ms, over req/s", "a plain", "b mooncake_both", "┤", " 4 "):
         assert part in text
     assert "B" in text, "mooncake_both is saturated at the last rate"
 
@@ -66,6 +69,10 @@ def shown(content: RenderableType, width: int = 80) -> str:
     out = io.StringIO()
     Console(file=out, width=width, no_color=True).print(content)
     return out.getvalue()
+
+
+def unfolded(content: RenderableType) -> str:
+    return " ".join(shown(content).split())
 
 
 def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +86,30 @@ def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypat
     assert "Reference rates" not in ending, "the report's tables are more than a screen"
 
 
+def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(next(workspace.iterdir()), tmp_path / "20260201-120000-connector-tax-cpu-tiny"))
+    results = results_of(folder)
+    results.write(folder)
+    analysed: list[Path] = []
+
+    def analyse_counted(root: Path) -> Analysis:
+        analysed.append(root)
+        return analyse(root)
+
+    counted = replace(results, analyse=analyse_counted)
+    monkeypatch.setattr("results.registry.results_of", lambda _: counted)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "exceed those of plain" in unfolded(render_ending(folder))
+    assert analysed == []
+    for layout in RunLayout(folder).configs():
+        for cell in layout.cells():
+            cell.unlink()
+    assert "no cell was measured" in unfolded(render_ending(folder))
+    assert analysed == [folder]
+
+
 def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = next(workspace.iterdir())
     without_page = replace(results_of(folder), page=None)
@@ -88,9 +119,17 @@ def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monk
 
 def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "one", Run(RUN.configs, (2,), requests=40, steps=0))
-    assert ttft_curves(analyse(tmp_path / "one"), 100) is None
     (tmp_path / "none").mkdir()
-    assert ttft_curves(analyse(tmp_path / "none"), 100) is None
+    for name in ("one", "none"):
+        assert [draw_curves(chart, 100) for chart in build_charts(analyse(tmp_path / name))] == [None] * 3
+
+
+def test_the_first_chart_stands_below_the_tables_of_a_terminal(workspace: Path) -> None:
+    folder = next(workspace.iterdir())
+    tables, _, curves = shown(report_tables(folder, again=False, curves_width=100), 120).partition("TTFT p90, ms, over")
+    assert "Reference rates" in tables
+    assert "B" in curves.partition("capital")[0]
+    assert "capital" not in shown(report_tables(folder, again=False), 120)
 
 
 def test_a_report_in_a_pipe_has_no_curves(workspace: Path) -> None:

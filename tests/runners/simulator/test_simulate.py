@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from results.measures.latency import TPOT
 from results.records.decisions import DecisionRecord, KvTransfer, Role
 from results.records.layout import TrialLayout
 from results.records.schemas import RequestStatus
@@ -160,6 +161,22 @@ def test_ticks_of_a_pace_report_each_instance_over_the_hosts_last_seconds(
         assert seen == {instance for instance, age_ns in ages if 0 <= age_ns <= 50 * 10**9}
     assert any(one.running for tick in ticks for one in tick.engines)
     assert any(tick.router.migrations for tick in ticks)
+
+
+def test_a_tick_has_the_tpot_of_completed_turns_alone(trace: Path, tmp_path: Path) -> None:
+    """A turn that was cut has not all its tokens: by those that it asked for, its TPOT would be too short."""
+    ticks = list[SimulationTick]()
+    simulate(make_spec(trace, "unified", tmp_path, max_duration_s=5.0, drain_s=0.0), ticks.append)
+    turns = [turn for turn in read_turns(tmp_path) if turn.t_first_token_ns is not None]
+    assert {turn.status for turn in turns} == {RequestStatus.OK, RequestStatus.CUT}
+    measured = [
+        TPOT.value(turn.t_first_token_ns, turn.t_last_token_ns, turn.completion_tokens)
+        for turn in turns
+        if turn.status is RequestStatus.OK
+    ]
+    ordered = sorted(value for value in measured if value is not None)
+    last = ticks[-1].replay
+    assert (last.tpot_p50_s, last.tpot_p90_s) == tuple(ordered[int(level * len(ordered))] for level in (0.5, 0.9))
 
 
 @pytest.mark.parametrize(("policy", "prefill"), [("unified", 0), ("ear", 0), ("static_pd", 2)])
