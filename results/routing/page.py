@@ -17,6 +17,7 @@ from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_tr
 from results.routing.loads import join_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
+from results.routing.verdicts import TRANSFER
 from results.statistics.blocks import TO_HALVE
 from results.statistics.estimates import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
@@ -213,7 +214,21 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
         return remedy if analysis.trials < MIN_PAIRED else _halve_intervals(analysis.trials)
 
     supports = ABLATION_FIGURE if ablation else APC_FIGURE
-    return split_judgements(analysis.judgements, find_remedy, CONDITIONAL_FIGURE if analysis.conditional else supports)
+    figure = CONDITIONAL_FIGURE if analysis.conditional else supports
+    return split_judgements(_join_transfers(analysis.judgements), find_remedy, figure)
+
+
+def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
+    """Of the policies whose claims about transfers have one outcome, the first with the number of the others."""
+    alike = Counter((one.claim, one.outcome) for one in judgements if one.name.startswith(TRANSFER))
+    joined = list[Judgement]()
+    for one in judgements:
+        if not one.name.startswith(TRANSFER):
+            joined.append(one)
+        elif count := alike.pop((one.claim, one.outcome), 0):
+            others = f", and {count - 1} other policies (in the appendix)" if count > 1 else ""
+            joined.append(replace(one, name=f"{one.name}{others}"))
+    return joined
 
 
 def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:

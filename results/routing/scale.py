@@ -32,6 +32,8 @@ class Scale:
     """0 = no limit."""
     no_loop: Mapping[str, str] = field(default_factory=dict)
     """By label: why no loop of dispatch coupling is stated; empty where one may be."""
+    follows_sessions: bool = True
+    """Some session has a second turn."""
 
     @property
     def lacks_instances(self) -> str:
@@ -42,13 +44,20 @@ class Scale:
         return f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)"
 
     @property
+    def lacks_sessions(self) -> str:
+        """Why the trace does not suffice for a claim about keeping or moving sessions; empty where it does."""
+        return "" if self.follows_sessions else "every session of the trace has one turn: none can be kept or moved"
+
+    @property
     def lacks(self) -> str:
         """Why the run does not suffice for a claim about hot sessions, with what it takes; empty where it does."""
         reasons = [self.lacks_instances] if self.lacks_instances else []
         if self.hot_sessions < MIN_HOT_PER_INSTANCE * self.instances:
             needed = f"{MIN_HOT_PER_INSTANCE} or more per instance"
             reasons.append(f"{self.hot_sessions} sessions have half of the input ({needed})")
-        if self.hot_turns < MIN_TURNS:
+        if self.lacks_sessions:
+            reasons.append(self.lacks_sessions)
+        elif self.hot_turns < MIN_TURNS:
             reasons.append(f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)")
         if self.max_inflight_sessions > 0:
             reasons.append(f"at most {self.max_inflight_sessions} sessions are in flight (no limit)")
@@ -93,4 +102,4 @@ def measure_scale(cells: Sequence[LoadedCell], engine_kind: str, no_loop: Mappin
     tokens, counts = sort_sessions(turns)
     hot = 1 + int(np.searchsorted(np.cumsum(tokens), tokens.sum() / 2))
     hot_turns = float(np.median(counts[:hot]))
-    return Scale(instances, engine_kind == "cpu", hot, hot_turns, cap, no_loop)
+    return Scale(instances, engine_kind == "cpu", hot, hot_turns, cap, no_loop, follows_sessions=bool(counts.max() > 1))

@@ -34,6 +34,8 @@ from results.statistics.trials import MIN_PAIRED
 NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 LOCALITY_WITHIN = 0.05
 """Affinity alone keeps the locality where its APC is at most this far below EAR's; the specification says `keeps`."""
+TRANSFER = "transfer against recomputing"
+"""Begins the name of a claim that every policy which moves KV has for itself."""
 SHARES = "difference of shares"
 """`Judgement.quantity` where shares are subtracted."""
 LITTLE = 0.15
@@ -113,6 +115,10 @@ ORDER = (
 """Sticky's APC above LMetric's, the step between, is the claim of specs/ear 3.1."""
 
 
+KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
+"""Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arms:
     """The labels measured under one load, for the claims."""
@@ -140,14 +146,15 @@ def _name_load(claim: Judgement, load: str) -> Judgement:
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
     labels, scale = {**arms.labels, **arms.uneven}, arms.scale
-    small = bool(scale.lacks_instances)
 
     def compare(
         name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: str = ""
     ) -> Iterable[Judgement]:
         if labels.get(first) and labels.get(second):
             tested = _compare(pairs, labels[first], labels[second], metric)
-            yield _gate(_judge_direction(name, claim, tested, expected, share=metric == "apc"), lacks, by_plan=small)
+            judgement = _judge_direction(name, claim, tested, expected, share=metric == "apc")
+            one_turn = _lacks_sessions(scale, first, second)
+            yield _gate(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
 
     full, balanced = (labels.get(name, "") for name in (FULL, LOAD_BALANCE))
     yield from compare(
@@ -156,7 +163,11 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, scale.lacks_loop(balanced, full),
     )  # fmt: skip
     if full and _runs_enough(arms, BASELINES, 1):
-        yield _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=small)
+        yield _gate(
+            _judge_dominance(labels, pairs, scale),
+            scale.lacks,
+            by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
+        )
     yield from compare(
         "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
         LMETRIC, STICKY, "apc", Verdict.LOWER,
@@ -185,13 +196,22 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         yield from _judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale)
 
 
+def _lacks_sessions(scale: Scale, *rows: str) -> str:
+    """Why the trace does not suffice to compare these rows of Arms.labels; empty where it does."""
+    return scale.lacks_sessions if KEEP_SESSIONS.intersection(rows) else ""
+
+
 def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
     """specs/routing_log has LMetric find by itself most of what unified's affinity gives."""
-    yield _judge_within(
-        "log: LMetric places like unified",
-        f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
-        _compare(pairs, lmetric, unified, "apc"),
-        LOCALITY_WITHIN,
+    yield _gate(
+        _judge_within(
+            "log: LMetric places like unified",
+            f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
+            _compare(pairs, lmetric, unified, "apc"),
+            LOCALITY_WITHIN,
+        ),
+        scale.lacks_sessions,
+        by_plan=True,
     )
     yield _gate(
         _judge_within(
@@ -200,8 +220,8 @@ def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Sc
             _compare(pairs, unified, lmetric, "ttft_p90_s"),
             LITTLE,
         ),
-        scale.lacks_instances or scale.lacks_steady_state(unified, lmetric),
-        by_plan=bool(scale.lacks_instances),
+        scale.lacks_instances or scale.lacks_sessions or scale.lacks_steady_state(unified, lmetric),
+        by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
     )
 
 
@@ -212,11 +232,15 @@ def _runs_enough(arms: Arms, rows: Collection[str], least: int) -> bool:
 
 def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
     affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
-    yield _judge_within(
-        "ablation: affinity only keeps locality",
-        "without migration APC is that of EAR",
-        _compare(pairs, affinity, full, "apc"),
-        LOCALITY_WITHIN,
+    yield _gate(
+        _judge_within(
+            "ablation: affinity only keeps locality",
+            "without migration APC is that of EAR",
+            _compare(pairs, affinity, full, "apc"),
+            LOCALITY_WITHIN,
+        ),
+        scale.lacks_sessions,
+        by_plan=True,
     )
     yield _gate(
         _judge_direction(
@@ -226,14 +250,18 @@ def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sca
             Verdict.HIGHER,
         ),
         scale.lacks or scale.lacks_loop(affinity, full),
-        by_plan=bool(scale.lacks_instances),
+        by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
     )
-    yield _judge_direction(
-        "ablation: migration only loses locality",
-        "without affinity APC is lower than EAR's",
-        _compare(pairs, migration, full, "apc"),
-        Verdict.LOWER,
-        share=True,
+    yield _gate(
+        _judge_direction(
+            "ablation: migration only loses locality",
+            "without affinity APC is lower than EAR's",
+            _compare(pairs, migration, full, "apc"),
+            Verdict.LOWER,
+            share=True,
+        ),
+        scale.lacks_sessions,
+        by_plan=True,
     )
 
 
@@ -249,7 +277,8 @@ def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
     """A claim that the run is too small for is open, whatever its numbers say.
 
     It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
-    must not depend on the data. `by_plan`: the run's instances rule it out, so that it was never in the family.
+    must not depend on the data. `by_plan`: the run's instances or its trace rule it out, so that it was never in the
+    family.
     """
     if not lacks:
         return claim
@@ -328,7 +357,7 @@ def _judge_transfer(row: AgainstRecomputing, loads: Sequence[Arms]) -> Judgement
         measured, none, verdict = row.arm.ratio, 1.0, row.arm.verdict
     if verdict is None:
         measured = replace(measured, low=None, high=None)
-    name = f"transfer against recomputing: {row.label}"
+    name = f"{TRANSFER}: {row.label}"
     judgement = _judge_direction(name, claim, (measured, none), Verdict.LOWER)
     if row.arm is None or not loads:
         return judgement

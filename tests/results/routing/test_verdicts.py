@@ -56,6 +56,20 @@ def labels_of(rows: Sequence[SpecifiedRow]) -> dict[str, str]:
     return {row.name: row.label for row in rows}
 
 
+def test_without_a_second_turn_no_claim_about_sessions_is_judged() -> None:
+    """A trace of single requests has no session to keep or to move: sticky is a dispatch by chance there."""
+    labels, one_turn = labels_of(ROWS), replace(LARGE, follows_sessions=False)
+    pairs = in_order()
+    followed, single = (judge_order(pairs, scale) for scale in (LARGE, one_turn))
+    assert followed["log: unified keeps more than sticky"].outcome.is_decided
+    for name, claim in single.items():
+        keeps = name not in ("log: LMetric has soft affinity", "log: LMetric before load_only")
+        assert (claim.outcome == Outcome.OPEN and "has one turn" in claim.reason and claim.p is None) == keeps, name
+    ablations = [one for name, one in judge(labels, pairs, scale=one_turn).items() if "ablation" in name]
+    assert ablations
+    assert all("has one turn" in one.reason for one in ablations)
+
+
 def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
     policies = {"load-balance": "round_robin", "x": "kv_linear", "mine": "ear"}
     rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
