@@ -3,8 +3,8 @@
 The environment gains `tracon_patches/` and `tracon_patches-<version>.dist-info/` in its site-packages; nothing else
 changes. vLLM finds the plugin by its entry point, and `pip uninstall tracon-patches` removes it as well.
 
-Two runs may share an environment. Each holds a `PatchUse` while its engines need the patches, and `revert` leaves them
-in place meanwhile: engines are launched all through a run, not only at its start.
+Runs and standalone engines may share an environment. Each holds a `PatchUse` while its engines need the patches, and
+`revert` leaves them in place meanwhile: engines are launched all through a run, not only at its start.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def apply(engine: Engine | Path) -> PatchStatus:
 def revert(engine: Engine | Path) -> PatchStatus:
     """Remove what `apply` installed, with its bytecode; does nothing where nothing is installed.
 
-    Patches that a run uses stay: `applied` is then true, and the reason says so.
+    Patches that a run or a standalone engine uses stay: `applied` is then true, and the reason says so.
     """
     packages = _find_site_packages(engine)
     source = _read_source()
@@ -92,7 +92,7 @@ def revert(engine: Engine | Path) -> PatchStatus:
 
 
 class PatchUse:
-    """One run's use of the patches: from `apply` until `revert`, or until this process ends in any way.
+    """A run's or a standalone engine's use of the patches, from `apply` until `revert` or any end of this process.
 
     Any number of processes may use those of one environment; while one does, no `revert` removes them.
     """
@@ -108,7 +108,7 @@ class PatchUse:
         return apply(self._engine)
 
     def revert(self) -> PatchStatus:
-        """End this use, then `revert`: they stay where another run uses them, and where this user may not remove them.
+        """End this use, then `revert`: they stay where another uses them, and where this user may not remove them.
 
         Raises PatchFailed.
         """

@@ -18,7 +18,7 @@ import msgspec
 
 from launch.command import LaunchSpec, build_launch, write_launch
 from launch.environment import Engine, find_engine
-from launch.errors import LaunchError
+from launch.errors import LaunchError, PatchFailed
 from launch.gpu_choice import choose_gpus
 from launch.gpu_devices import require_gpu
 from launch.instance import Instance
@@ -91,14 +91,15 @@ def bring_up(
     ]
     with (folder / "holder.log").open("ab") as log:
         holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + checked.launch.ready_timeout_s + STOP_MARGIN_S
+    limits = checked.launch  # the holder itself waits, stops the engine and then writes why
+    deadline = time.monotonic() + limits.ready_timeout_s + limits.stop_grace_s + 2 * STOP_MARGIN_S
     while time.monotonic() < deadline:
         row = _read_engine(folder)
         if row is not None and row.state == "ready":
             return row
         if row is not None and row.state == "failed":
             raise RunnerError(row.reason, remedy=row.remedy, exit_code=row.exit_code)
-        if holder.poll() is not None and (row := _read_engine(folder)) is None:
+        if holder.poll() is not None and (row is None or row.state == "starting"):
             raise RunnerError(f"the process that holds {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
         time.sleep(POLL_S)
     raise RunnerError(
@@ -162,6 +163,7 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
         holder_ticks=holder.start_ticks,
         holder_boot_id=holder.boot_id,
     )
+    _write_engine(folder, row)
     try:
         asyncio.run(_hold(row, checked, folder, port, python))
     except LaunchError as error:
@@ -199,7 +201,10 @@ def _use_patches(engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
-        use.revert()
+        try:
+            use.revert()
+        except PatchFailed as error:  # the engine's own end is the news
+            sys.stderr.write(f"the patches stay: {error}\n")
 
 
 async def _serve(
@@ -210,7 +215,7 @@ async def _serve(
     async with LocalBackend(engine) as backend:
         instance = await backend.start(spec, lambda *_started: None)
         try:
-            await instance.wait_ready(profile.launch.ready_timeout_s)
+            await _wait_until_ready(instance, profile.launch.ready_timeout_s, stop)
             ready = replace(row, state="ready", url=spec.url, pid=instance.pid)
             _write_engine(folder, ready)
             await _wait_until_over(instance, stop)
@@ -219,6 +224,19 @@ async def _serve(
             await instance.stop(profile.launch.stop_grace_s, 0.0)
         reason = died or "stopped"
         _write_engine(folder, replace(ready, state="failed" if died else "gone", reason=reason))
+
+
+async def _wait_until_ready(instance: Instance, timeout_s: float, stop: asyncio.Event) -> None:
+    """Raises LaunchError where it does not become ready, or is stopped before."""
+    waiting, stopping = asyncio.ensure_future(instance.wait_ready(timeout_s)), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise LaunchError("stopped before it was ready", remedy="start it again with `tracon engine up`")
+        await waiting
+    finally:
+        for task in (waiting, stopping):
+            task.cancel()
 
 
 async def _wait_until_over(instance: Instance, stop: asyncio.Event) -> None:

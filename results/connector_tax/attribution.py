@@ -167,8 +167,8 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
     step = rows[0].step if rows else ""
     once = {(one.row.rate_per_s, one.row.shape, one.row.config, one.row.metric): one for one in reversed(rows)}
     note = (
-        "Callbacks: build_connector_meta, get_finished, start_load_kv and wait_for_save of a step; the step tax is of "
-        f"the first three, as specified. Plain's step is `{step}`"
+        "Callbacks: build_connector_meta, get_finished, start_load_kv and wait_for_save of a step; `tax_callback` has "
+        f"the first three alone, as specified. Plain's step is `{step}`"
         f"{' because steps overlap' if step == 'period_us' else ''}. Of prefill: the same means over the steps that "
         "hold prefill tokens, which TTFT is made of. Under load a queue multiplies what a step costs, which no share "
         "of a step shows. A load that two phases share has one row."

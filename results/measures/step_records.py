@@ -210,6 +210,8 @@ def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], rat
         if name in CHILD_FIELDS_US and name not in children:
             continue  # there is no such connector
         if table[name].null_count == table.num_rows:
+            if name == "wait_for_save_us" and name not in reasons and _are_joined(table):
+                continue  # the worker was recorded: no step called it
             unavailable[name] = reasons.get(name, "not recorded in this window")
         elif name in WORKER_FIELDS_US and ratio is not None and ratio < JOIN_RATIO:
             unavailable[name] = (
@@ -217,6 +219,11 @@ def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], rat
                 f"(needs {format_percent(JOIN_RATIO)})"
             )
     return unavailable
+
+
+def _are_joined(table: pa.Table) -> bool:
+    """Whether the worker's part of some step is known."""
+    return any(table[name].null_count < table.num_rows for name in WORKER_FIELDS_US)
 
 
 def write_steps(table: pa.Table, jsonl_path: Path) -> None:

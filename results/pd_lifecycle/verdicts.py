@@ -268,8 +268,8 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
         name="4",
         claim="Incremental verified",
         rule="for every N with several C the median bytes at all C lie within one block of each other, and of N x "
-        "the model's KV bytes per token; fails where they do not, undecided where the latter are unknown, or the bytes "
-        "of a block where that decides",
+        "the model's KV bytes per token; fails where they do not; undecided where those KV bytes are unknown, or where "
+        "the answer depends on the bytes of a block and these are unknown",
         outcome=outcome,
         reason=reason,
         measured=shown.slope if shown is not None else unknown(reason),

@@ -36,7 +36,7 @@ def digest_inputs(root: Path) -> str:
 
     Take it before the analysis: an artifact that changes meanwhile changes the digest too.
     """
-    digest = hashlib.sha256(digest_code(_ANALYSIS).encode())
+    digest = hashlib.sha256(f"{digest_code(_ANALYSIS)} {root.resolve().name}".encode())  # a page may name its run
     for path in sorted(_list_artifacts(root)):
         try:
             state = path.stat()

@@ -53,19 +53,18 @@ def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple
 
     `simulated`: followed by the fixes that the engine model cannot show.
     """
-    points = tuple(
-        Judgement(
-            one.name,
-            one.claim,
-            one.rule,
-            *one.judge(floor),
-            prior=f"the specification's default: {one.default}",
-            p=_find_p(one, floor),
-            point=_judge_point(one, floor),
-        )
-        for one in DECISION_POINTS
-    )
+    points = tuple(_judge_point_of(one, floor) for one in DECISION_POINTS)
     return (*points, *NOT_SIMULATED) if simulated else points
+
+
+def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:
+    prior = f"the specification's default: {one.default}"
+    if floor.no_logs:
+        return Judgement(
+            one.name, one.claim, one.rule, Outcome.OPEN, floor.no_logs, unknown(floor.no_logs), prior=prior
+        )
+    p, point = _find_p(one, floor), _judge_point(one, floor)
+    return Judgement(one.name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:

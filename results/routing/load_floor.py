@@ -144,6 +144,8 @@ class LoadFloor:
     sessions: int
     trials: int
     quarantines: tuple[QuarantinePair, ...] = ()
+    no_logs: str = ""
+    """Why no decision point can be answered; empty where decision logs were read."""
 
     @property
     def compared(self) -> tuple[FloorVariant, ...]:
@@ -233,6 +235,7 @@ def measure_load_floor(
         sessions=measurements.sessions,
         trials=measurements.trials,
         quarantines=tuple(two for one, other in combinations(labels, 2) if (two := _quarantine_pair(one, other))),
+        no_logs="" if any(facts.get(name) for name in names) else NO_LOG,
     )
 
 

@@ -129,7 +129,7 @@ class Measurements:
         key = first, second, metric.name, compute
         if key not in self._differences:
             turned = self._differences.get((second, first, metric.name, compute))
-            own = self._compare(first, second, metric, compute) if turned is None else combine(np.negative, turned)
+            own = self._compare(first, second, metric, compute) if turned is None else combine(_turn, turned)
             self._differences[key] = own
         return self._differences[key]
 
@@ -269,7 +269,7 @@ class Measurements:
             return f"no turn of {cell.summary.label} has a {metric.title}"
         behind = fewest_samples(metric, cell.turns, used)
         key = (cell.summary.label, cell.summary.trial, metric.name, np.packbits(used).tobytes())
-        turns, group = cell.turns, cell.group
+        turns, group, size = cell.turns, cell.group, used.size
 
         def draws() -> Samples | str:
             weights = self.weights()
@@ -278,10 +278,18 @@ class Measurements:
             if metric.quantile and behind < samples_needed(metric.quantile):
                 return too_small(behind, metric.quantile)
             if key not in self._memory:
-                self._memory[key] = replicate_metric(metric, turns, used, group, weights)
+                own = np.unpackbits(np.frombuffer(key[3], np.uint8), count=size).astype(
+                    np.bool_
+                )  # kept instead of the mask
+                self._memory[key] = replicate_metric(metric, turns, own, group, weights)
             return self._memory[key]
 
         return Trial(value_over_turns(metric, turns, used), n, draws)
+
+
+def _turn(values: Samples) -> Samples:
+    """The other sign; of 0, which stays without one."""
+    return 0.0 - values
 
 
 def _mean_of(series: str) -> Metric:

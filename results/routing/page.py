@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
@@ -219,15 +220,19 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
 
 
 def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Of the policies whose claims about transfers have one outcome, the first with the number of the others."""
+    """Of the policies whose claims about transfers have one outcome, the first with the number of the others.
+
+    A claim that an arm which recomputes decides stays by itself: it names that arm.
+    """
     alike = Counter((one.claim, one.outcome) for one in judgements if one.name.startswith(TRANSFER))
     joined = list[Judgement]()
     for one in judgements:
         if not one.name.startswith(TRANSFER):
             joined.append(one)
         elif count := alike.pop((one.claim, one.outcome), 0):
-            others = f", and {count - 1} other policies (in the appendix)" if count > 1 else ""
-            joined.append(replace(one, name=f"{one.name}{others}"))
+            others = format_count(count - 1, "other policy", "other policies")
+            name = f"{one.name}, and {others} (in the appendix)" if count > 1 else one.name
+            joined.append(replace(one, name=name))
     return joined
 
 

@@ -12,6 +12,8 @@ from results.routing.read import LoadedCell
 from results.statistics.estimates import Ranks, Samples
 
 TOO_SMALL = "not testable at this scale"
+ONE_TURN = "not testable on this trace"
+NO_SECOND_TURN = "every session of the trace has one turn: none can be kept or moved"
 MIN_INSTANCES = 8
 MIN_HOT_PER_INSTANCE = 4
 MIN_TURNS = 10
@@ -46,7 +48,7 @@ class Scale:
     @property
     def lacks_sessions(self) -> str:
         """Why the trace does not suffice for a claim about keeping or moving sessions; empty where it does."""
-        return "" if self.follows_sessions else "every session of the trace has one turn: none can be kept or moved"
+        return "" if self.follows_sessions else NO_SECOND_TURN
 
     @property
     def lacks(self) -> str:

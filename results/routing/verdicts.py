@@ -16,7 +16,7 @@ from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
-from results.routing.scale import TOO_SMALL, Scale
+from results.routing.scale import NO_SECOND_TURN, ONE_TURN, TOO_SMALL, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
 from results.statistics.estimates import Estimate, figure, proportion
 from results.statistics.judgement import (
@@ -283,7 +283,8 @@ def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
     if not lacks:
         return claim
     p = None if by_plan or claim.p is None else 1.0
-    return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=TOO_SMALL, p=p)
+    label = ONE_TURN if lacks.startswith(NO_SECOND_TURN) else TOO_SMALL
+    return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=label, p=p)
 
 
 def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:

@@ -266,7 +266,7 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         )
     for metric, name in (("ttft_s", "TTFT p90"), ("tpot_s", "TPOT p90"), ("e2e_s", "E2E p90")):
         for near_saturation, which in ((False, "not fitted"), (True, "not fitted and near saturation (not judged)")):
-            loads = calibration.list_loads(metric, near_saturation=near_saturation)
+            loads = list(calibration.list_loads(metric, near_saturation=near_saturation).values())
             if loads:
                 bias = format_percent(statistics.fmean(load.bias for load in loads), signed=True)
                 mean_error = format_percent(statistics.fmean(load.size for load in loads))

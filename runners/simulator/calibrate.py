@@ -109,13 +109,13 @@ class Calibration:
     not_told_apart: tuple[str, ...] = ()
     """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
-    def list_loads(self, metric: str, *, near_saturation: bool = False) -> list[LoadErrors]:
-        """The cells that did not give the fit, by load: those near saturation, or the others."""
+    def list_loads(self, metric: str, *, near_saturation: bool = False) -> dict[tuple[float, int, int], LoadErrors]:
+        """Of the cells that did not give the fit, by load: those near saturation, or the others."""
         held_out: dict[tuple[float, int, int], list[CellComparison]] = {}
         for cell in self.cells:
             if not cell.fitted and cell.near_saturation == near_saturation and cell.error(metric) is not None:
                 held_out.setdefault(cell.load, []).append(cell)
-        return [self._compare_load(cells, metric) for cells in held_out.values()]
+        return {load: self._compare_load(cells, metric) for load, cells in held_out.items()}
 
     def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
         errors = [error for cell in held_out if (error := cell.error(metric)) is not None]

@@ -34,6 +34,7 @@ from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
 from runners.simulator.gates import (
     Contention,
+    LoadErrors,
     LoadValues,
     Rank,
     held,
@@ -206,13 +207,30 @@ def judge_calibrations(calibrations: Sequence[Calibration], others: Sequence[str
     """
     gates = []
     for series in COMPARED:
-        loads = [load for one in calibrations for load in one.list_loads(series)]
-        apart = [load for one in calibrations for load in one.list_loads(series, near_saturation=True)]
+        loads, apart = (_join_loads(calibrations, series, near_saturation=near) for near in (False, True))
         gates.append(judge_errors(percentile_name(series, "p90"), loads, apart))
     if not others:
         return tuple(gates)
-    reason = f"the engine model of the simulated runs is not the one fitted to {', '.join(others)}"
+    reason = (
+        f"the engine model of the simulated runs is not the one that this Tracon fits to {', '.join(others)}: "
+        "calibrate again and simulate with that"
+    )
     return tuple(replace(gate, reason=reason) for gate in gates)
+
+
+def _join_loads(calibrations: Sequence[Calibration], series: str, *, near_saturation: bool) -> list[LoadErrors]:
+    """A load that several runs measured is one sample all the same."""
+    parts: dict[tuple[float, int, int], list[LoadErrors]] = {}
+    for one in calibrations:
+        for load, own in one.list_loads(series, near_saturation=near_saturation).items():
+            parts.setdefault(load, []).append(own)
+    return [
+        LoadErrors(
+            tuple(error for own in alike for error in own.errors),
+            tuple(repeat for own in alike for repeat in own.repeats),
+        )
+        for alike in parts.values()
+    ]
 
 
 _Policies = defaultdict[str, dict[int, float]]

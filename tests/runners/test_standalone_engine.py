@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import psutil
 import pytest
 
 from launch.errors import LaunchError
+from launch.instance import Instance
 from launch.profile import config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
@@ -31,7 +34,7 @@ def test_the_patches_of_a_cpu_engine_are_in_use_until_it_ends(
             self.apply, self.revert = (partial(steps.append, step) for step in ("apply", "revert"))
 
     async def serve(*_: object) -> None:
-        steps.append("serve")
+        steps.append(f"listed as {', '.join(row.state for row in standalone_engine.list_running(tmp_path))}")
         raise LaunchError("the engine died", remedy="none")
 
     monkeypatch.setattr(standalone_engine, "find_engine", lambda kind, python: SimpleNamespace(kind=kind))
@@ -39,9 +42,24 @@ def test_the_patches_of_a_cpu_engine_are_in_use_until_it_ends(
     monkeypatch.setattr(standalone_engine, "write_launch", lambda *_: None)
     monkeypatch.setattr(standalone_engine, "PatchUse", Use)
     monkeypatch.setattr(standalone_engine, "_serve", serve)
-    (tmp_path / "mine").mkdir()
-    standalone_engine.hold("mine", config, "cpu-tiny", tmp_path / "mine", 8100, Path())
-    assert steps == ["apply", "serve", "revert"]
+    folder = tmp_path / "engines" / "mine"
+    folder.mkdir(parents=True)
+    standalone_engine.hold("mine", config, "cpu-tiny", folder, 8100, Path())
+    assert steps == ["apply", "listed as starting", "revert"]
+
+
+def test_a_signal_ends_an_engine_that_is_not_ready_yet() -> None:
+    class Loading:
+        async def wait_ready(self, timeout_s: float) -> None:
+            await asyncio.sleep(timeout_s)
+
+    async def stop_early() -> None:
+        stop = asyncio.Event()
+        stop.set()
+        await standalone_engine._wait_until_ready(cast(Instance, Loading()), 600.0, stop)
+
+    with pytest.raises(LaunchError, match="stopped before it was ready"):
+        asyncio.run(stop_early())
 
 
 def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

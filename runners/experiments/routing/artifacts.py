@@ -99,7 +99,8 @@ def publish_cell(
     if turns is None:
         raise CellFailed(f"the turn records cannot be read: {gaps[-1].reason}")
     summary, breakdown = summarise_cell(turns, decisions, record, samples)
-    summary["movements"] = count_movements(decisions or ())
+    if decisions is not None:
+        summary["movements"] = count_movements(decisions)
     write_indented_json(written.summary, summary)
     write_indented_json(written.breakdown, breakdown)
     write_indented_json(written.cell, record)

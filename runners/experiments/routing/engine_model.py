@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from runners.errors import RunnerError
 from runners.experiments.routing.grid import Grid
@@ -31,13 +32,15 @@ def read_model(grid: Grid, variation: str = "") -> EngineFile:
 
 
 def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:
-    """One instance's model: the grid's token budget, scheduling and KV cache, the last where the model knows bytes.
+    """One instance's model with the grid's limits and scheduling, and its KV cache where the model knows bytes.
 
     `kv_cache_bytes`: the policy's own KV cache; None = the grid's.
     """
     model, choice = engine.model, grid.engine
     if choice.max_num_batched_tokens is not None:
         model = msgspec.structs.replace(model, max_batched_tokens=choice.max_num_batched_tokens)
+    if choice.max_num_seqs is not UNSET:
+        model = msgspec.structs.replace(model, max_sequences=choice.max_num_seqs)
     if choice.scheduling is not None:
         model = msgspec.structs.replace(model, scheduling=choice.scheduling)
     size = choice.kv_cache_memory_bytes if kv_cache_bytes is None else kv_cache_bytes

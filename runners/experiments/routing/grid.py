@@ -234,7 +234,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Engine models that `sensitivity` has stand in for the run's own."""
         if self.simulation is None or self.sensitivity is UNSET or self.sensitivity.engines is UNSET:
             return ()
-        return tuple(name for name in self.sensitivity.engines if name != self.simulation.engine)
+        return tuple(dict.fromkeys(name for name in self.sensitivity.engines if name != self.simulation.engine))
 
     def label(self, policy: PolicyChoice) -> str:
         """What tables call the policy; unique in the grid."""

@@ -50,7 +50,9 @@ def _list_variations(grid: Grid) -> Iterator[str]:
 
 def _varies_coefficient(variation: str) -> bool:
     """Of the engine model; the others vary the policy or its load, or name another model."""
-    return "*" in variation and _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
+    if not variation or variation.startswith((OTHER_TRACE, OTHER_ENGINE)):
+        return False
+    return _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
 
 
 def _split(variation: str) -> tuple[str, float]:

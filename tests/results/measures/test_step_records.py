@@ -50,6 +50,16 @@ def test_worker_callbacks_join_their_step(tmp_path: Path, worker_pid: int) -> No
     }  # fmt: skip
 
 
+def test_a_save_that_no_step_called_is_no_gap_where_the_worker_was_recorded(tmp_path: Path) -> None:
+    """It took no time: the sum of all callbacks stays known."""
+    engine = engine_rows(5)
+    _ring(tmp_path, "engine", 11, engine)
+    _ring(tmp_path, "worker", 12, worker_rows(engine, wait_for_save_ns=MISSING))
+    cut, rows = _cut(tmp_path)
+    assert [row["wait_for_save_us"] for row in rows] == [None] * 5
+    assert cut.unavailable_fields == {}
+
+
 def test_the_callbacks_of_a_multiconnector_s_children_are_those_of_both_processes(tmp_path: Path) -> None:
     engine = engine_rows(3, child1_ns=1_000, child2_ns=500)
     stated = {"children": ["Mooncake", "LMCache"], "batch_queue": True, "settings": {"kv_blocks": 1024}}

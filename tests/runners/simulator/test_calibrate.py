@@ -38,6 +38,7 @@ from runners.simulator.calibrate import (
     read_limits,
     simulate_cell,
 )
+from runners.simulator.check import _join_loads
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.step_time import Noise, ResidualNoise, StepTime, draw_residuals
@@ -168,10 +169,10 @@ def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Pa
     assert made.steps >= 100
     held_out = sum(not cell.fitted for cell in made.cells)
     for metric in ("ttft_s", "tpot_s", "e2e_s"):
-        loads = [load for near in (False, True) for load in made.list_loads(metric, near_saturation=near)]
+        loads = [load for near in (False, True) for load in made.list_loads(metric, near_saturation=near).values()]
         assert made.list_loads(metric)
         assert sum(len(load.errors) for load in loads) == held_out
-    unsaturated = [error for load in made.list_loads("e2e_s") for error in load.errors]
+    unsaturated = [error for load in made.list_loads("e2e_s").values() for error in load.errors]
     assert abs(statistics.median(unsaturated)) < 0.5, "the model is of the right size, on a run of a busy machine"
 
 
@@ -219,11 +220,13 @@ def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_
         cell("d", 0.6, fitted=False, load=2.0), cell("e", 0.6, fitted=True, load=3.0),
     )  # fmt: skip
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
-    first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s")
+    first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert first.errors == pytest.approx((0.5, 2.0))
     assert first.repeats == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
     assert second.errors == pytest.approx((-0.5,))
     assert second.repeats == ()
+    twice = _join_loads([Calibration(engine, 100, 0.1, cells)] * 2, "ttft_s", near_saturation=False)
+    assert [len(load.errors) for load in twice] == [4, 2], "two runs of a load are one sample"
 
 
 def test_a_cell_whose_queue_grows_with_every_slow_step_is_near_saturation(run: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launch.profile import load_profile
 from results.records.layout import trial_layouts
@@ -91,6 +92,8 @@ def test_h200s_are_simulated_as_h20s_are() -> None:
     assert describe_model(of).endswith("(UNCALIBRATED)")
     engine = read_engine("h200-qwen3-coder-30b-a3b")
     assert shape_model(of, engine, "both", None).max_batched_tokens == engine.model.max_batched_tokens
+    calibrated = replace(engine, model=replace(engine.model, max_sequences=1024))
+    assert shape_model(of, calibrated, "both", None).max_sequences == of.engine.max_num_seqs == 256
     longest = load_profile(H20).engine.max_model_len
     assert prepare(RunOptions(EXPERIMENT, H200, "fleet")).draft.profile.engine.max_model_len == longest
 
