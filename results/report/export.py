@@ -1,13 +1,13 @@
 """A run's results in a folder to hand on: report, figures, tables, and the numbers for comparisons.
 
 Raw artifacts are left out. Paths of this host are masked in every text: `RUN` is the run's folder, `TRACON` Tracon's,
-`~` the user's home.
+`~` the user's home, `FILES` a folder elsewhere of which the run read a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,14 @@ FORMAT = 1
 """Version of comparable.json."""
 _BINARY = frozenset({".png"})
 _TRACON = Path(__file__).resolve().parents[2]
+
+
+class _PlanInputs(msgspec.Struct, frozen=True):
+    files: Mapping[str, object] = {}
+
+
+class _PlanOfRun(msgspec.Struct, frozen=True):
+    inputs: _PlanInputs = _PlanInputs()
 
 
 class _Exported(msgspec.Struct, frozen=True):
@@ -83,12 +91,23 @@ def _list_files(source: Path) -> Iterator[Path]:
 def _list_masks(source: Path) -> list[tuple[re.Pattern[bytes], bytes]]:
     """The innermost folder first: the run's may be below the home."""
     folders = {source.resolve(): b"RUN", source.absolute(): b"RUN", _TRACON: b"TRACON", Path.home(): b"~"}
+    elsewhere = (path.parent for path in _list_inputs(source) if not any(map(path.is_relative_to, tuple(folders))))
+    folders |= dict.fromkeys(tuple(elsewhere), b"FILES")
     by_length = sorted(folders.items(), key=lambda one: -len(one[0].parts))
     return [
         (re.compile(re.escape(str(folder).encode()) + rb"(?![\w.-])"), name)
         for folder, name in by_length
         if len(folder.parts) > 1
     ]
+
+
+def _list_inputs(source: Path) -> list[Path]:
+    """The files that the run read, such as its trace, as its plan has them."""
+    try:
+        plan = msgspec.json.decode(RunLayout(source).plan.read_bytes(), type=_PlanOfRun)
+    except (OSError, *DAMAGED_JSON):  # the report has that as a gap
+        return []
+    return [path for name in plan.inputs.files if (path := Path(name)).is_absolute()]
 
 
 def _mask_paths(content: bytes, masks: list[tuple[re.Pattern[bytes], bytes]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,11 +87,16 @@ def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
     home = tmp_path / "home"
     run = home / "runs" / "monday"
     write_tax_run(run)
-    (run / "reference_rates.json").write_text(f'{{"a": "{run}/x", "b": "{home}/.cache", "c": "{home}less/y"}}')
+    (run / "reference_rates.json").write_text(
+        f'{{"a": "{run}/x", "b": "{home}/.cache", "c": "{home}less/y", "d": "{tmp_path}/traces/t.jsonl", "e": "/etc"}}'
+    )
+    plan = json.loads(RunLayout(run).plan.read_bytes())
+    plan["inputs"] = {**plan.get("inputs", {}), "files": {f"{tmp_path}/traces/t.jsonl": "0", f"{home}/mine.toml": "1"}}
+    RunLayout(run).plan.write_text(json.dumps(plan))
     monkeypatch.setenv("HOME", str(home))
     export_run(run, tmp_path / "out")
     text = (tmp_path / "out" / "reference_rates.json").read_text()
-    assert text == f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y"}}'
+    assert text == f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y", "d": "FILES/t.jsonl", "e": "/etc"}}'
 
 
 def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Path) -> None:
