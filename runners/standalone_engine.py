@@ -26,6 +26,7 @@ from launch.local import LocalBackend
 from launch.patching import PatchUse
 from launch.profile import Profile, load_config, load_profile
 from results.records.layout import ConfigLayout, write_atomic
+from results.records.visible import visible
 from runners.errors import RunnerError
 from state.process_identity import boot_id, is_alive, this_process
 from state.workspace import default_root
@@ -204,7 +205,7 @@ def _use_patches(engine: Engine) -> Iterator[None]:
         try:
             use.revert()
         except PatchFailed as error:  # the engine's own end is the news
-            sys.stderr.write(f"the patches stay: {error}\n")
+            sys.stderr.write(visible(f"the patches stay: {error}\n"))
 
 
 async def _serve(

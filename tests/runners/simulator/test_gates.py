@@ -420,7 +420,7 @@ def test_a_fit_of_another_engine_model_does_not_judge_a_simulated_run(live: Path
     for metric in ("TTFT", "TPOT", "E2E"):
         gate = gates[f"calibration of {metric} p90"]
         assert gate.outcome is Outcome.OPEN
-        assert gate.reason == f"the engine model of the simulated runs is not the one fitted to {fitted.name}"
+        assert f"is not the one that this Tracon fits to {fitted.name}: calibrate again" in gate.reason
 
 
 def test_simulated_runs_of_two_engine_models_are_not_judged_together(live: Path, tmp_path: Path) -> None:
