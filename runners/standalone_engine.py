@@ -95,12 +95,13 @@ def bring_up(
     limits = checked.launch  # the holder itself waits, stops the engine and then writes why
     deadline = time.monotonic() + limits.ready_timeout_s + limits.stop_grace_s + 2 * STOP_MARGIN_S
     while time.monotonic() < deadline:
+        ended = holder.poll() is not None  # asked before the row is read, which is then its last
         row = _read_engine(folder)
         if row is not None and row.state == "ready":
             return row
         if row is not None and row.state == "failed":
             raise RunnerError(row.reason, remedy=row.remedy, exit_code=row.exit_code)
-        if holder.poll() is not None and (row is None or row.state == "starting"):
+        if ended:
             raise RunnerError(f"the process that holds {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
         time.sleep(POLL_S)
     raise RunnerError(

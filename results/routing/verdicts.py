@@ -187,13 +187,13 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
         scale.lacks or scale.lacks_loop(labels.get(STICKY, ""), labels.get(UNIFIED, "")),
     )  # fmt: skip
     if full and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
-        yield from _judge_ablation(labels, pairs, scale)
+        yield from _gate_all(_judge_ablation(labels, pairs, scale), scale.lacks_sessions)
     for step in ORDER:
         lacks = "" if step.metric == "apc" else scale.lacks_instances
         # Which of two is slower on this trace is the log's claim, and its trace has an end: no steady state is needed.
         yield from compare(step.name, step.claim, step.first, step.second, step.metric, step.expected, lacks)
     if labels.get(UNIFIED) and labels.get(LMETRIC):
-        yield from _judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale)
+        yield from _gate_all(_judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale), scale.lacks_sessions)
 
 
 def _lacks_sessions(scale: Scale, *rows: str) -> str:
@@ -203,15 +203,11 @@ def _lacks_sessions(scale: Scale, *rows: str) -> str:
 
 def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
     """specs/routing_log has LMetric find by itself most of what unified's affinity gives."""
-    yield _gate(
-        _judge_within(
-            "log: LMetric places like unified",
-            f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
-            _compare(pairs, lmetric, unified, "apc"),
-            LOCALITY_WITHIN,
-        ),
-        scale.lacks_sessions,
-        by_plan=True,
+    yield _judge_within(
+        "log: LMetric places like unified",
+        f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
+        _compare(pairs, lmetric, unified, "apc"),
+        LOCALITY_WITHIN,
     )
     yield _gate(
         _judge_within(
@@ -220,8 +216,8 @@ def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Sc
             _compare(pairs, unified, lmetric, "ttft_p90_s"),
             LITTLE,
         ),
-        scale.lacks_instances or scale.lacks_sessions or scale.lacks_steady_state(unified, lmetric),
-        by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
+        scale.lacks_instances or scale.lacks_steady_state(unified, lmetric),
+        by_plan=bool(scale.lacks_instances),
     )
 
 
@@ -232,15 +228,11 @@ def _runs_enough(arms: Arms, rows: Collection[str], least: int) -> bool:
 
 def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
     affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
-    yield _gate(
-        _judge_within(
-            "ablation: affinity only keeps locality",
-            "without migration APC is that of EAR",
-            _compare(pairs, affinity, full, "apc"),
-            LOCALITY_WITHIN,
-        ),
-        scale.lacks_sessions,
-        by_plan=True,
+    yield _judge_within(
+        "ablation: affinity only keeps locality",
+        "without migration APC is that of EAR",
+        _compare(pairs, affinity, full, "apc"),
+        LOCALITY_WITHIN,
     )
     yield _gate(
         _judge_direction(
@@ -250,18 +242,14 @@ def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sca
             Verdict.HIGHER,
         ),
         scale.lacks or scale.lacks_loop(affinity, full),
-        by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
+        by_plan=bool(scale.lacks_instances),
     )
-    yield _gate(
-        _judge_direction(
-            "ablation: migration only loses locality",
-            "without affinity APC is lower than EAR's",
-            _compare(pairs, migration, full, "apc"),
-            Verdict.LOWER,
-            share=True,
-        ),
-        scale.lacks_sessions,
-        by_plan=True,
+    yield _judge_direction(
+        "ablation: migration only loses locality",
+        "without affinity APC is lower than EAR's",
+        _compare(pairs, migration, full, "apc"),
+        Verdict.LOWER,
+        share=True,
     )
 
 
@@ -285,6 +273,11 @@ def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
     p = None if by_plan or claim.p is None else 1.0
     label = ONE_TURN if lacks.startswith(NO_SECOND_TURN) else TOO_SMALL
     return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=label, p=p)
+
+
+def _gate_all(claims: Iterable[Judgement], lacks: str) -> Iterable[Judgement]:
+    """`lacks`: what the plan itself rules out for each of them."""
+    return (_gate(claim, lacks, by_plan=True) for claim in claims)
 
 
 def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:

@@ -160,7 +160,7 @@ def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
     ],
 )
 def test_a_share_that_may_be_a_part_of_the_whole_is_not_said_to_be_none(judged: Judgement) -> None:
-    """A value of -1 % whose config is not told from plain says nothing of a faster one; nor does the spread of few."""
+    """-1 % that is not distinguishable from none makes no config faster; neither does the spread of a few launches."""
     assert "faster than plain" not in judged.reason
     assert "costs more" not in judged.reason
 
