@@ -73,7 +73,7 @@ def judge_hypotheses(
             estimate(gap), estimate(mooncake), estimate(nixl), (p_value(gap, low), p_value(gap, high)), remedy
         ),
         hypotheses.judge_framework(_find_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90), remedy),
-        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90), remedy),
+        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90)),
         hypotheses.judge_input_trend(_find_first(lines, config=MOONCAKE, along="input_tokens", at=None), remedy),
         hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None), remedy),
     )
