@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.configs import in_order
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.saturation_criteria import judge_launches
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.measures.summary import CellSummary, is_at_rate
 from results.records.percent import format_percent
-from results.report.figure import Figure, in_order
+from results.report.figure import Figure
 from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.trials import SPREAD
 

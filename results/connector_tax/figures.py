@@ -18,6 +18,7 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
+from results.connector_tax.configs import BASELINE, in_order
 from results.connector_tax.curve_figures import (
     describe_launches,
     name_absent,
@@ -32,10 +33,9 @@ from results.measures.cells import step_samples
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import STEP_SERIES
 from results.measures.summary import CellSummary
-from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
 from results.records.percent import format_percent
-from results.report.figure import Figure, in_order
+from results.report.figure import Figure
 from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD

@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from results.connector_tax.configs import BASELINE
 from results.measures.cells import collect_cells
 from results.measures.saturation_criteria import (
     CRITERIA,
@@ -25,7 +26,6 @@ from results.measures.saturation_criteria import (
     judge_launches,
 )
 from results.measures.summary import CellSummary, is_at_rate
-from results.records.baseline import BASELINE
 from results.records.errors import DAMAGED_JSON, ArtifactError
 
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launch.profile import Capacity
-from results.records.baseline import BASELINE, REPEAT
+from results.connector_tax.configs import BASELINE, REPEAT
 from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (

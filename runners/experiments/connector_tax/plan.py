@@ -12,7 +12,7 @@ import msgspec
 
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
-from results.records.baseline import BASELINE, REPEAT
+from results.connector_tax.configs import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.launch_noise import NAMED_TAX
 from results.measures.saturation import REF_SAFE
-from results.records.baseline import BASELINE, REPEAT
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
