@@ -21,8 +21,8 @@ from results.connector_tax.tax import (
     name_saturated,
     why_unjudged,
 )
-from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
-from results.measures.summary import Shape
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
+from results.connector_tax.summary import Shape
 from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld

@@ -1,4 +1,4 @@
-"""The configs of connector-tax: names, order in tables and figures, pens. A plan needs the names: imports stay small."""
+"""The configs of connector-tax: names, order, pens. Plans need the names too: it imports little."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.measures.summary import CellSummary
+from results.connector_tax.summary import CellSummary
 from results.records.percent import format_percent
 from results.report.table import Column, Table, make_table
 

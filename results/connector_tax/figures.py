@@ -29,10 +29,10 @@ from results.connector_tax.curve_figures import (
     ttft_by_rate,
 )
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
-from results.measures.cells import step_samples
-from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.connector_tax.read import step_samples
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import STEP_SERIES
-from results.measures.summary import CellSummary
+from results.connector_tax.summary import CellSummary
 from results.records.errors import ArtifactError
 from results.records.percent import format_percent
 from results.report.figure import Figure

@@ -28,8 +28,8 @@ from results.connector_tax.combined_taxes import (
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
-from results.measures.saturation import REF_SAFE, ReferenceRates
-from results.measures.summary import CellSummary
+from results.connector_tax.saturation import REF_SAFE, ReferenceRates
+from results.connector_tax.summary import CellSummary
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent

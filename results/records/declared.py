@@ -194,7 +194,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`, `plain`), "
         "`repetition`, its `place` in it, whether that is the `first`, and the names of the `others`.",
     ),
-    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/measures/saturation.py)."),
+    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/connector_tax/saturation.py)."),
     *(
         OtherFile(name, _ANALYSED)
         for name in (

@@ -14,7 +14,7 @@ import msgspec
 
 from launch.errors import LaunchError
 from results.connector_tax.write import write_results
-from results.measures.saturation import ReferenceRates, choose_reference_rates
+from results.connector_tax.saturation import ReferenceRates, choose_reference_rates
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan

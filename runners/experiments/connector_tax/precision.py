@@ -10,7 +10,7 @@ import msgspec
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.launch_noise import NAMED_TAX
-from results.measures.saturation import REF_SAFE
+from results.connector_tax.saturation import REF_SAFE
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launch.profile import Capacity
-from results.measures.cells import collect_cells
-from results.measures.saturation import ReferenceRates
-from results.measures.saturation_criteria import LIMITS
+from results.connector_tax.read import collect_cells
+from results.connector_tax.saturation import ReferenceRates
+from results.connector_tax.saturation_criteria import LIMITS
 from results.records.percent import format_percent
-from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, Shape
 
 USABLE = 0.8
@@ -22,6 +21,14 @@ USABLE = 0.8
 MEASURED = "the most that any config computed in Phase A"
 ShapeLoad = tuple[str, float | None, Shape]
 """A rate's name, its value (None = it has none), the shape."""
+
+
+def load_cell_s(*, rate_per_s: float, min_duration_s: float, min_completed: int, warmup_s: float) -> float:
+    """Seconds an open-loop cell takes where the engine keeps up: max(minimum duration, minimum completions) + warm-up.
+
+    Source: specs/connector_tax, "Phase A", column "Duration".
+    """
+    return max(min_duration_s, min_completed / rate_per_s) + warmup_s
 
 
 def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape, min_completed: int) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Measurements
-from results.measures.saturation import ReferenceRates
-from results.measures.summary import CellSummary, Shape
+from results.connector_tax.saturation import ReferenceRates
+from results.connector_tax.summary import CellSummary, Shape
 from results.statistics.estimates import Estimate, Samples
 
 SHAPE = Shape(4096, 256)

@@ -12,8 +12,8 @@ import pytest
 from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
-from results.measures.cells import analyse_cell
-from results.measures.saturation import ReferenceRates
+from results.connector_tax.read import analyse_cell
+from results.connector_tax.saturation import ReferenceRates
 from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
 from results.records.plan import CellPlan

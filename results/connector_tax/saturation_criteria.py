@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from results.measures.summary import CellSummary
+from results.connector_tax.summary import CellSummary
 from results.statistics.estimates import Estimate
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
