@@ -58,7 +58,8 @@ from results.records.run_folder import (
     preflight_decisions,
     run_facts,
 )
-from results.statistics.estimates import Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 
 

@@ -18,7 +18,8 @@ from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.connector_tax.summary import CellSummary, is_at_rate
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.statistics.estimates import LEVEL, Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
 StepsOf = Callable[[CellSummary], Mapping[str, Samples]]

@@ -36,7 +36,8 @@ from results.connector_tax.summary import CellSummary
 from results.records.errors import ArtifactError
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.statistics.estimates import LEVEL, Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
 

@@ -13,7 +13,7 @@ from results.measures.columns import metric_values
 from results.measures.latency import TPOT, TTFT
 from results.measures.requests import due_in_window
 from results.records.schemas import RequestStatus
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from results.connector_tax.combined_taxes import (
     Trend,
 )
 from results.records.percent import format_percent
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import (
     TRIALS_REMEDY,
     Judgement,

@@ -11,7 +11,8 @@ from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_ref
 from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
-from results.statistics.estimates import LEVEL, Estimate, bound_sigma
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, bound_sigma
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_TAX = 0.10

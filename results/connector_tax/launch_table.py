@@ -11,7 +11,7 @@ from results.connector_tax.summary import CellSummary
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PlannedCell
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import figure
+from results.records.estimate import figure
 
 Launches = Sequence[CellSummary]
 """The cells of one config at one load."""

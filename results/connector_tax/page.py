@@ -15,7 +15,7 @@ from results.connector_tax.summary import CellSummary
 from results.records.percent import format_percent
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
-from results.statistics.estimates import Estimate, figure
+from results.records.estimate import Estimate, figure
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged, name_remedy
 from results.statistics.trials import MIN_PAIRED
 

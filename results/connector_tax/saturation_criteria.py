@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from results.connector_tax.summary import CellSummary
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
 FEWEST = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from results.records.frames import Gap
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 
 
 @dataclass(frozen=True, slots=True)

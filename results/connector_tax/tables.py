@@ -27,7 +27,8 @@ from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
 from results.statistics.blocks import show_count
-from results.statistics.estimates import Estimate, samples_needed
+from results.records.estimate import Estimate
+from results.statistics.estimates import samples_needed
 from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED
 

@@ -35,7 +35,7 @@ from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PreflightDecision, RunFacts
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, correct_together, list_some, withheld
 from results.statistics.trials import estimate, p_value
 

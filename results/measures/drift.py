@@ -15,7 +15,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from results.statistics.estimates import Estimate, Samples, student_quantile, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, student_quantile
 from results.statistics.judgement import Verdict, judged, withheld
 
 MIN_CONFIGS = 4

@@ -8,15 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from results.measures.latency import METRICS
-from results.statistics.estimates import (
-    Estimate,
-    Samples,
-    clean,
-    mean,
-    order_statistic_ranks,
-    percentiles,
-    unknown,
-)
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, clean, mean, order_statistic_ranks, percentiles
 
 POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 MOST_LOST = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from results.connector_tax.summary import CellSummary, Shape
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 
 SHAPE = Shape(512, 32)
 

@@ -31,7 +31,7 @@ from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
 from results.connector_tax.saturation import REF_SAFE, ReferenceRates
 from results.connector_tax.summary import Shape
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, Verdict
 from results.statistics.trials import Measured, Trial, estimate
 from tests.results.statistics.in_memory import (

@@ -20,7 +20,7 @@ from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT,
 from results.connector_tax.summary import CellSummary, Shape
 from results.records.errors import ArtifactError
 from results.records.schemas import CellRecord
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
 SHAPE = Shape(4096, 256)
