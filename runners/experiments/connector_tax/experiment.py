@@ -14,7 +14,7 @@ import msgspec
 
 from launch.errors import LaunchError
 from results.connector_tax.write import write_results
-from results.connector_tax.saturation import ReferenceRates, choose_reference_rates
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
@@ -24,7 +24,6 @@ from runners.errors import CellSkipped
 from runners.experiments.connector_tax.artifacts import adopt_cell
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import Grid
-from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.sustainable import list_overloads
 from runners.experiments.patched_cells import PatchedCells, RunCell
 
