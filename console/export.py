@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from console.findings import Report
+from results.records.estimate import Estimate
 from results.report.chart import Chart
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ def _list_rows(part: Table | Chart) -> Iterator[tuple[object, ...]]:
         for line in part.lines:
             yield from ((line.name, *astuple(point)) for point in line.points)
         return
-    from results.statistics.estimates import Estimate
-
     rows: Sequence[tuple[Value, ...]] = part.values or part.rows
     bounded = {index for row in rows for index, value in enumerate(row) if isinstance(value, Estimate)}
     headings = [(name, f"{name} low", f"{name} high") if index in bounded else (name,)

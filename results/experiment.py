@@ -46,5 +46,7 @@ class ExperimentResults(Generic[Analysis]):
     """By name of a document: converts one of an older version."""
     why_no_compare: str = ""
     """Why two runs are not compared, and what is compared instead."""
+    exported: Callable[[RunLayout], tuple[Path, ...]] = lambda layout: ()
+    """What `tracon export` copies, where it exists, beside the files that every experiment has: tables, rates."""
     times_steps: bool = False
     """The engines of its runs report the durations of their steps."""

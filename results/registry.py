@@ -93,7 +93,8 @@ def export_run(source: Path, target: Path) -> tuple[Path, ...]:
     refuse_run_folder(target)  # before the analysis, which takes long
     results = results_of(source)
     analysis = results.write(source)
-    return export_results(source, target, _build_comparable(results, analysis, source))
+    own = results.exported(RunLayout(source))
+    return export_results(source, target, _build_comparable(results, analysis, source), own)
 
 
 def _read_exported(folder: Path) -> Comparable | None:

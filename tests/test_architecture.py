@@ -70,6 +70,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.samplers.engine_counters",
     ),
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
+    "a number with its interval, as a step hands it on": ("results.records.estimate",),
     "the form of a figure": (
         "results.report.figure", "results.report.ink", "results.routing.figure_kinds", "results.routing.shown",
     ),

@@ -13,7 +13,6 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.waterfall import (
-    RESIDUAL_LIMIT,
     find_phase,
     key_requests,
     latest_requests,
@@ -27,6 +26,7 @@ from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
 from results.records.events import CellState
+from results.records.lifecycle import RESIDUAL_BELOW
 from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import (
@@ -78,7 +78,7 @@ def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
     parts.append((f"  {sums['discarded']} discarded", "warn" if sums["discarded"] else "dim"))
     worst = worst_residual(view)
     if worst is not None:
-        parts.append((f"  residual ≤ {say.digits(worst * 100)} %", "warn" if worst > RESIDUAL_LIMIT else "dim"))
+        parts.append((f"  residual ≤ {say.digits(worst * 100)} %", "warn" if worst >= RESIDUAL_BELOW else "dim"))
     return (*parts, (f"  {sums['warmups']} warm-up", "dim"))
 
 

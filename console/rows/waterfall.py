@@ -12,6 +12,7 @@ from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, Column, Row, Span, cell, flow_entries
 from results.records.events import LifecycleMeasured
+from results.records.lifecycle import RESIDUAL_BELOW
 from state.lifecycle import LifecycleView, MeasuredRequest
 
 SHOWN = 120
@@ -21,8 +22,6 @@ LAST = "d_decode"
 ROOM = 1.15
 """The waterfall's full width, in times to first token of the slowest request it shows."""
 BLOCK, GOES_ON = "█", "»"
-RESIDUAL_LIMIT = 0.05
-"""The share of a request that its phases may leave unexplained (specs/pd_lifecycle.md, success criterion 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def share_text(share: float | None) -> str:
 
 
 def _residual_tone(event: LifecycleMeasured, tone: str) -> str:
-    return "warn" if event.residual_share is not None and event.residual_share > RESIDUAL_LIMIT else tone
+    return "warn" if event.residual_share is not None and event.residual_share >= RESIDUAL_BELOW else tone
 
 
 def _request_text(request: MeasuredRequest) -> str:

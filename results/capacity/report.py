@@ -15,7 +15,8 @@ from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates, gates_table
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page
 from results.report.table import Column, Table, gap_table, make_table
-from results.statistics.estimates import LEVEL, figure
+from results.records.estimate import figure
+from results.statistics.estimates import LEVEL
 from results.statistics.judgement import TRIALS_REMEDY, Outcome
 from results.statistics.trials import MIN_PAIRED
 

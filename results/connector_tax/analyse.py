@@ -29,10 +29,11 @@ from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
-from results.measures.cells import Collected, collect_cells, request_samples, step_samples
-from results.measures.drift import Drift, measure_drifts
-from results.measures.goodput import Slo, measure_goodput
-from results.measures.saturation import (
+from results.connector_tax.read import Collected, collect_cells, request_samples, step_samples
+from results.connector_tax.drift import measure_drifts
+from results.measures.drift import Drift
+from results.connector_tax.goodput import Slo, measure_goodput
+from results.connector_tax.saturation import (
     REF_LOAD,
     REF_SAFE,
     ReferenceRates,
@@ -40,8 +41,8 @@ from results.measures.saturation import (
     judge_cells,
     reference_rates,
 )
-from results.measures.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
-from results.measures.summary import CellSummary
+from results.connector_tax.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
+from results.connector_tax.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
@@ -57,7 +58,8 @@ from results.records.run_folder import (
     preflight_decisions,
     run_facts,
 )
-from results.statistics.estimates import Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import throughput_by_rate, tpot_by_rate, ttft_by_rate
 from results.report.chart import Chart, Line, Point
 from results.report.figure import Figure
+from results.report.ink import pens
 
 _MARKS = "x saturated, o degraded client; both axes logarithmic."
 
@@ -41,7 +43,8 @@ def _lines(figure: Figure, value: str, scale: float) -> tuple[Line, ...]:
         if measured is not None:
             point = Point(float(row["rate_per_s"]), measured, low, high, _mark(row))
             points.setdefault(row["config"], []).append(point)
-    return tuple(Line(config, tuple(line)) for config, line in points.items())
+    ink = pens(points, CONFIG_PENS)
+    return tuple(Line(config, tuple(line), ink[config].color) for config, line in points.items())
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

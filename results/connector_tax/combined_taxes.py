@@ -21,10 +21,11 @@ from results.connector_tax.tax import (
     name_saturated,
     why_unjudged,
 )
-from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
-from results.measures.summary import Shape
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
+from results.connector_tax.summary import Shape
 from results.records.percent import format_percent
-from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 

@@ -11,17 +11,19 @@ import numpy as np
 import pandas as pd
 
 from results.connector_tax.analyse import Analysis
-from results.measures.saturation import REF_LOAD, REF_SAFE
-from results.measures.saturation_criteria import judge_launches
+from results.connector_tax.configs import in_order
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
+from results.connector_tax.saturation_criteria import judge_launches
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
-from results.measures.summary import CellSummary, is_at_rate
+from results.connector_tax.summary import CellSummary, is_at_rate
 from results.records.percent import format_percent
-from results.report.figure import Figure, in_order
-from results.statistics.estimates import LEVEL, Estimate, Samples
+from results.report.figure import Figure
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
 StepsOf = Callable[[CellSummary], Mapping[str, Samples]]
-"""Reads a cell's step series (`results.measures.cells.step_samples`)."""
+"""Reads a cell's step series (`results.connector_tax.read.step_samples`)."""
 
 CDF_SERIES: Mapping[str, str] = {
     LATENCY: "whole engine step",

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
+from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
-from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
@@ -38,7 +39,7 @@ def draw_latency(figure: Figure) -> Drawing:
     axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + max(len(marked), 1)))
     _draw_references(axes, figure)
     apart, ends = set_apart(configs), []
-    for config, pen in pens(configs).items():
+    for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table[value].notna()]
         at = rows["rate_per_s"].to_numpy(dtype=np.float64) * apart[config]
         draw_line(axes, at, rows, value, pen, 1e3)
@@ -102,7 +103,7 @@ def draw_throughput(figure: Figure) -> Drawing:
     axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 4))
     axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1, label="y = x")
     apart = set_apart(configs)
-    for config, pen in pens(configs).items():
+    for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
         short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
         at = rows["rate_per_s"].to_numpy(dtype=np.float64)
@@ -145,7 +146,7 @@ def draw_cdf(figure: Figure) -> Drawing:
     series = [name for name in CDF_SERIES if name in set(table["series"])]
     drawing = sheet(9, 4)
     panels = drawing.subplots(1, len(series), sharey=True, squeeze=False)[0]
-    ink = pens(dict.fromkeys(table["config"]))
+    ink = pens(table["config"], CONFIG_PENS)
     for panel, name in zip(panels, series, strict=True):
         inside = table[table["series"] == name]
         for index, (config, pen) in enumerate(ink.items()):
@@ -215,7 +216,7 @@ def draw_taxes(figure: Figure) -> Drawing:
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
     drawing, panels = _tax_panels(figure, configs, 0.48)
-    ink = pens(configs)
+    ink = pens(configs, CONFIG_PENS)
     for metric, panel in panels.items():
         groups = []
         for reference, fade in ((REF_SAFE, 1.0), (REF_LOAD, 0.4)):
@@ -281,7 +282,7 @@ def draw_decomposition(figure: Figure) -> Drawing:
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
     drawing, panels = _tax_panels(figure, configs, 0.62)
-    ink = [pens(configs)[name].color for name in configs]
+    ink = [pens(configs, CONFIG_PENS)[name].color for name in configs]
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]
         groups = (
@@ -299,7 +300,7 @@ def draw_additivity(figure: Figure) -> Drawing:
     table = figure.table
     names = (*PARTS, SUM, WHOLE)
     drawing, panels = _tax_panels(figure, ["sum of both" if name == SUM else name for name in names], 0.42)
-    ink = pens([*PARTS, WHOLE])
+    ink = pens([*PARTS, WHOLE], CONFIG_PENS)
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]
         bars = _prepare(rows, names)

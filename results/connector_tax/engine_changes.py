@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from results.measures.summary import CellSummary
-from results.records.baseline import BASELINE, REPEAT
+from results.connector_tax.configs import BASELINE, REPEAT
+from results.connector_tax.summary import CellSummary
 from results.records.percent import format_percent
 from results.report.table import Column, Table, make_table
 

@@ -61,5 +61,6 @@ RESULTS = ExperimentResults(
     charts=_build_charts,
     page=_build_page,
     comparable=_list_comparable,
+    exported=lambda layout: (layout.tax_csv, layout.reference_rates),
     times_steps=True,
 )

@@ -18,6 +18,7 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
+from results.connector_tax.configs import BASELINE, in_order
 from results.connector_tax.curve_figures import (
     describe_launches,
     name_absent,
@@ -28,15 +29,15 @@ from results.connector_tax.curve_figures import (
     ttft_by_rate,
 )
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
-from results.measures.cells import step_samples
-from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.connector_tax.read import step_samples
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import STEP_SERIES
-from results.measures.summary import CellSummary
-from results.records.baseline import BASELINE
+from results.connector_tax.summary import CellSummary
 from results.records.errors import ArtifactError
 from results.records.percent import format_percent
-from results.report.figure import Figure, in_order
-from results.statistics.estimates import LEVEL, Estimate, Samples
+from results.report.figure import Figure
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
 

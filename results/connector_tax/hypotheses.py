@@ -18,10 +18,9 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
     Trend,
-    judge_sum,
 )
 from results.records.percent import format_percent
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import (
     TRIALS_REMEDY,
     Judgement,
@@ -186,11 +185,11 @@ def label_value(share: float) -> str:
     return "implementation-cost-dominated" if share < IMPLEMENTATION_BELOW else "mixed"
 
 
-def judge_additivity(stacked: Additivity | None, remedy: str = TRIALS_REMEDY) -> Judgement:
+def judge_additivity(stacked: Additivity | None) -> Judgement:
     """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
-    none = unknown("neither the stacked connectors nor their parts were measured at ref_safe")
-    excess = stacked.relative_excess if stacked is not None else none
-    kind, why = judge_sum(excess, remedy)
+    none = "neither the stacked connectors nor their parts were measured at ref_safe"
+    excess = stacked.relative_excess if stacked is not None else unknown(none)
+    kind, why = (stacked.verdict, stacked.reason) if stacked is not None else (Additive.UNDECIDED, none)
     undecided = why if excess.value is None else f"{excess.percent()}: {why}"
     outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
     meaning = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from results.measures.saturation import ReferenceRates
-from results.measures.summary import CellSummary, Shape, is_at_rate
+from results.connector_tax.saturation import ReferenceRates
+from results.connector_tax.summary import CellSummary, Shape, is_at_rate
 from results.records.phase_names import CONFIRM
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
-from results.measures.saturation import ReferenceRates
-from results.measures.summary import Shape
+from results.connector_tax.saturation import ReferenceRates
+from results.connector_tax.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
-from results.statistics.estimates import LEVEL, Estimate, bound_sigma
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, bound_sigma
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_TAX = 0.10

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from results.connector_tax.launches import count_planned_launches
-from results.measures.saturation_criteria import CellSaturation
-from results.measures.summary import CellSummary
+from results.connector_tax.saturation_criteria import CellSaturation
+from results.connector_tax.summary import CellSummary
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PlannedCell
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import figure
+from results.records.estimate import figure
 
 Launches = Sequence[CellSummary]
 """The cells of one config at one load."""

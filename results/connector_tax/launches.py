@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from results.measures.summary import CellSummary
+from results.connector_tax.summary import CellSummary
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PlannedCell
 

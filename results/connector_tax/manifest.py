@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from results.measures.summary import CellSummary
+from results.connector_tax.summary import CellSummary
 from results.records.frames import Gap
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow

@@ -28,14 +28,14 @@ from results.connector_tax.combined_taxes import (
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
-from results.measures.saturation import REF_SAFE, ReferenceRates
-from results.measures.summary import CellSummary
+from results.connector_tax.saturation import REF_SAFE, ReferenceRates
+from results.connector_tax.summary import CellSummary
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PreflightDecision, RunFacts
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, correct_together, list_some, withheld
 from results.statistics.trials import estimate, p_value
 
@@ -73,7 +73,7 @@ def judge_hypotheses(
             estimate(gap), estimate(mooncake), estimate(nixl), (p_value(gap, low), p_value(gap, high)), remedy
         ),
         hypotheses.judge_framework(_find_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90), remedy),
-        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90), remedy),
+        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90)),
         hypotheses.judge_input_trend(_find_first(lines, config=MOONCAKE, along="input_tokens", at=None), remedy),
         hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None), remedy),
     )

@@ -17,7 +17,8 @@ from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
-from results.measures.summary import CellSummary, flatten_values
+from results.connector_tax.summary import CellSummary
+from results.measures.summary import flatten_values
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
 from results.report.content import Report

@@ -9,24 +9,20 @@ difference of two launches of one config counts as noise and not as drift.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from results.measures.summary import CellSummary
-from results.statistics.estimates import Estimate, Samples, student_quantile, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, student_quantile
 from results.statistics.judgement import Verdict, judged, withheld
 
-SERIES = ("ttft_p50_s", "tpot_p50_s")
-"""Medians, the least noisy percentiles: a drift moves the whole distribution."""
 MIN_CONFIGS = 4
 """From this many configs on, their spread gives a reliable interval."""
 _LARGEST = 700.0
 """Largest logarithm; exp of more than about 709 overflows."""
-_ACROSS = "the same load in Phase A and in Phase B or B': what differs between the phases for another reason counts too"
 
 
 class DriftVerdict(StrEnum):
@@ -42,7 +38,7 @@ class Drift:
     """How one latency moved over the run, all configs together."""
 
     series: str
-    """What drifts: `ttft_p50_s` or `tpot_p50_s` of load cells."""
+    """What drifts, e.g. `ttft_p50_s`."""
     slope_per_h: Estimate
     """Relative change per hour: 0.02 = 2 % slower an hour later; n counts cells."""
     span_h: float | None
@@ -50,27 +46,6 @@ class Drift:
     verdict: DriftVerdict
     reason: str
     """The cells that it rests on, or why it cannot be tested."""
-
-
-def measure_drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
-    """The drift of each of SERIES over these cells; the caller leaves out those that are degraded or saturated.
-
-    A run with several trials is judged by its repeated cells, another by the loads that two phases share.
-    """
-    cells = list(summaries)
-    return tuple(_measure_drift(name, cells) for name in SERIES)
-
-
-def _measure_drift(series: str, cells: Sequence[CellSummary]) -> Drift:
-    if len({cell.trial for cell in cells}) > 1:
-        groups, what = _group_repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
-    else:
-        groups, what = _group_repeats(series, cells, lambda cell: ""), _ACROSS
-    timed = {
-        config: [[(cell.t_start_unix_s, cell.value(series) or 0.0) for cell in cells] for cells in repeats]
-        for config, repeats in groups.items()
-    }
-    return drift_of(series, timed, what, short="configs have a load that was measured twice")
 
 
 def drift_of(
@@ -84,8 +59,8 @@ def drift_of(
 ) -> Drift:
     """The drift of values (above 0) that repeat one another: (seconds, value), in groups of one config.
 
-    what: the repeats, in words; short: what too few configs have, in words; kind: what the groups are called (launches
-    in pd-lifecycle); least: the fewest groups that give an interval.
+    what: the repeats, in words; short: what too few configs have, in words; kind: what the groups are called;
+    least: the fewest groups that give an interval.
     """
     used = [value for repeats in groups.values() for values in repeats for value in values]
     pieces = [(config, *_fit_slope(repeats)) for config, repeats in sorted(groups.items())]
@@ -106,22 +81,6 @@ def _name_verdict(verdict: Verdict | None) -> DriftVerdict:
     if verdict is None:
         return DriftVerdict.NOT_TESTABLE
     return DriftVerdict.NOT_DETECTED if verdict == Verdict.NOT_DISTINGUISHABLE else DriftVerdict.DETECTED
-
-
-def _group_repeats(
-    series: str, cells: Sequence[CellSummary], kind: Callable[[CellSummary], str]
-) -> dict[str, list[list[CellSummary]]]:
-    """By config, the groups of cells that repeat one another, at least two in each."""
-    by_load: dict[tuple[str, str, float, str], list[CellSummary]] = defaultdict(list)
-    for cell in cells:
-        value = cell.value(series)
-        if value is not None and value > 0:
-            by_load[cell.config, kind(cell), cell.rate_per_s, str(cell.shape)].append(cell)
-    groups: dict[str, list[list[CellSummary]]] = defaultdict(list)
-    for (config, *_), repeats in by_load.items():
-        if len(repeats) > 1:
-            groups[config].append(repeats)
-    return groups
 
 
 def _fit_slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from results.records.schemas import CellRecord
-from results.statistics.estimates import Estimate, clean, samples_needed, too_small, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import clean, samples_needed, too_small
 
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"

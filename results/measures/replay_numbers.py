@@ -10,7 +10,7 @@ import numpy as np
 from results.measures.latency import METRICS, Mask
 from results.measures.summary import mean_and_percentiles
 from results.measures.turns import Turns, read_turns
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 
 UNREADABLE = "the turn records cannot be read"
 

@@ -19,7 +19,8 @@ from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
 from results.measures.summary import percentile_estimates
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
-from results.statistics.estimates import Estimate, clean, student_quantile, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import clean, student_quantile
 
 _UNREADABLE = "the request records cannot be read"
 

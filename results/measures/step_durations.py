@@ -10,7 +10,8 @@ import pandas as pd
 
 from results.measures.summary import STEP_POINTS, percentile_name
 from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
-from results.statistics.estimates import Estimate, Samples, clean, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, clean
 
 LATENCY, PERIOD = "engine_step_us", "period_us"
 CALLBACKS = "connector_total_us"

@@ -1,25 +1,15 @@
-"""The numbers of one measured cell, as every table, verdict and report reads them."""
+"""The values of a cell's summary: their names, percentiles and means, and how they become columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from results.measures.latency import METRICS
-from results.records.frames import Gap
-from results.statistics.estimates import (
-    Estimate,
-    Samples,
-    clean,
-    mean,
-    order_statistic_ranks,
-    percentiles,
-    unknown,
-)
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, clean, mean, order_statistic_ranks, percentiles
 
 POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 MOST_LOST = 0.05
@@ -28,69 +18,6 @@ MOST_LOST = 0.05
 With one in twenty, p90 is between p84 and p95 of the others: about what 60 requests leave open.
 """
 STEP_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90}
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What each request asks for."""
-
-    input_tokens: int
-    output_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.input_tokens}x{self.output_tokens}"
-
-
-@dataclass(frozen=True, slots=True)
-class CellSummary:
-    """One measured cell. `docs/analysis.md` defines every value."""
-
-    cell: str
-    config: str
-    phase: str
-    trial: int
-    rate_per_s: float
-    """As requested."""
-    shape: Shape
-    arrival: str
-    seed: int | None
-    window_s: float
-    t_start_unix_s: float
-    attempt: int
-    stop_reason: str
-    counts: Mapping[str, int | None]
-    """Requests due in the window: completed, failed, dropped, cut; warmup (due before it); steps, empty_steps."""
-    values: Mapping[str, Estimate]
-    """By name with its unit, e.g. `ttft_p90_s`, `throughput_ratio`, `engine_step_p50_us`."""
-    degraded: str
-    """Why it takes no part in comparisons (`why_degraded`); empty where it does."""
-    fidelity: Mapping[str, Any]
-    step_timing: Mapping[str, Any]
-    """available, reason, unavailable_fields, records_lost, worker_join_ratio."""
-    path: str
-    """The cell record's file, below the run's folder."""
-    gaps: tuple[Gap, ...] = field(default_factory=tuple)
-    t_end_unix_s: float | None = None
-    """When the measured window ended."""
-    instance: str = ""
-    """The launch it was measured on; empty = not recorded."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What vLLM settled on for the engine; empty = not recorded."""
-    gpu: Mapping[str, Any] = field(default_factory=dict)
-    """As in the cell's record; empty = not recorded."""
-
-    def estimate(self, name: str) -> Estimate:
-        """The value called `name`; one that no cell of this kind has is unknown, not an error."""
-        return self.values.get(name, unknown("not measured in this cell"))
-
-    def value(self, name: str) -> float | None:
-        """The plain value, None where it was not measured."""
-        return self.estimate(name).value
-
-
-def is_at_rate(rate_per_s: float, reference_per_s: float | None) -> bool:
-    """Whether a rate equals the reference rate up to rounding; False where there is no reference rate."""
-    return reference_per_s is not None and math.isclose(rate_per_s, reference_per_s, rel_tol=1e-6)
 
 
 def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:

@@ -21,7 +21,8 @@ from results.pd_lifecycle.transfer_regression import (
     why_inseparable,
 )
 from results.records.percent import format_percent
-from results.statistics.estimates import Estimate, Samples, figure, percentile, unknown
+from results.records.estimate import Estimate, figure, unknown
+from results.statistics.estimates import Samples, percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from results.pd_lifecycle.transfer_regression import (
     solve_weighted,
     why_inseparable,
 )
-from results.statistics.estimates import Estimate, Samples, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples
 from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from results.experiment import ExperimentResults
+from results.records.layout import LifecycleLayout, RunLayout
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ def _upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
     return upgrade_aggregate(document)
 
 
+def _list_exported(layout: RunLayout) -> tuple[Path, ...]:
+    lifecycle = LifecycleLayout(layout.root)
+    return lifecycle.summary_csv, lifecycle.link
+
+
 RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
@@ -60,4 +66,5 @@ RESULTS = ExperimentResults(
     upgrades={"aggregate": _upgrade_aggregate},
     page=_build_page,
     comparable=_list_comparable,
+    exported=_list_exported,
 )

@@ -17,7 +17,8 @@ from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.terms import term
-from results.statistics.estimates import LEVEL, Estimate
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5

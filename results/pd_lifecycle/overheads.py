@@ -32,7 +32,8 @@ from results.pd_lifecycle.paired_requests import (
     widen_interval,
 )
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import LEVEL, Estimate, holm, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import LEVEL, holm
 from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
 

@@ -15,7 +15,7 @@ from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.link import LinkRecord
-from results.statistics.estimates import figure
+from results.records.estimate import figure
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""

@@ -20,7 +20,7 @@ from results.records.percent import format_percent
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
-from results.statistics.estimates import Estimate, figure
+from results.records.estimate import Estimate, figure
 from results.statistics.judgement import few_launches
 
 FIGURES_BEFORE = "Phases"

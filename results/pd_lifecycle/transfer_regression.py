@@ -15,15 +15,8 @@ import numpy.typing as npt
 
 from results.measures.columns import floats_or_nan
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import (
-    DRAWS,
-    Estimate,
-    Ranks,
-    Samples,
-    bound_draws,
-    resample,
-    student_quantile,
-)
+from results.records.estimate import Estimate
+from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, resample, student_quantile
 
 Flags = npt.NDArray[np.bool_]
 

@@ -15,8 +15,9 @@ import msgspec
 
 from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
-from results.records.engine_gates import EngineGate, EngineGates, GateNumber
+from results.records.engine_gates import EngineGate, EngineGates
 from results.records.environment import CapturedEnvironment
+from results.records.estimate import Estimate
 from results.records.gpu import GpuSample
 from results.records.host import HostSample
 from results.records.instance_events import InstanceEvent
@@ -123,7 +124,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
     Declared(EngineGates, ("results/engine_gates.json",)),
     *_declare_inside(EngineGates, EngineGate),
-    *_declare_inside(EngineGate, GateNumber),
+    *_declare_inside(EngineGate, Estimate),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
     *_declare_inside(
@@ -194,7 +195,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`, `plain`), "
         "`repetition`, its `place` in it, whether that is the `first`, and the names of the `others`.",
     ),
-    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/measures/saturation.py)."),
+    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/connector_tax/saturation.py)."),
     *(
         OtherFile(name, _ANALYSED)
         for name in (

@@ -8,27 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from results.records.estimate import Estimate
+
 ENGINE_GATES_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class GateNumber:
-    """A value with its interval."""
-
-    value: float | None
-    """A fraction: 0.02 = 2 % or 2 points. None = unknown, `reason` says why."""
-    low: float | None = None
-    """Of the interval; None = no interval."""
-    high: float | None = None
-    """Of the interval; None = no interval."""
-    n: int = 0
-    """Values that it comes from."""
-    reason: str | None = None
-    """Why value or interval are missing."""
-    basis: str | None = None
-    """What the interval is over."""
-    launches: int = 1
-    """Cells or trials per side that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +27,9 @@ class EngineGate:
     """`holds`, `fails`, `undecided` or `open`."""
     reason: str
     """Why this outcome, in numbers."""
-    measured: GateNumber
-    """The number that decided; of a rule over counts none."""
-    numbers: Mapping[str, GateNumber] = field(default_factory=dict)
+    measured: Estimate
+    """The number that decided, a fraction: 0.02 = 2 % or 2 points. Of a rule over counts none."""
+    numbers: Mapping[str, Estimate] = field(default_factory=dict)
     """What else was considered, by name."""
     quantity: str = ""
     """What `measured` is; empty where the rule says it."""

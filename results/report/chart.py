@@ -19,10 +19,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The points of one config, by rising `x`."""
+    """Points by rising `x`."""
 
     name: str
     points: tuple[Point, ...]
+    color: str = "#000000"
+    """As in the figures of the report."""
 
 
 @dataclass(frozen=True, slots=True)

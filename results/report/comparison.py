@@ -19,7 +19,7 @@ from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.differences import Difference, Origin, list_differences
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.independent import (
     DISJOINT_BY_CHANCE,
     are_disjoint,

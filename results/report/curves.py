@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from string import ascii_lowercase
 
@@ -11,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from results.report.chart import Chart, Line
-from results.report.ink import pens
 
 HEIGHT = 20
 """Rows."""
@@ -23,13 +23,12 @@ Color = tuple[int, int, int]
 def draw_curves(chart: Chart, width: int) -> RenderableType | None:
     """The chart in `width` columns; None where there is nothing to draw (fewer than two values of x)."""
     lines = [
-        Line(line.name, tuple(point for point in line.points if point.x > 0 and point.value > 0))
+        replace(line, points=tuple(point for point in line.points if point.x > 0 and point.value > 0))
         for line in chart.lines
     ]
     if len({point.x for line in lines for point in line.points}) < 2 or width < LEAST_WIDTH:
         return None
-    inks = pens(line.name for line in lines)
-    colors = [_parse_color(inks[line.name].color) for line in lines]
+    colors = [_parse_color(line.color) for line in lines]
     legend = Text("  ")
     for letter, line, (red, green, blue) in zip(cycle(ascii_lowercase), lines, colors, strict=False):
         legend.append(f"{letter} {line.name}   ", style=f"rgb({red},{green},{blue})")

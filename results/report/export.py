@@ -7,13 +7,13 @@ Raw artifacts are left out. Paths of this host are masked in every text: `RUN` i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from results.records.errors import DAMAGED_JSON, ResultsError
-from results.records.layout import LifecycleLayout, RunLayout, write_atomic
+from results.records.layout import RunLayout, write_atomic
 from results.report.comparison import Comparable
 
 FORMAT = 1
@@ -43,16 +43,16 @@ def refuse_run_folder(target: Path) -> None:
         raise ResultsError(f"{run} is the folder of a run", remedy="name a folder outside of it; a new one is made")
 
 
-def export_results(source: Path, target: Path, comparable: Comparable | None) -> tuple[Path, ...]:
+def export_results(source: Path, target: Path, comparable: Comparable | None, own: Iterable[Path]) -> tuple[Path, ...]:
     """Copy the analysis's files from the run folder `source` to `target`, and write comparable.json beside them.
 
-    `target`: as `refuse_run_folder` allows; other files in it stay. Returns the files written, by name. Raises OSError
-    where it cannot be written.
+    `own`: those that only its experiment has. `target`: as `refuse_run_folder` allows; other files in it stay. Returns
+    the files written, by name. Raises OSError where it cannot be written.
     """
     target = target.resolve()
     masks = _list_masks(source)
     written = []
-    for path in _list_files(source):
+    for path in _list_files(source, own):
         copy = target / (path.relative_to(source) if path.parent == RunLayout(source).figures else path.name)
         content = path.read_bytes()
         write_atomic(copy, content if path.suffix in _BINARY else _mask_paths(content, masks))
@@ -77,14 +77,11 @@ def read_comparable(folder: Path) -> Comparable:
     return exported.comparable
 
 
-def _list_files(source: Path) -> Iterator[Path]:
-    """Those that exist: each experiment has its own."""
-    run, lifecycle = RunLayout(source), LifecycleLayout(source)
-    tables = (run.manifest, run.aggregate_csv, run.tax_csv, run.pairs_csv, run.migrations_csv, lifecycle.summary_csv)
-    documents = (run.verdicts_json, run.reference_rates, run.preflight_status, lifecycle.link)
-    for path in (run.report_md, run.report_html, *tables, *documents):
-        if path.is_file():
-            yield path
+def _list_files(source: Path, own: Iterable[Path]) -> Iterator[Path]:
+    """Those that exist."""
+    run = RunLayout(source)
+    common = (run.report_md, run.report_html, run.manifest, run.aggregate_csv, run.verdicts_json, run.preflight_status)
+    yield from filter(Path.is_file, (*common, *own))
     yield from sorted(run.figures.glob("*.*"))
 
 

@@ -7,22 +7,10 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-CONFIGS = (
-    "plain",
-    "noop_connector",
-    "mooncake_producer",
-    "mooncake_consumer",
-    "mooncake_both",
-    "nixl_both",
-    "lmcache_only",
-    "multi_mooncake_lmcache",
-)
-"""In the order of every figure; configs with other names come after, by name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a report (specs/connector_tax, "Analysis & Figures"; specs/ear)."""
+    """One figure of a report."""
 
     number: int
     """Unique in its report; figures are in this order."""
@@ -31,7 +19,7 @@ class Figure:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Every number drawn, one row per mark; units in the column names."""
     lines: Mapping[str, float] = field(default_factory=dict)
-    """Values drawn as reference lines, by name: `ref_safe` and `ref_load` (req/s), thresholds."""
+    """Values drawn as reference lines, by name: reference rates (req/s), thresholds."""
     missing: str = ""
     """Why it cannot be drawn; empty where it can."""
     name: str = ""
@@ -48,8 +36,3 @@ class Figure:
     def stem(self) -> str:
         """Name of its files without suffix."""
         return f"figure_{self.label}"
-
-
-def in_order(config: str) -> tuple[int, str]:
-    """Sort key of a config's name."""
-    return (CONFIGS.index(config) if config in CONFIGS else len(CONFIGS)), config

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
-
-from results.records.baseline import REPEAT
-from results.report.figure import CONFIGS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +41,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """How one config is drawn."""
+    """How one line is drawn."""
 
     color: str
     marker: str
@@ -67,32 +64,24 @@ _DASHES: Sequence[Any] = (
     (0, (2, 1)),
     (0, (6, 1, 1, 1, 1, 1)),
 )
-
-
-_REPEAT_PEN = Pen("#000000", "x", (0, (1, 2)))
+PENS = tuple(map(Pen, _COLORS, _MARKERS, _DASHES))
 _LETTERED = "#303030"
 """Ink of lines beyond the palette, which have letters as markers."""
 
 
-def pens(names: Iterable[str]) -> dict[str, Pen]:
-    """One per name: a known config has the same pen in every figure, others take the pens that are left.
+def pens(names: Iterable[str], own: Mapping[str, Pen] | None = None) -> dict[str, Pen]:
+    """One per name: its `own`, or else one of PENS that is left; names with their own come first.
 
-    Where there are more names than colours, the others have letters in one ink: no colour stands for two things. The
-    baseline's second name has the baseline's colour, because it is the same config.
+    Where there are more names than pens, the others have letters in one ink: no colour stands for two things.
     """
     unique = list(dict.fromkeys(names))
-    chosen = {name: _pen_at(CONFIGS.index(name)) for name in unique if name in CONFIGS}
-    chosen |= {name: _REPEAT_PEN for name in unique if name == REPEAT}
-    unknown = [name for name in unique if name not in chosen]
-    spare = [index for index, known in enumerate(CONFIGS) if known not in chosen]
-    if len(unknown) <= len(spare):
-        return chosen | {name: _pen_at(index) for name, index in zip(unknown, spare, strict=False)}
-    letters = zip(unknown, _list_letters(), strict=False)
+    chosen = {name: own[name] for name in unique if own and name in own}
+    others = [name for name in unique if name not in chosen]
+    spare = [pen for pen in PENS if pen not in chosen.values()]
+    if len(others) <= len(spare):
+        return chosen | dict(zip(others, spare, strict=False))
+    letters = zip(others, _list_letters(), strict=False)
     return chosen | {name: Pen(_LETTERED, rf"$\mathrm{{{letter}}}$", "-") for name, letter in letters}
-
-
-def _pen_at(index: int) -> Pen:
-    return Pen(_COLORS[index], _MARKERS[index], _DASHES[index])
 
 
 def _list_letters() -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.records.baseline import BASELINE
 from results.report.ink import Pen, plain_ticks
 from results.statistics.estimates import Samples
 
@@ -50,9 +49,8 @@ def error_lengths(
 
 
 def set_apart(names: Sequence[str]) -> dict[str, float]:
-    """A factor on x per name, for lines at the same x; that of the baseline, or else of the first, is 1."""
-    first = BASELINE if BASELINE in names else names[0]
-    others = [name for name in names if name != first]
+    """A factor on x per name, for lines at the same x; that of the first is 1."""
+    first, *others = names
     steps = [(index // 2 + 1) * (-1) ** index for index in range(len(others))]
     return {first: 1.0} | {name: GAP**step for name, step in zip(others, steps, strict=True)}
 

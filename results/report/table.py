@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from results.records.frames import Gap
-from results.statistics.estimates import Estimate, figure
+from results.records.estimate import Estimate, figure
 
 NOT_MEASURED = "-"
 Row = TypeVar("Row")

@@ -52,7 +52,7 @@ from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, re
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 
 NO_LOG = (

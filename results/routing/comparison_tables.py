@@ -10,7 +10,7 @@ from results.routing.cautions import list_cautions
 from results.routing.loads import join_load
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.pairs import Pair, Standing, TurnPair, pair_of
-from results.statistics.estimates import Estimate, figure
+from results.records.estimate import Estimate, figure
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
     "Read this first",

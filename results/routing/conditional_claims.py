@@ -18,7 +18,8 @@ from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.report.table import Column, Table, make_table
 from results.routing.read import read_planned_cells
-from results.statistics.estimates import LEVEL, figure, unknown
+from results.records.estimate import figure, unknown
+from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Judgement, Outcome
 
 OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}

@@ -26,7 +26,8 @@ from results.records.percent import format_percent
 from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
 from results.routing.read import LoadedCell
-from results.statistics.estimates import Estimate, Ranks, Samples, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Ranks, Samples
 from results.statistics.trials import Measured, Trial, combine, unmeasured
 
 LITTLE_WITHIN = 0.2

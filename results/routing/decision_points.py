@@ -25,7 +25,7 @@ from results.routing.bonus_rules import (
 )
 from results.routing.load_floor import LoadFloor, change_floor_level, take_floor_points
 from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
-from results.statistics.estimates import unknown
+from results.records.estimate import unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
 

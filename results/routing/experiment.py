@@ -57,4 +57,5 @@ RESULTS = ExperimentResults(
     report=_report,
     page=_build_page,
     comparable=_list_comparable,
+    exported=lambda layout: (layout.pairs_csv, layout.migrations_csv),
 )

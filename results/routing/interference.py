@@ -11,7 +11,8 @@ from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.samples import InterferenceRecord
 from results.routing.read import read_rows
-from results.statistics.estimates import Estimate, mean, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import mean
 
 
 @dataclass(frozen=True, slots=True)

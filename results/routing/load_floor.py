@@ -27,7 +27,7 @@ from results.routing.measurements import (
 )
 from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Verdict, decisive, judged, take_point
 from results.statistics.student import change_level
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine

@@ -30,9 +30,9 @@ from results.routing.metrics import (
 )
 from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary
+from results.records.estimate import Estimate
 from results.statistics.estimates import (
     DRAWS,
-    Estimate,
     Ranks,
     Samples,
     resample,

@@ -12,7 +12,8 @@ from results.measures import latency
 from results.measures.latency import Mask
 from results.measures.summary import POINTS, percentile_name
 from results.measures.turns import Turns
-from results.statistics.estimates import Estimate, Ranks, Samples, weighted_quantiles
+from results.records.estimate import Estimate
+from results.statistics.estimates import Ranks, Samples, weighted_quantiles
 
 WORKER_POINT = 0.9
 """Of each instance's TTFT, before the median and the maximum over instances."""

@@ -13,7 +13,7 @@ from results.routing.metrics import metric_named
 from results.routing.migrations import MIN_COSTED, TURNS_AFTER, CostRow, PolicyMigrations, format_counts
 from results.routing.moves import CellMigrations
 from results.routing.specification import FULL, SpecifiedRow
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 
 SCHEDULER_METRICS = (
     "ttft_p50_s", "ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s",

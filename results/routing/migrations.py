@@ -17,7 +17,8 @@ from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
 from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
-from results.statistics.estimates import Estimate, Samples, mean, proportion, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, mean, proportion
 from results.statistics.trials import Trial
 
 TURNS_AFTER = 3

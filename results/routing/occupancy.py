@@ -16,7 +16,8 @@ import numpy as np
 
 from results.measures.turns import Turns, in_flight_over_time
 from results.routing.read import LoadedCell
-from results.statistics.estimates import Estimate, Samples, percentiles, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples, percentiles
 
 MODELLED_SHARES = (2, 4)
 """The specification's disaggregated deployments: one instance in this many decodes (of 8: 4P+4D and 6P+2D)."""

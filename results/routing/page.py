@@ -20,7 +20,7 @@ from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.verdicts import TRANSFER
 from results.statistics.blocks import TO_HALVE
-from results.statistics.estimates import figure
+from results.records.estimate import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 

@@ -17,7 +17,8 @@ from results.records.turns import RoutedEngine
 from results.routing.measurements import level_interval, one_per_trial, over_trials
 from results.routing.occupancy import WALL
 from results.routing.read import LoadedCell
-from results.statistics.estimates import Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import Samples
 
 SOURCES = {
     "local_hit_share": "local_cache_hit",

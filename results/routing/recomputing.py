@@ -27,7 +27,8 @@ from results.routing.loads import load_of
 from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
-from results.statistics.estimates import Estimate, Ranks, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import Ranks, Samples
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import Draws, Trial, combine
 

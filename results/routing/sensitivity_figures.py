@@ -21,8 +21,9 @@ from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
 from results.routing.shown import describe_bars, estimate_columns, name_units
-from results.statistics.estimates import LEVEL, Samples, holm, unknown
-from results.statistics.estimates import figure as digits
+from results.records.estimate import unknown
+from results.statistics.estimates import LEVEL, Samples, holm
+from results.records.estimate import figure as digits
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from results.routing.analyse import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
 from results.routing.metrics import Metric, metric_named
 from results.routing.pairs import Pair
-from results.statistics.estimates import BINOMIAL, LEVEL, Estimate
+from results.records.estimate import Estimate
+from results.statistics.estimates import BINOMIAL, LEVEL
 from results.statistics.judgement import judged
 from results.statistics.trials import SPREAD
 

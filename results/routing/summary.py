@@ -23,7 +23,8 @@ from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
 from results.routing.read import LoadedCell, PickCounts, count_picks, hides_transfers, number_or_none, own_cache
-from results.statistics.estimates import Estimate, percentiles, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import percentiles
 
 FORMAT = 2
 """Version of `metrics.summary.json` and `breakdown.json`; `load` reads the `picks` of 1."""

@@ -21,7 +21,7 @@ from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
 from results.routing.summary import InstanceNumbers, RoutedSummary
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 
 FIGURES_BEFORE = "Cells"
 """The figures stand between the comparisons and the tables of single cells, which begin with this title."""

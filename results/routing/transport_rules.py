@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import LoadFloor, QuarantinePair, TimeoutPair
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged
 
 

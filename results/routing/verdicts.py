@@ -18,7 +18,8 @@ from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import NO_SECOND_TURN, ONE_TURN, TOO_SMALL, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
-from results.statistics.estimates import Estimate, figure, proportion
+from results.records.estimate import Estimate, figure
+from results.statistics.estimates import proportion
 from results.statistics.judgement import (
     Judgement,
     Outcome,

@@ -30,7 +30,7 @@ from results.routing.pairs import Pair
 from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement
 
 FORMAT = 1

@@ -16,16 +16,8 @@ from dataclasses import replace
 import numpy.typing as npt
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import (
-    ALL_AGREE,
-    LEVEL,
-    ROUNDING,
-    Estimate,
-    clean,
-    standard_error,
-    student_interval,
-    unknown,
-)
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import ALL_AGREE, LEVEL, ROUNDING, clean, standard_error, student_interval
 from results.statistics.trials import MIN_PAIRED
 
 DISJOINT_BY_CHANCE = 0.0056

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from results.records.percent import format_percent
-from results.statistics.estimates import LEVEL, Estimate, holm
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, holm
 from results.statistics.trials import MIN_PAIRED
 
 TRIALS_REMEDY = f"`--trials {MIN_PAIRED}` gives a verdict"

@@ -18,17 +18,16 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.statistics.block_model import LEVEL_OF_F
 from results.statistics.blocks import POWER, find_fewest_launches
+from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,
     ROUNDING,
-    Estimate,
     Samples,
     all_agree,
     bound_sigma,
     mean,
     student_interval,
-    unknown,
 )
 from results.statistics.trials import MIN_PAIRED
 

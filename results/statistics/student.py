@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.estimates import LEVEL, Estimate, student_quantile
+from results.records.estimate import Estimate
+from results.statistics.estimates import LEVEL, student_quantile
 from results.statistics.judgement import Outcome, withheld
 
 LEAST_P = 1e-6

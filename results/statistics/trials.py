@@ -17,17 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,
-    Estimate,
     Samples,
     all_agree,
     bound_draws,
     standard_error,
     student_interval,
     student_quantile,
-    unknown,
 )
 
 MIN_PAIRED = 3

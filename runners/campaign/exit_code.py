@@ -14,6 +14,8 @@ from state.model import RunView
 
 GATES = frozenset({"preflight", "probe"})
 """Kinds of cells that decide whether others run."""
+REPEATS = "it would repeat that cell"
+"""Ends the reason of a cell that is not needed, as older versions wrote it."""
 
 
 def exit_code(view: RunView) -> ExitCode:
@@ -44,15 +46,10 @@ def _is_missing(view: RunView, plan: CellPlan) -> bool:
 
 def _may_be_skipped(view: RunView, plan: CellPlan) -> bool:
     """Whether the run is complete without the cell: an earlier cell showed that it is not needed, or the host has no
-    room for it and other configs were measured, or its rate is ref_load, which equals ref_safe.
+    room for it and other configs were measured.
     """
     reason = view.cells[plan.cell].reason
-    if reason.startswith(NOT_NEEDED):
+    if reason.startswith(NOT_NEEDED) or reason.endswith(REPEATS):
         return True
-    if reason.startswith(NOT_POSSIBLE):
-        gates = [cell for cell in view.plan.cells if cell.kind == "preflight"]
-        return any(view.cells[gate.cell].state is CellState.DONE for gate in gates)
-    if plan.params.get("rate") != "ref_load":
-        return False
-    chosen = [view.cells[cell.cell].summary for cell in view.plan.cells if cell.kind == "reference"]
-    return any(rates.get("ref_load_per_s") == rates.get("ref_safe_per_s") for rates in chosen if rates)
+    gates = [cell for cell in view.plan.cells if cell.kind == "preflight"]
+    return reason.startswith(NOT_POSSIBLE) and any(view.cells[gate.cell].state is CellState.DONE for gate in gates)

@@ -131,14 +131,6 @@ def _shorten_value(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def load_cell_s(*, rate_per_s: float, min_duration_s: float, min_completed: int, warmup_s: float) -> float:
-    """Seconds an open-loop cell takes where the engine keeps up: max(minimum duration, minimum completions) + warm-up.
-
-    Source: specs/connector_tax, "Phase A", column "Duration".
-    """
-    return max(min_duration_s, min_completed / rate_per_s) + warmup_s
-
-
 def duration_text(seconds: float) -> str:
     """`45 s`, `9 min 30 s` or `4 h 52 min`."""
     whole = round(seconds)

@@ -18,7 +18,7 @@ from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
 from results.records.events import LifecycleMeasured
-from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
+from results.records.lifecycle import HANDSHAKE_PARTS, RESIDUAL_BELOW, parts_of
 from results.records.lifecycle import PHASES as RECORDED
 from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
 from state.status import to_json
@@ -99,6 +99,16 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
         wanted = "✗" if event.discarded else "w" if event.warmup else ""
         assert marks[key] == wanted
     assert {"✗", "w", ""} == set(marks.values())
+
+
+@pytest.mark.parametrize(("share", "tone"), [(RESIDUAL_BELOW, "warn"), (0.99 * RESIDUAL_BELOW, "")])
+def test_a_residual_that_fails_the_criterion_is_a_warning(share: float, tone: str) -> None:
+    columns = waterfall.waterfall_columns(119)
+    place = [column.key for column in columns].index("residual")
+    request = one()
+    request = replace(request, event=replace(request.event, residual_share=share))
+    (row,) = waterfall.waterfall_rows((request,), columns, 119, UNICODE, "letters")
+    assert row.cells[place] == ((waterfall.share_text(share), tone),)
 
 
 def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> None:

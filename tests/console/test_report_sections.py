@@ -18,7 +18,7 @@ from results.report.content import ReportText
 from results.report.document import APPENDIX
 from results.report.page import Page
 from results.report.table import Column, Table, make_table
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 
 TABLES = (
     Table("Policies", ("policy", "TTFT p90, ms"), (("lmetric", "412"), ("sticky, 2", '1"9'))),

@@ -25,7 +25,7 @@ from results.connector_tax.write import write_results
 from results.records.events import CellState, RunChanged, RunState
 from results.records.percent import format_percent
 from results.report.table import Table
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import (

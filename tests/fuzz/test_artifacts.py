@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from results.measures.saturation import ReferenceRates
+from results.connector_tax.saturation import ReferenceRates
 from results.pd_lifecycle.read import CELL, read_links, read_plan
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, Refusal, ResultsError, RingError

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from launch.instance import Instance
-from results.measures.cells import analyse_cell, headline
+from results.connector_tax.read import analyse_cell, headline
 from results.measures.step_records import cut_steps
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, is_complete, parquet_beside, publish, sha256, write_indented_json

@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 
 from launch.instance import Instance
-from results.measures.cells import analyse_cell, headline
+from results.connector_tax.read import analyse_cell, headline
 from results.records.events import CellProgressed, InstanceSampled
 from results.records.layout import AttemptLayout
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.campaign.plan import load_cell_s
 from runners.errors import CellFailed
 from runners.experiments.connector_tax.artifacts import publish_cell
+from runners.experiments.connector_tax.sustainable import load_cell_s
 from runners.experiments.first_error import first_error
 from runners.load.process import run_load
 from runners.load.spec import LoadSpec, LoadTick

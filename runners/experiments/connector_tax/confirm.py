@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launch.profile import Capacity
-from results.records.baseline import BASELINE, REPEAT
+from results.connector_tax.configs import BASELINE, REPEAT
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
     PHASE_CONFIRM,
     PLACES_PER_BLOCK,
-    REF_LOAD,
-    REF_SAFE,
     PlannedLoad,
     make_cell,
     plan_shape,

@@ -14,17 +14,16 @@ import msgspec
 
 from launch.errors import LaunchError
 from results.connector_tax.write import write_results
-from results.measures.saturation import ReferenceRates, choose_reference_rates
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import CellOutcome
+from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.connector_tax.artifacts import adopt_cell
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import Grid
-from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.sustainable import list_overloads
 from runners.experiments.patched_cells import PatchedCells, RunCell
 
@@ -78,7 +77,8 @@ class ConnectorTax(PatchedCells):
             raise CellSkipped("there are no reference rates: that stage was skipped or failed")
         rates = ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
         if cell.params["rate"] == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
-            raise CellSkipped(f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s): it would repeat that cell")
+            same = f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s)"
+            raise CellSkipped(f"{NOT_NEEDED}{same}: it would repeat that cell")
         rate = rates.ref_safe_per_s if cell.params["rate"] == REF_SAFE else rates.ref_load_per_s
         if rate is None:
             raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")

@@ -12,8 +12,6 @@ from results.records.plan import CellPlan
 from runners.experiments.connector_tax.grid import Grid, Shape
 from runners.experiments.connector_tax.sustainable import expected_cell_s
 
-REF_SAFE = "ref_safe"
-REF_LOAD = "ref_load"
 OWN_RATE = "own_rate"
 PHASE_A, PHASE_B, PHASE_B_PRIME, PHASE_CONFIRM = "A", "B", "Bp", CONFIRM_TAG
 STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b", PHASE_CONFIRM: "confirm"}

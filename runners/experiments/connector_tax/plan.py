@@ -12,7 +12,8 @@ import msgspec
 
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
-from results.records.baseline import BASELINE, REPEAT
+from results.connector_tax.configs import BASELINE, REPEAT
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
@@ -25,8 +26,6 @@ from runners.experiments.connector_tax.load_cells import (
     PHASE_B,
     PHASE_B_PRIME,
     PLACES_PER_BLOCK,
-    REF_LOAD,
-    REF_SAFE,
     PlannedLoad,
     make_cell,
     plan_shape,

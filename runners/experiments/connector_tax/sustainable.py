@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launch.profile import Capacity
-from results.measures.cells import collect_cells
-from results.measures.saturation import ReferenceRates
-from results.measures.saturation_criteria import LIMITS
+from results.connector_tax.read import collect_cells
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
+from results.connector_tax.saturation_criteria import LIMITS
 from results.records.percent import format_percent
-from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, Shape
 
 USABLE = 0.8
@@ -22,6 +21,14 @@ USABLE = 0.8
 MEASURED = "the most that any config computed in Phase A"
 ShapeLoad = tuple[str, float | None, Shape]
 """A rate's name, its value (None = it has none), the shape."""
+
+
+def load_cell_s(*, rate_per_s: float, min_duration_s: float, min_completed: int, warmup_s: float) -> float:
+    """Seconds an open-loop cell takes where the engine keeps up: max(minimum duration, minimum completions) + warm-up.
+
+    Source: specs/connector_tax, "Phase A", column "Duration".
+    """
+    return max(min_duration_s, min_completed / rate_per_s) + warmup_s
 
 
 def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape, min_completed: int) -> float:
@@ -75,7 +82,7 @@ def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[Shap
     """Of Phase B."""
     for shape in grid.phase_b.shapes:
         own = grid.phase_b.find_own_rate(shape)
-        yield ("ref_safe", ref_safe_per_s, shape) if own is None else ("its own rate", own.rate_per_s, shape)
+        yield (REF_SAFE, ref_safe_per_s, shape) if own is None else ("its own rate", own.rate_per_s, shape)
 
 
 def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
@@ -101,7 +108,7 @@ def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, 
     if not at_limit or at_limit < below:
         return ()
     limit = f"{at_limit:,.0f} tokens/s ({MEASURED})"
-    primes: list[ShapeLoad] = [("ref_load", rates.ref_load_per_s, shape) for shape in grid.shapes_at_ref_load]
+    primes: list[ShapeLoad] = [(REF_LOAD, rates.ref_load_per_s, shape) for shape in grid.shapes_at_ref_load]
     loads = [
         (name, rate_per_s, shape)
         for name, rate_per_s, shape in (*_list_shape_loads(grid, rates.ref_safe_per_s), *primes)

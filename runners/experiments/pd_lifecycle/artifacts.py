@@ -26,7 +26,7 @@ import msgspec
 from results.measures.columns import floats_or_nan
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
-from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle import RESIDUAL_BELOW, LifecycleRecord
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
@@ -39,8 +39,6 @@ from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
 from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
 from state.process_identity import boot_id
 
-RESIDUAL_LIMIT = 0.05
-"""specs/pd_lifecycle, "Success Criteria", 1."""
 MEDIANS = (
     "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "client_ttft", "pdsep_overhead",
 )  # fmt: skip
@@ -137,7 +135,7 @@ def why_degraded(measurements: Measurements) -> str:
     reasons = [f"not measured: {name} ({_first_gap(counted, name)})" for name in missing]
     both = [share for record in counted for share in (record.residual_share, record.client_residual_share)]
     shares = [abs(share) for share in both if share is not None]
-    if shares and max(shares) >= RESIDUAL_LIMIT:
+    if shares and max(shares) >= RESIDUAL_BELOW:
         reasons.append(f"the sum of the phases differs from E2E by up to {format_percent(max(shares))}")
     return "; ".join(reasons)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.measures.summary import CellSummary, Shape
-from results.statistics.estimates import Estimate
+from results.connector_tax.summary import CellSummary, Shape
+from results.records.estimate import Estimate
 
 SHAPE = Shape(512, 32)
 

@@ -17,7 +17,7 @@ from scipy import stats
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.report import build_report
-from results.measures.saturation import choose_reference_rates
+from results.connector_tax.saturation import choose_reference_rates
 from results.measures.step_records import write_steps
 from results.records.frames import STEP_SCHEMA
 from results.records.layout import ConfigLayout, RunLayout, sha256

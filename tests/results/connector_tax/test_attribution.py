@@ -13,8 +13,8 @@ from results.connector_tax.analyse import analyse
 from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
 from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
 from results.connector_tax.tax import Metric, TaxRow
-from results.measures.summary import CellSummary
-from results.statistics.estimates import Estimate
+from results.connector_tax.summary import CellSummary
+from results.records.estimate import Estimate
 from tests.results.connector_tax.cells import SHAPE, make_cell
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity
-from results.measures.goodput import Slo, measure_goodput
-from results.measures.saturation import judge_cells
-from results.measures.summary import CellSummary
+from results.connector_tax.goodput import Slo, measure_goodput
+from results.connector_tax.saturation import judge_cells
+from results.connector_tax.summary import CellSummary
 from results.records.layout import ConfigLayout
-from results.statistics.estimates import ALL_AGREE, Estimate
+from results.records.estimate import Estimate
+from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell

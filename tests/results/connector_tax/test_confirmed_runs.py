@@ -20,7 +20,7 @@ from results.connector_tax.page import build_page
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
-from results.measures.saturation import ReferenceRates
+from results.connector_tax.saturation import ReferenceRates
 from results.records.layout import RunLayout
 from results.records.schemas import RequestStatus
 from results.statistics.blocks import detectable_effect

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.configs import BASELINE, CONFIG_PENS, CONFIGS, REPEAT
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
-from results.report.figure import CONFIGS, Figure
+from results.report.figure import Figure
 from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
 from tests.results.connector_tax.synthetic import (
@@ -193,11 +194,14 @@ def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
 
 
 def test_configs_are_told_apart_without_colour() -> None:
-    made = pens([*CONFIGS, "mine"])
+    made = pens([*CONFIGS, "mine"], CONFIG_PENS)
     known = [made[config] for config in CONFIGS]
     assert len({pen.marker for pen in known}) == len(CONFIGS)
     assert "mine" in made
-    assert pens(["nixl_both"])["nixl_both"] == made["nixl_both"]
+    assert pens(["nixl_both"], CONFIG_PENS)["nixl_both"] == made["nixl_both"]
+    again = pens([*CONFIGS, REPEAT], CONFIG_PENS)
+    assert again[REPEAT].color == again[BASELINE].color
+    assert again[REPEAT].marker not in {again[config].marker for config in CONFIGS}
 
 
 def test_more_names_than_colours_differ_in_their_marks() -> None:

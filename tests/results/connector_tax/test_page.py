@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT
 from results.connector_tax.page import TAXES, build_page, format_fraction
 from results.connector_tax.remedies import find_remedy
 from results.connector_tax.report import list_limits
 from results.connector_tax.tax import Metric
 from results.connector_tax.write import write_results
-from results.records.baseline import BASELINE, REPEAT
 from results.records.host import HEADER
 from results.records.layout import RunLayout
-from results.report.figure import CONFIGS
 from results.report.page import Page, PageAnswer
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
 

@@ -17,7 +17,7 @@ from results.connector_tax.tax import Metric
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.run_folder import PreflightDecision
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome
 
 HOLDS, FAILS, UNDECIDED, OPEN = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.OPEN

@@ -15,7 +15,8 @@ from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import Transfers, fit_least_squares, solve_each, transfers_of
 from results.records.lifecycle import RequestConfig
-from results.statistics.estimates import Estimate, Samples, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import Samples
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 
 SIZES = (512, 2048, 4096, 8192, 16384, 32768)

@@ -15,7 +15,7 @@ from results.pd_lifecycle.overheads import OverheadCell, find_break_evens, measu
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.pd_lifecycle.volumes import measure_volumes
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 

@@ -23,7 +23,7 @@ from results.report.comparison import (
     to_json,
 )
 from results.report.document import render_markdown
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.independent import DISJOINT_BY_CHANCE, chance_of_disjoint
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.routing import synthetic as routing_runs

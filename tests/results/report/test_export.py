@@ -23,6 +23,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "routing": write_routing_run,
     "pd-lifecycle": write_lifecycle_run,
 }
+OWN = {"connector-tax": {"tax.csv"}, "routing": {"pairs.csv"}, "pd-lifecycle": {"summary.csv"}}
+"""Tables of one experiment alone."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def test_it_holds_what_the_run_found_and_no_raw_artifact(made: Callable[[str], E
     assert sorted(written) == sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path.name for path in written}
     assert {"report.md", "report.html", "MANIFEST.tsv", "aggregate.csv", "verdicts.json", "comparable.json"} <= names
+    assert OWN[experiment] <= names
     assert any(path.parent.name == "figures" for path in written)
     assert not {path.suffix for path in written} & {".jsonl", ".parquet", ".sqlite"}
     assert (folder / "verdicts.json").read_bytes() == RunLayout(run).verdicts_json.read_bytes()

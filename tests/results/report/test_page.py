@@ -29,7 +29,7 @@ from results.report.page import (
     split_judgements,
 )
 from results.report.stored_page import read_page
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.test_reports import EXPERIMENTS
 

@@ -24,7 +24,7 @@ from results.routing.coupling import (
     why_no_loop,
 )
 from results.routing.summary import summary_of
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, measured, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 

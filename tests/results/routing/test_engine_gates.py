@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from results.records.engine_gates import EngineGate, EngineGates, GateNumber
+from results.records.engine_gates import EngineGate, EngineGates
+from results.records.estimate import Estimate
 from results.records.layout import RunLayout, digest_cells, trial_layouts, write_indented_json
 from results.report.engine_gates import describe_gates
 from results.routing.analyse import analyse
@@ -19,9 +20,9 @@ from tests.results.routing.synthetic import Truth, World, report_text, write_run
 
 WORLD = World(sessions=6, turns=3)
 TITLE = "## Gates of the engine model"
-PARITY = EngineGate("parity", "same picks", "all equal", "holds", "9 of 9 decisions are equal", GateNumber(None))
+PARITY = EngineGate("parity", "same picks", "all equal", "holds", "9 of 9 decisions are equal", Estimate(None))
 APC = EngineGate(
-    "APC", "the APC of real runs", "within 2 points", "undecided", "maybe 3 points off", GateNumber(0.03, 0.01, 0.05)
+    "APC", "the APC of real runs", "within 2 points", "undecided", "maybe 3 points off", Estimate(0.03, 0.01, 0.05)
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from results.routing.load_floor import (
     measure_load_floor,
 )
 from results.routing.transfers import Moved
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
 from tests.results.routing.logs import Log, facts_of_logs, moved

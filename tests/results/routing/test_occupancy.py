@@ -17,7 +17,7 @@ from results.routing.occupancy import (
     measure_footprints,
 )
 from results.routing.read import LoadedCell
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
 from tests.results.statistics.in_memory import bounds
 

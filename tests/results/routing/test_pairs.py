@@ -30,7 +30,8 @@ from results.routing.pairs import (
 from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
-from results.statistics.estimates import Estimate, Samples
+from results.records.estimate import Estimate
+from results.statistics.estimates import Samples
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds, covers

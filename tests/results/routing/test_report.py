@@ -20,7 +20,7 @@ from results.routing.report import describe_opening, describe_verdict, list_limi
 from results.routing.shown import name_units
 from results.routing.summary import summary_of
 from results.routing.write import build_pair_rows, write_results
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from results.measures.cells import analyse_cell
+from results.connector_tax.read import analyse_cell
 from results.measures.latency import RequestMetric, declare
 from results.measures.replay_numbers import replay_numbers
 from results.records.frames import artifact_name

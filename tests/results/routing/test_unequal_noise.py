@@ -17,7 +17,8 @@ from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics.block_model import Launches, find_noisy
 from results.statistics.blocks import fit_blocks
-from results.statistics.estimates import Estimate, holm
+from results.records.estimate import Estimate
+from results.statistics.estimates import holm
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised
 

@@ -27,7 +27,7 @@ from results.routing.specification import (
     threshold_settings,
 )
 from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
 from tests.results.routing.synthetic import Truth, World, loaded
 

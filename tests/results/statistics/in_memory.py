@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Measurements
-from results.measures.saturation import ReferenceRates
-from results.measures.summary import CellSummary, Shape
-from results.statistics.estimates import Estimate, Samples
+from results.connector_tax.saturation import ReferenceRates
+from results.connector_tax.summary import CellSummary, Shape
+from results.records.estimate import Estimate
+from results.statistics.estimates import Samples
 
 SHAPE = Shape(4096, 256)
 RATES = ReferenceRates(4.0, 8.0, "", "", rates_per_s=(4.0, 8.0))

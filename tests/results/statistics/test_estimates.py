@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from results.records.estimate import Estimate
 from results.statistics.estimates import (
-    Estimate,
     Samples,
     bootstrap_quantiles,
     clean,

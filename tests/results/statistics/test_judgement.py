@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from results.connector_tax.combined_taxes import Additive, judge_sum
 from results.connector_tax.hypotheses import cost_label, is_inside
 from results.pd_lifecycle import verdicts as lifecycle
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import (
     Judgement,
     Outcome,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, judged
 from results.statistics.student import change_level, find_p_of_rule, find_p_value
 

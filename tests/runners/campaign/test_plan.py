@@ -22,11 +22,12 @@ from launch.profile import (
 )
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import diff_inputs, duration_text, find_changes, load_cell_s
+from runners.campaign.plan import diff_inputs, duration_text, find_changes
 from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
+from runners.experiments.connector_tax.sustainable import load_cell_s
 from tests.runners.prepared import prepare
 
 OWN = {"input_tokens": [64], "output_tokens": [8]}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 from results.records.events import CellState
@@ -20,15 +16,15 @@ from results.registry import results_named
 from runners.campaign.exit_code import list_shortfalls
 from runners.campaign.experiment import NOT_NEEDED, RunOptions
 from runners.campaign.run_process import work
-from runners.campaign.start import Prepared, create_run, options_of, prepare_run, spawn_run_process
-from runners.errors import ExitCode, RunnerError
+from runners.campaign.start import Prepared, create_run, options_of, prepare_run
+from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
 from state.store import RunStore
 from state.workspace import Workspace
+from tests.runners.experiments.simulated_runs import kill_midway, run_whole, work_off
 
 MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SLO = "ttft_p90=1.1s,tpot_p90=20ms"
-KILL_WITHIN_S = 120.0
 
 
 def plan_search(*settings: str, **options: object) -> Prepared:
@@ -61,11 +57,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACON_HOME", str(home))
-        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), plan_search())
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
-    return folder
+    return run_whole(tmp_path_factory.mktemp("runs"), home, plan_search)
 
 
 def read_aggregate(folder: Path) -> dict[str, object]:
@@ -110,21 +102,8 @@ def test_killed_in_the_middle_it_repeats_no_point_and_ends_with_the_same_answer(
 ) -> None:
     monkeypatch.setenv("TRACON_HOME", str(home))
     again = create_run(Workspace(tmp_path), plan_search())
-    process = spawn_run_process(again)
-    deadline = time.monotonic() + KILL_WITHIN_S
-    while len(list(again.glob("results/points/*/*.json"))) < 4:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    children = [child.pid for child in psutil.Process(process.pid).children()]
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    for child in children:
-        while psutil.pid_exists(child):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finished = {path: path.stat().st_ino for path in again.glob("results/points/*/*.json")}
-    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    finished = kill_midway(again, "results/points/*/*.json", 4)
+    work_off(again)
     assert {path: path.stat().st_ino for path in finished} == finished
     assert read_aggregate(again) == read_aggregate(folder)
 

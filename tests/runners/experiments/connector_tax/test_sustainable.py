@@ -9,13 +9,17 @@ import msgspec
 import pytest
 
 from launch.profile import Capacity, load_profile
-from results.measures.saturation import choose_reference_rates
-from results.measures.saturation_criteria import GROWTH
+from results.connector_tax.saturation import choose_reference_rates
+from results.connector_tax.saturation_criteria import GROWTH
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import load_cell_s
 from runners.experiments.connector_tax.grid import Grid, OwnRate, PhaseA, PhaseB
 from runners.experiments.connector_tax.plan import draft_plan
-from runners.experiments.connector_tax.sustainable import expected_cell_s, list_overloads, list_unsustainable
+from runners.experiments.connector_tax.sustainable import (
+    expected_cell_s,
+    list_overloads,
+    list_unsustainable,
+    load_cell_s,
+)
 from tests.goldens.fixture import write_checksums
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
 

@@ -13,7 +13,7 @@ from results.pd_lifecycle.overheads import COMBINED_ENGINE, HANDOVER_ARM, PLAIN_
 from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
-from results.statistics.estimates import Estimate
+from results.records.estimate import Estimate
 from results.statistics.launch_fit import LaunchSpread
 from runners.campaign.experiment import RunOptions
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT

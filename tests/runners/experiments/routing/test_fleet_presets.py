@@ -11,14 +11,11 @@ from msgspec.structs import replace
 from launch.profile import load_profile
 from results.records.layout import trial_layouts
 from runners.campaign.experiment import RunOptions
-from runners.campaign.run_process import work
-from runners.campaign.start import create_run, options_of
-from runners.errors import ExitCode
-from runners.experiments.registry import experiment_named
+from runners.campaign.start import options_of
 from runners.experiments.routing.engine_model import describe_model, shape_model
 from runners.experiments.routing.grid import EXPERIMENT, Grid, is_drawn, read_grid
 from runners.simulator.engine_file import read_engine
-from state.workspace import Workspace
+from tests.runners.experiments.simulated_runs import run_whole
 from tests.runners.prepared import prepare
 
 H20, H200 = "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"
@@ -113,8 +110,7 @@ def test_an_h200_is_faster_than_an_h20_up_to_contexts_of_30000_tokens() -> None:
     assert fast.link.transfer_s(30_000) < slow.link.transfer_s(30_000)
 
 
-def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path) -> None:
     trace = tmp_path / "mooncake.jsonl"
     rows = [
         {"timestamp": 200 * row, "input_length": 1500, "output_length": 5, "hash_ids": [0, 1, 2 + row]}
@@ -125,8 +121,7 @@ def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path, monk
         EXPERIMENT, H20, "fleet-mooncake", trace=str(trace), trials=3, settings=("trace.sessions=8",),
         policies=("unified", "static PD-disagg 6P+2D"),
     )  # fmt: skip
-    folder = create_run(Workspace(tmp_path / "runs"), prepare(asked))
-    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    folder = run_whole(tmp_path / "runs", tmp_path / "home", lambda: prepare(asked))
     cells = [json.loads(layout.cell.read_bytes()) for layout in trial_layouts(folder)]
     assert len(cells) == 6
     assert {engine["block_tokens"] for cell in cells for engine in cell["engines"]} == {512}

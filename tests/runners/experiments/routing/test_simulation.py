@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from results.routing.analyse import analyse
 from results.routing.compare import build_comparable
 from results.routing.figures import SCHEMATICS
 from runners.campaign.experiment import RunOptions
-from runners.campaign.run_process import work
 from runners.campaign.start import Prepared, create_run, prepare_run, require_pace, spawn_run_process
 from runners.cli import main
 from runners.cli.asking import ask_run
@@ -43,6 +41,7 @@ from runners.simulator.engine_file import read_engine
 from state.model import RunView
 from state.store import RunStore
 from state.workspace import Workspace
+from tests.runners.experiments.simulated_runs import KILL_WITHIN_S, kill_midway, list_children, run_whole, work_off
 
 MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SETTINGS = (
@@ -54,7 +53,6 @@ SETTINGS = (
     "simulation.step_noise=0.05",
 )
 SAME = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
-KILL_WITHIN_S = 120.0
 
 
 def plan_run(*settings: str, profile: str = "h20-qwen3-coder-30b", **options: object) -> Prepared:
@@ -77,11 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACON_HOME", str(home))
-        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), plan_run())
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
-    return folder
+    return run_whole(tmp_path_factory.mktemp("runs"), home, plan_run)
 
 
 def read_view(folder: Path) -> RunView:
@@ -133,7 +127,7 @@ def test_no_file_of_a_run_holds_a_secret_of_its_profile(
     (tmp_path / "own.toml").write_text(text.replace("[engine.env]", '[engine.env]\nMY_TOKEN = "swordfish"', 1))
     own = plan_run(profile=str(tmp_path / "own.toml"), trials=1)  # the files of all trials are alike
     folder = create_run(Workspace(tmp_path / "runs"), own)
-    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    work_off(folder)
     stored = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert any(b"<redacted>" in content for content in stored)
     assert not any(b"swordfish" in content for content in stored)
@@ -220,12 +214,9 @@ def test_why_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
 @pytest.fixture(scope="module")
 def unlogged(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
     """The run of `folder` with a third policy, and without decision logs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACON_HOME", str(home))
-        prepared = plan_run("simulation.decision_log=false", policies=("EAR", "static PD-disagg 4P+4D", "unified"))
-        folder = create_run(Workspace(tmp_path_factory.mktemp("unlogged")), prepared)
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
-    return folder
+    policies = ("EAR", "static PD-disagg 4P+4D", "unified")
+    planned = partial(plan_run, "simulation.decision_log=false", policies=policies)
+    return run_whole(tmp_path_factory.mktemp("unlogged"), home, planned)
 
 
 def test_without_decision_logs_the_other_records_are_the_same(folder: Path, unlogged: Path) -> None:
@@ -275,21 +266,8 @@ def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same
 ) -> None:
     monkeypatch.setenv("TRACON_HOME", str(home))
     again = create_run(Workspace(tmp_path), plan_run())
-    process = spawn_run_process(again)
-    deadline = time.monotonic() + KILL_WITHIN_S
-    while not any(again.glob("results/*/trial_*/cell.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    children = list_children(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    for child in children:
-        while psutil.pid_exists(child):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finished = {path: path.stat().st_ino for path in again.glob("results/*/trial_*/cell.json")}
-    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    finished = kill_midway(again, "results/*/trial_*/cell.json", 1)
+    work_off(again)
     assert {path: path.stat().st_ino for path in finished} == finished
     assert {cell.state for cell in read_view(again).cells.values()} == {CellState.DONE}
     cells, others = cells_of(folder), cells_of(again)
@@ -297,11 +275,6 @@ def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same
     for name, cell in cells.items():
         for file in SAME:
             assert (cell.root / file).read_bytes() == (others[name].root / file).read_bytes(), (name, file)
-
-
-def list_children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
 
 
 def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
@@ -364,11 +337,7 @@ def read_events(folder: Path) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACON_HOME", str(home))
-        folder = create_run(Workspace(tmp_path_factory.mktemp("paced")), plan_one_cell(), pace=PACE)
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
-    return folder
+    return run_whole(tmp_path_factory.mktemp("paced"), home, plan_one_cell, PACE)
 
 
 def test_a_pace_changes_neither_the_plan_nor_a_byte_of_the_records(folder: Path, paced: Path) -> None:
@@ -425,7 +394,7 @@ def test_a_paced_run_stopped_now_goes_on_at_another_pace_to_the_same_bytes(
     assert not view.live_instances
     with RunStore.open(again) as store:
         store.append(PaceChosen(0.0))
-    assert work(again, experiment_named, accept_changes=False) == ExitCode.DONE
+    work_off(again)
     assert len(read_view(again).instances) == 8  # none since the pace is gone
     ours, others = cells_of(again)["EAR/trial_0"], cells_of(paced)["EAR/trial_0"]
     for file in SAME:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,12 @@ import pytest
 from results.records.layout import RunLayout, trial_layouts
 from results.routing.analyse import analyse
 from runners.campaign.experiment import RunOptions
-from runners.campaign.run_process import work
-from runners.campaign.start import Prepared, create_run, options_of, prepare_run
-from runners.errors import ExitCode, RunnerError
+from runners.campaign.start import Prepared, options_of, prepare_run
+from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
 from runners.experiments.routing.variations import vary_engine
 from runners.simulator.engine_file import read_engine
-from state.workspace import Workspace
+from tests.runners.experiments.simulated_runs import run_whole
 
 MODEL = "h20-qwen3-coder-30b-a3b"
 """It has no cost of attention."""
@@ -108,16 +108,14 @@ def test_the_claims_of_both_specifications_have_their_policies_under_every_varia
     assert sum(one["policy"] == "load_only" for one in params) == len({one.get("variation", "") for one in params})
 
 
-def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    prepared = plan_run(
+def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path) -> None:
+    planned = partial(
+        plan_run,
         'sensitivity.coefficients=["prefill_token_s"]', "trace.sessions=20", "trace.statistics.cross_share=0.0",
         "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
         preset="fleet-load-floor-sensitivity", policies=("overlap first", "B: floor 200"), trials=1,
     )  # fmt: skip
-    folder = create_run(Workspace(tmp_path / "runs"), prepared)
-    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
     verdicts = json.loads(RunLayout(folder).verdicts_json.read_bytes())
     assert [row["name"] for row in verdicts["load_floor"]][:3] == ["D1", "D2", "D3"]
     rows = {row["name"]: row["outcomes"] for row in verdicts["conditional_claims"]}
@@ -126,16 +124,14 @@ def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path, m
     assert set(rows["D3"].values()) == {"undecided"}, "one trial: judged, not left out"
 
 
-def test_no_decision_point_is_decided_without_decision_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    prepared = plan_run(
+def test_no_decision_point_is_decided_without_decision_logs(tmp_path: Path) -> None:
+    planned = partial(
+        plan_run,
         "simulation.decision_log=false", "trace.sessions=20", "trace.statistics.cross_share=0.0",
         "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
         preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=3,
     )  # fmt: skip
-    folder = create_run(Workspace(tmp_path / "runs"), prepared)
-    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
     points = json.loads(RunLayout(folder).verdicts_json.read_bytes())["load_floor"]
     assert {point["outcome"] for point in points} == {"open"}, "three trials would decide D1 by the turns alone"
 
@@ -149,13 +145,8 @@ def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACON_HOME", str(tmp_path_factory.mktemp("home")))
-        coefficients = 'sensitivity.coefficients=["prefill_token_s"]'
-        prepared = plan_run(coefficients, "traces={}")
-        folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), prepared)
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
-    return folder
+    planned = partial(plan_run, 'sensitivity.coefficients=["prefill_token_s"]', "traces={}")
+    return run_whole(tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("home"), planned)
 
 
 def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_on(folder: Path) -> None:

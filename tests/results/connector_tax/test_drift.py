@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from results.measures.drift import Drift, DriftVerdict, measure_drifts
-from results.measures.summary import CellSummary
+from results.connector_tax.drift import measure_drifts
+from results.measures.drift import Drift, DriftVerdict
+from results.connector_tax.summary import CellSummary
 from tests.results.statistics.in_memory import SIMULATIONS, Truth, as_promised, covers, summary
 
 CONFIGS = ("plain", "noop_connector", "mooncake_both", "nixl_both", "lmcache_only")

@@ -14,8 +14,9 @@ from typing import Self
 
 import msgspec
 
-from results.measures.cells import collect_cells
-from results.measures.saturation_criteria import (
+from results.connector_tax.configs import BASELINE
+from results.connector_tax.read import collect_cells
+from results.connector_tax.saturation_criteria import (
     CRITERIA,
     SPECIFIED,
     CellSaturation,
@@ -24,8 +25,7 @@ from results.measures.saturation_criteria import (
     judge,
     judge_launches,
 )
-from results.measures.summary import CellSummary, is_at_rate
-from results.records.baseline import BASELINE
+from results.connector_tax.summary import CellSummary, is_at_rate
 from results.records.errors import DAMAGED_JSON, ArtifactError
 
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"

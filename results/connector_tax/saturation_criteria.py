@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from results.measures.summary import CellSummary
-from results.statistics.estimates import Estimate
+from results.connector_tax.summary import CellSummary
+from results.records.estimate import Estimate
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
 FEWEST = 3

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from results.measures.cells import read_cell_record, read_cell_requests
+from results.connector_tax.read import read_cell_record, read_cell_requests
 from results.measures.columns import metric_values
 from results.measures.latency import TPOT, TTFT
 from results.measures.requests import due_in_window
 from results.records.schemas import RequestStatus
-from results.statistics.estimates import Estimate, unknown
+from results.records.estimate import Estimate, unknown
 
 
 @dataclass(frozen=True, slots=True)

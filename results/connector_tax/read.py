@@ -13,7 +13,7 @@ import pandas as pd
 from results.measures.engine_metrics import SAMPLES, server_values
 from results.measures.latency import METRICS
 from results.measures.requests import latencies, latency_samples, request_counts, throughput
-from results.measures.saturation_criteria import judge
+from results.connector_tax.saturation_criteria import judge
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
@@ -23,7 +23,8 @@ from results.measures.step_durations import (
     steps_in_window,
     whole_step,
 )
-from results.measures.summary import CellSummary, Shape, percentile_name
+from results.connector_tax.summary import CellSummary, Shape
+from results.measures.summary import percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
