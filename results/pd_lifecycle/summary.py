@@ -25,7 +25,7 @@ from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.statistics.estimates import Estimate, mean, unknown
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.launch_fit import merge_launches
 from results.statistics.trials import MIN_PAIRED
 
 DURATIONS = (*BREAKDOWN, *MORE)
@@ -91,7 +91,7 @@ def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     whole = _values_together(counted)
     return {
         name: whole[name] if whole[name].value is None
-        else replace(mean_over_launches([one[name].value for one in each]), n=whole[name].n)
+        else replace(merge_launches([one[name] for one in each]), n=whole[name].n)
         for name in whole
     }  # fmt: skip
 

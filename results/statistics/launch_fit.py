@@ -192,3 +192,12 @@ def mean_over_launches(values: Sequence[float | None]) -> Estimate:
     if all_agree(known):
         return _estimate_mean(value, None, launches)
     return replace(mean(known), basis=f"over {launches} launches", launches=launches)
+
+
+def merge_launches(each: Sequence[Estimate]) -> Estimate:
+    """`mean_over_launches` of one estimate per launch; where launches lack the value, with their reasons."""
+    merged = mean_over_launches([one.value for one in each])
+    why = "; ".join(dict.fromkeys(one.reason for one in each if one.value is None and one.reason))
+    if not why:
+        return merged
+    return replace(merged, reason=why if merged.value is None else f"{merged.reason}: {why}")

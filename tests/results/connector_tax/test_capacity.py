@@ -149,6 +149,16 @@ def test_one_launch_below_its_limit_leaves_a_lower_bound_of_all() -> None:
     assert "the highest rate (16 req/s) in 1 of 3 launches" in str(peak.reason)
 
 
+def test_a_launch_without_throughput_is_named_beside_those_that_have_one() -> None:
+    lost = [make_cell("plain", rate, trial=3, cohort_ratio=0.5, waiting_p50=0.0, effective_throughput_per_s=None)
+            for rate in (4.0, 8.0, 16.0)]  # fmt: skip
+    cells = [cell for trial, peak in enumerate((9.0, 9.3, 8.8)) for cell in sweep("plain", trial, peak)]
+    peak = measure([*cells, *lost])["plain"].peak_per_s
+    assert peak.value == pytest.approx(27.1 / 3)
+    assert peak.reason == "1 of 4 launches have no throughput: lost"
+    assert measure(lost)["plain"].peak_per_s.reason == "no cell has a throughput: lost"
+
+
 def test_goodput_is_shown_where_there_is_an_objective() -> None:
     found = measure([*sweep("plain", 0, 9.0), *sweep("nixl_both", 0, 6.0)], goodput=True)
     change = found["nixl_both"].goodput_change

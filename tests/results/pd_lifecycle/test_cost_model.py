@@ -110,6 +110,20 @@ def test_the_measured_knee_over_launches_is_that_of_the_medians_in_the_table() -
     assert costs.knee.alpha_ms == pytest.approx(np.mean(alphas))
 
 
+def test_a_knee_over_launches_states_why_launches_lack_it() -> None:
+    launches = [_transfers(seed, alpha=alpha, noise=0.01) for seed, alpha in enumerate((0.5, 0.5, -0.2))]
+    assert _fit(launches[2]).knee.bytes.value is None
+    why = _fit(launches[2]).knee.bytes.reason
+    costs = _fit(_join(launches))
+    assert costs.knee.bytes.value is not None, "all transfers together have one"
+    assert costs.knee.bytes.reason == f"2 of 3 launches have this number: {why}"
+    six = _transfers(0, noise=0.01, per_size=1)
+    assert _fit(six).knee.asymptote_gbps.value is not None
+    knee = _fit(replace(six, launch=np.arange(six.n) // 2)).knee
+    assert (knee.asymptote_gbps.value, knee.bytes.value) == (None, None)
+    assert "2 counted transfers" in knee.reason, "each of the three launches has two"
+
+
 def _slow_down(transfers: Transfers, by: float) -> Transfers:
     return replace(transfers, ms=transfers.ms * by, gbps=transfers.gbps / by)
 
