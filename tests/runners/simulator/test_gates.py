@@ -197,6 +197,24 @@ def test_loads_near_saturation_are_reported_and_not_judged() -> None:
     assert f"over 4 loads (4 cells), 3 of them with a repetition; {apart}" in gate.reason
 
 
+@pytest.mark.parametrize(
+    ("loads", "near_saturation", "why"),
+    [
+        ([], [], "no cell was held out of the fit"),
+        ([], list_loads([0.5], []), "every held-out load is near saturation"),
+        (list_loads([0.1], []), [], "no load was measured twice"),
+        (list_loads([0.1], []), list_loads([0.5], []), "no load was measured twice"),
+        (list_loads([0.1], []), list_loads([0.5], [0.2]), "every load that was measured twice is near saturation"),
+    ],
+)
+def test_without_a_repetition_to_judge_by_the_gate_is_open_and_states_why(
+    loads: list[LoadErrors], near_saturation: list[LoadErrors], why: str
+) -> None:
+    gate = judge_errors("ttft_p90_s", loads, near_saturation)
+    assert gate.outcome is Outcome.OPEN
+    assert gate.reason.startswith(f"{why}: there is nothing to hold the error against")
+
+
 def around(level: float, *, by: float = 0.001, trials: int = 4) -> dict[int, float]:
     """An APC per trial, above and below the level in turn."""
     return {trial: level + (by if trial % 2 else -by) for trial in range(trials)}
