@@ -101,7 +101,8 @@ def name_remedy(launched: int) -> str:
     """What gives a verdict where a config has too few launches, in a run that plans this many of each."""
     if launched < MIN_PAIRED:
         return TRIALS_REMEDY
-    return f"the run plans {launched}: `tracon retry`, then `tracon resume`, measures those that are missing"
+    failed = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded"
+    return f"the run plans {launched}: {failed}"
 
 
 def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:

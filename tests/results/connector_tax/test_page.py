@@ -147,7 +147,8 @@ def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Pat
     (question,) = build_page(found).undecided
     assert question.decides.startswith("the run plans 3: `tracon retry`, then `tracon resume`"), "not another run"
     (limit,) = (text for text in list_limits(found) if "fewer than 3 times" in text)
-    assert limit.endswith("The run plans 3: `tracon retry`, then `tracon resume`, measures those that are missing.")
+    retry = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded."
+    assert limit.endswith(f"The run plans 3: {retry}")
 
 
 def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyses: dict[int, Analysis]) -> None:

@@ -267,7 +267,8 @@ def test_a_run_of_four_launches_that_lost_two_is_not_told_to_make_three(tmp_path
     for trial in (2, 3):
         (tmp_path / "results" / f"{DATE}_plain" / f"cell_A_r2_t{trial}.json").unlink()
     found = analyse(tmp_path)
-    remedy = "the run plans 4: `tracon retry`, then `tracon resume`, measures those that are missing"
+    retry = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded"
+    remedy = f"the run plans 4: {retry}"
     withheld = _tax(found, "mooncake_both").withheld
     assert withheld.startswith(f"2 launches per config: two launches of one config differ too; {remedy}")
     for text in (withheld, *(_verdict(found, name).reason for name in ("H1", "H2", "H3"))):
