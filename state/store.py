@@ -156,7 +156,7 @@ class RunStore:
     def _check_copy(self) -> None:
         """Refuse an inconsistent copy, made while the run was writing.
 
-        The file stores its own inode, so a copy is recognised. Such a copy may hold an old part and a new one that do
+        The file stores its own inode, so a copy is recognized. Such a copy may hold an old part and a new one that do
         not fit together, although each is intact by itself.
         """
         inode = str(self.path.stat().st_ino)

@@ -190,7 +190,7 @@ def taxed(config: str, tmp_path: Path) -> Path:
     """A run of the config, planned by its path; its artifacts are made up."""
     prepared = prepare(RunOptions("connector-tax", preset="smoke", configs=("plain", "noop_connector", config)))
     folder = create_run(Workspace(tmp_path / "runs"), prepared)
-    configs = {name: taxes.Behaviour() for name in prepared.plan.configs}
+    configs = {name: taxes.Behavior() for name in prepared.plan.configs}
     taxes.write_run(folder, taxes.Run(configs, rates_per_s=(4.0, 8.0), requests=80, steps=60))
     return finish_cells(folder, "phase-a")
 

@@ -177,7 +177,7 @@ def _list_limits(analysis: CapacityAnalysis) -> Iterator[str]:
         "intervals are not corrected for the number of sizes that were tried."
     )
     yield (
-        "The search takes `holds` to be monotone in the number of instances. It checks the neighbours of its answer "
+        "The search takes `holds` to be monotone in the number of instances. It checks the neighbors of its answer "
         "and no other size. With pools it takes the distance from the objective to have one minimum over the splits."
     )
     if analysis.distinct_traces < analysis.traces:

@@ -116,7 +116,7 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     caption = (
         f"TTFT p90 over that of plain at the same shape, minus one (in %), at {rates} req/s{apart}; {launches}. Orange "
         "is more than plain, purple less, white none; parentheses hold a tax not distinguishable from zero. Hatched: "
-        "the config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
+        "the config or plain is saturated there, and the colors are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)

@@ -74,7 +74,7 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
         )
     limits.append(
         "Brackets of single percentiles assume independent requests. Near saturation requests share a queue, and they "
-        "are too narrow there; the spread of a tax within a launch resamples blocks of neighbours."
+        "are too narrow there; the spread of a tax within a launch resamples blocks of neighbors."
     )
     limits.append(
         "`tax_step` times schedule() alone, as specified; worker-side callbacks do not run inside it, so its remainder "

@@ -27,7 +27,7 @@ STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 PREFILL_SERIES = (LATENCY, PERIOD, ALL_CALLBACKS)
 """What is also averaged over the steps that hold prefill tokens: TTFT is made of those."""
 
-_NO_INTERVAL = "neighbouring steps are alike; intervals are given for differences only"
+_NO_INTERVAL = "neighboring steps are alike; intervals are given for differences only"
 
 
 def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:

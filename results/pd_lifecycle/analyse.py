@@ -36,7 +36,7 @@ from results.pd_lifecycle.read import (
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.summary import ConfigSummary, summarise_configs
+from results.pd_lifecycle.summary import ConfigSummary, summarize_configs
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.pd_lifecycle.volumes import Volume, measure_volumes
 from results.records.engine_faults import engine_fault_gaps
@@ -119,7 +119,7 @@ def analyse(root: Path) -> LifecycleAnalysis:
         facts=facts,
         settings=settings,
         records=records,
-        configs=summarise_configs(records, contents.discards),
+        configs=summarize_configs(records, contents.discards),
         costs=fitted,
         links=links,
         no_link=no_link,

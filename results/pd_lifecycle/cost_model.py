@@ -153,7 +153,7 @@ def _merge_estimates(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
 
 
 def _merge_bandwidths(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
-    """The inverse of the launches' mean 1 / bandwidth, which is beta; a mean of bandwidths would favour fast launches.
+    """The inverse of the launches' mean 1 / bandwidth, which is beta; a mean of bandwidths would favor fast launches.
 
     Unknown where the fit of all transfers is.
     """

@@ -101,7 +101,7 @@ class BreakEven:
 
     prior_context: int
     new_tokens: Estimate
-    """By interpolation over log2 N; its bounds are the neighbouring N with significant signs."""
+    """By interpolation over log2 N; its bounds are the neighboring N with significant signs."""
     slower_above: bool | None
     """True: larger N are slower than the combined instance; False: smaller N are. None: no single threshold."""
     signs: tuple[int, ...]

@@ -62,16 +62,16 @@ class ConfigSummary:
         return self.values.get(name, unknown("not measured"))
 
 
-def summarise_configs(records: Sequence[LifecycleRecord], discards: Sequence[Discard]) -> tuple[ConfigSummary, ...]:
+def summarize_configs(records: Sequence[LifecycleRecord], discards: Sequence[Discard]) -> tuple[ConfigSummary, ...]:
     """One row per configuration with a record, by C, N and O."""
     discarded = Counter(one.config.key for one in discards)
     ordered = sorted(records, key=lambda record: record.config.key)
     return tuple(
-        _summarise_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
+        _summarize_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
     )
 
 
-def _summarise_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
+def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
     counted = [record for record in own if record.counted]
     warmups = sum(record.warmup for record in own)
     medians = {

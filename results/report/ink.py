@@ -1,4 +1,4 @@
-"""The look of every figure: marker, dash and hatch distinguish things, not colour alone; the bytes are reproducible."""
+"""The look of every figure: marker, dash and hatch distinguish things, not color alone; the bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pen:
 
 
 _COLORS = ("#000000", "#7f7f7f", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#e69f00", "#cc79a7")
-"""Okabe and Ito's palette for colour-blind readers, with grey instead of yellow."""
+"""Okabe and Ito's palette for color-blind readers, with gray instead of yellow."""
 _MARKERS = ("o", "s", "^", "v", "D", "P", "p", "*")
 _DASHES: Sequence[Any] = (
     "-",
@@ -77,8 +77,8 @@ _LETTERED = "#303030"
 def pens(names: Iterable[str]) -> dict[str, Pen]:
     """One per name: a known config has the same pen in every figure, others take the pens that are left.
 
-    Where there are more names than colours, the others have letters in one ink: no colour stands for two things. The
-    baseline's second name has the baseline's colour, because it is the same config.
+    Where there are more names than colors, the others have letters in one ink: no color stands for two things. The
+    baseline's second name has the baseline's color, because it is the same config.
     """
     unique = list(dict.fromkeys(names))
     chosen = {name: _pen_at(CONFIGS.index(name)) for name in unique if name in CONFIGS}

@@ -20,7 +20,7 @@ from results.routing.conditional_claims import ConditionalClaim, judge_variation
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
-from results.routing.interference import Interference, read_interference, summarise_interference
+from results.routing.interference import Interference, read_interference, summarize_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
@@ -249,7 +249,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         deployments=deployments,
         deployments_reason=no_deployments,
         occupancies=compute_occupancies(footprints, deployments),
-        interference=summarise_interference(rows),
+        interference=summarize_interference(rows),
         moves=moves,
         floor=floor,
         decision_points=points,

@@ -341,7 +341,7 @@ def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label:
 def _plot_prediction(
     axes: Axes, table: pd.DataFrame, x: str, y: str, dashes: Dashes, colors: Mapping[str, str]
 ) -> None:
-    """`colors`: of the policy that a curve starts from, where several loads have one each; else grey."""
+    """`colors`: of the policy that a curve starts from, where several loads have one each; else gray."""
     for label, rows in table.groupby("label", sort=False):
         color = colors.get(str(label), "#808080")
         axes.plot(rows[x], rows[y], color=color, linestyle=dashes, linewidth=1.3, zorder=1)

@@ -48,7 +48,7 @@ from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combin
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
-"""More sessions than this are resampled in groups of neighbours in name order."""
+"""More sessions than this are resampled in groups of neighbors in name order."""
 LEAST_SPREAD = 0.5
 """Standard deviation over trials, in sessions, that a count of sessions has at least: see `count_interval`."""
 RESAMPLED = "sessions resampled"

@@ -343,7 +343,7 @@ def _mean_cost(values: Samples) -> Estimate:
     return replace(cost, low=max(cost.low, 0.0))
 
 
-def summarise_migrations(
+def summarize_migrations(
     label: str, by_trial: Mapping[int, Migrations], parameters: Mapping[str, object], measurements: Measurements
 ) -> PolicyMigrations:
     cells = by_trial.values()

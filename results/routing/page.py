@@ -39,7 +39,7 @@ def build_page(analysis: RoutingAnalysis) -> Page:
         question=_ask(analysis),
         setting=_describe_setting(analysis),
         noise=_describe_noise(analysis, noise),
-        answers=(*ranked, *judged, *_summarise_conditional(analysis)),
+        answers=(*ranked, *judged, *_summarize_conditional(analysis)),
         undecided=(*open_claims, *unranked),
         trouble=_list_trouble(analysis),
     )
@@ -236,7 +236,7 @@ def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
     return joined
 
 
-def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
+def _summarize_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
     """Which claims and decision points hang on a coefficient of the engine model."""
     if not analysis.conditional:
         return []

@@ -89,7 +89,7 @@ def draw_thresholds(figure: Figure) -> Drawing:
 
 
 def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
-    """A policy is recognised under several loads by its label without what was swept."""
+    """A policy is recognized under several loads by its label without what was swept."""
     if len(analysis.loads) < 2:
         return "it needs policies under two loads or more in one run (presets `steady` and `skew-and-pool`)"
     rows = [row for load in analysis.loads for row in _load_rows(analysis, load)]

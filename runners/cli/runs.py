@@ -267,7 +267,7 @@ def console(
     workspace: WorkspaceOption = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no key changes a run.")] = False,
     low_bandwidth: Annotated[
-        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colours.")
+        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colors.")
     ] = False,
     no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
     ascii: Annotated[

@@ -78,7 +78,7 @@ def begin_table(*columns: str, title: str = "") -> Table:
 
 
 def color_state(state: str) -> Text:
-    """A state as a coloured word."""
+    """A state as a colored word."""
     return Text(state, style=STYLES.get(state, ""))
 
 

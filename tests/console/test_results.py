@@ -40,7 +40,7 @@ from tests.console.conftest import (
     until,
     watching,
 )
-from tests.results.connector_tax.synthetic import Behaviour
+from tests.results.connector_tax.synthetic import Behavior
 from tests.results.connector_tax.synthetic import Run as TaxTruth
 from tests.results.connector_tax.synthetic import write_run as write_taxes
 from tests.results.pd_lifecycle import synthetic as lifecycle
@@ -57,9 +57,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analysed") / RUN
     demo.write(folder)
     configs = {
-        "plain": Behaviour(knee_per_s=8.0),
-        "mooncake_both": Behaviour(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
-        "noop_connector": Behaviour(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
+        "plain": Behavior(knee_per_s=8.0),
+        "mooncake_both": Behavior(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
+        "noop_connector": Behavior(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
     }
     write_taxes(folder, TaxTruth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
     write_results(folder)

@@ -29,9 +29,9 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 def write_tax_run(root: Path) -> None:
-    mooncake = tax_runs.Behaviour(0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4)
+    mooncake = tax_runs.Behavior(0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4)
     run = tax_runs.Run(
-        configs={"plain": tax_runs.Behaviour(), "mooncake_both": mooncake}, rates_per_s=(1, 2, 4), shapes=((512, 64),),
+        configs={"plain": tax_runs.Behavior(), "mooncake_both": mooncake}, rates_per_s=(1, 2, 4), shapes=((512, 64),),
         ref_safe_per_s=2.0, skipped={"lmcache_only": HOSTILE}, requests=80, steps=200,
     )  # fmt: skip
     tax_runs.write_run(root, run)

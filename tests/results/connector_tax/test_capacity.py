@@ -16,7 +16,7 @@ from results.records.layout import ConfigLayout
 from results.statistics.estimates import ALL_AGREE, Estimate
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import make_cell
-from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
+from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 
 GOODPUT = {"plain": 10.0, "nixl_both": 7.0}
 
@@ -182,7 +182,7 @@ def test_launches_that_agree_to_the_last_digit_give_goodput_and_capacity_no_inte
 
 
 def test_goodput_counts_requests_that_meet_both_limits(tmp_path: Path) -> None:
-    truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
+    truth = Behavior(ttft_p50_s=0.2, tpot_p50_s=0.01)
     path = write_cell(ConfigLayout(tmp_path / "results" / "20260131_plain"), Cell("plain", truth, Load(requests=1000)))
     all_of_them = measure_goodput(path, Slo(ttft_s=9.0, tpot_s=9.0))
     assert all_of_them.value == pytest.approx(4.0)

@@ -26,14 +26,14 @@ from results.records.schemas import RequestStatus
 from results.statistics.blocks import detectable_effect
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, report_text, write_cell, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Cell, Load, Run, report_text, write_cell, write_run
 from tests.results.statistics.in_memory import covers
 
 SHAPES = ((512, 64), (512, 256), (4096, 64), (4096, 256))
 
 
-def taxed(ttft: float, **more: object) -> Behaviour:
-    return Behaviour(ttft_p50_s=0.2 * (1 + ttft), sigma=0.05, **more)  # type: ignore[arg-type]
+def taxed(ttft: float, **more: object) -> Behavior:
+    return Behavior(ttft_p50_s=0.2 * (1 + ttft), sigma=0.05, **more)  # type: ignore[arg-type]
 
 
 RUN = Run(

@@ -1,4 +1,4 @@
-"""Every figure is there with its numbers, or says why not; the same run draws the same bytes, in grey too."""
+"""Every figure is there with its numbers, or says why not; the same run draws the same bytes, in gray too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -29,14 +29,14 @@ from tests.results.connector_tax.synthetic import (
     write_run,
 )
 
-MOONCAKE = Behaviour(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
+MOONCAKE = Behavior(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
 RUN = Run(
     configs={
-        "plain": Behaviour(),
-        "noop_connector": Behaviour(0.21, 0.0102, engine_step_us=1520, callbacks_us=(1.0, 2.0, 1.0)),
+        "plain": Behavior(),
+        "noop_connector": Behavior(0.21, 0.0102, engine_step_us=1520, callbacks_us=(1.0, 2.0, 1.0)),
         "mooncake_both": MOONCAKE,
-        "lmcache_only": Behaviour(0.25, 0.0112, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
-        "multi_mooncake_lmcache": Behaviour(0.36, 0.0140, 4.0, engine_step_us=1850, callbacks_us=(8.0, 190.0, 15.0)),
+        "lmcache_only": Behavior(0.25, 0.0112, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
+        "multi_mooncake_lmcache": Behavior(0.36, 0.0140, 4.0, engine_step_us=1850, callbacks_us=(8.0, 190.0, 15.0)),
     },
     rates_per_s=(1, 2, 4),
     shapes=((512, 64), (4096, 64)),
@@ -107,7 +107,7 @@ def test_captions_say_what_is_drawn(drawn: dict[int, Figure], root: Path) -> Non
     assert "criterion 1 judges the cohort ratio instead" in drawn[3].caption
     assert "so that two lines differ also by what two launches do" in drawn[6].caption
     assert "Left: schedule entry to the end of update_from_output" in drawn[6].caption
-    plain = Cell("plain", Behaviour(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})
+    plain = Cell("plain", Behavior(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})
     write_cell(RunLayout(root).config(DATE, "plain"), plain)
     write_cell(RunLayout(root).config(DATE, "plain"), replace(plain, load=Load(2.0, requests=120, trial=1)))
     overlapping = _figure(root, 6)
@@ -184,7 +184,7 @@ def test_several_trials_give_one_point_with_their_range(tmp_path: Path) -> None:
 
 def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
-    write_cell(layout, Cell("plain", Behaviour(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
+    write_cell(layout, Cell("plain", Behavior(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
     figure = _figure(root, 1)
     marked = figure.table[figure.table["degraded"] != ""]
     assert marked[["config", "rate_per_s"]].to_numpy().tolist() == [["plain", 4.0]]
@@ -192,7 +192,7 @@ def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     draw(figure, DRAWERS)
 
 
-def test_configs_are_told_apart_without_colour() -> None:
+def test_configs_are_told_apart_without_color() -> None:
     made = pens([*CONFIGS, "mine"])
     known = [made[config] for config in CONFIGS]
     assert len({pen.marker for pen in known}) == len(CONFIGS)
@@ -200,7 +200,7 @@ def test_configs_are_told_apart_without_colour() -> None:
     assert pens(["nixl_both"])["nixl_both"] == made["nixl_both"]
 
 
-def test_more_names_than_colours_differ_in_their_marks() -> None:
+def test_more_names_than_colors_differ_in_their_marks() -> None:
     made = pens(f"policy {number}" for number in range(16))
     assert len({(pen.color, pen.marker) for pen in made.values()}) == 16
 
@@ -213,11 +213,11 @@ def test_a_figure_may_have_its_specifications_name() -> None:
 
 def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path) -> None:
     configs = {
-        "plain": Behaviour(),
-        "noop_connector": Behaviour(0.15, 0.008),
-        "mooncake_both": Behaviour(20.0, 0.5),
-        "lmcache_only": Behaviour(0.21),
-        "multi_mooncake_lmcache": Behaviour(0.18),
+        "plain": Behavior(),
+        "noop_connector": Behavior(0.15, 0.008),
+        "mooncake_both": Behavior(20.0, 0.5),
+        "lmcache_only": Behavior(0.21),
+        "multi_mooncake_lmcache": Behavior(0.18),
     }
     write_run(tmp_path, replace(RUN, configs=configs))
     for figure in build_figures(analyse(tmp_path), tmp_path):

@@ -23,16 +23,16 @@ from results.measures.saturation import REF_SAFE
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.judgement import Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, run_cells, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, run_cells, write_run
 
 SIGMA = 0.10
 RUN = Run(
     configs={
-        BASELINE: Behaviour(),
-        REPEAT: Behaviour(),
-        "noop_connector": Behaviour(),
-        "mooncake_both": Behaviour(ttft_p50_s=0.2 * 1.6),
-        "nixl_both": Behaviour(),
+        BASELINE: Behavior(),
+        REPEAT: Behavior(),
+        "noop_connector": Behavior(),
+        "mooncake_both": Behavior(ttft_p50_s=0.2 * 1.6),
+        "nixl_both": Behavior(),
     },
     rates_per_s=(2,),
     requests=200,

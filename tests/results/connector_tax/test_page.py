@@ -25,15 +25,15 @@ from results.report.figure import CONFIGS
 from results.report.page import Page, PageAnswer
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_run
 
 DEMO = Run(
     configs={
-        BASELINE: Behaviour(),
-        REPEAT: Behaviour(),
-        "noop_connector": Behaviour(callbacks_us=(0.3, 2.0, 0.7)),
-        "mooncake_both": Behaviour(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1)),
-        "nixl_both": Behaviour(ttft_p50_s=0.26, callbacks_us=(1.0, 80.0, 1.0)),
+        BASELINE: Behavior(),
+        REPEAT: Behavior(),
+        "noop_connector": Behavior(callbacks_us=(0.3, 2.0, 0.7)),
+        "mooncake_both": Behavior(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1)),
+        "nixl_both": Behavior(ttft_p50_s=0.26, callbacks_us=(1.0, 80.0, 1.0)),
     },
     rates_per_s=(2,),
     requests=60,

@@ -18,7 +18,7 @@ from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict, judged
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -28,12 +28,12 @@ from tests.results.connector_tax.synthetic import (
 )
 from tests.results.statistics.in_memory import covers
 
-PLAIN = Behaviour(step_us=40, engine_step_us=1500)
-MOONCAKE = Behaviour(
+PLAIN = Behavior(step_us=40, engine_step_us=1500)
+MOONCAKE = Behavior(
     ttft_p50_s=0.2 * 1.45, tpot_p50_s=0.01 * 1.25, step_us=42, engine_step_us=1680, callbacks_us=(1.7, 152.0, 3.1),
     knee_per_s=8,
 )  # fmt: skip
-SAME = Behaviour(step_us=40, engine_step_us=1500, callbacks_us=(0.3, 2.0, 0.7))
+SAME = Behavior(step_us=40, engine_step_us=1500, callbacks_us=(0.3, 2.0, 0.7))
 
 
 @pytest.fixture(scope="module")

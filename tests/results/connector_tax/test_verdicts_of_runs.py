@@ -17,15 +17,15 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import flat_taxes, write_results
 from results.measures.drift import DriftVerdict
 from results.statistics.judgement import Judgement, Outcome, Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_measured_run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_measured_run, write_run
 from tests.results.statistics.in_memory import covers
 
 LENGTHS = ((512, 64), (512, 256), (4096, 64), (4096, 256))
 
 
-def taxed(ttft: float, tpot: float = 0.0, **more: Any) -> Behaviour:
+def taxed(ttft: float, tpot: float = 0.0, **more: Any) -> Behavior:
     """A config with these taxes; latencies vary by 1 %."""
-    return Behaviour(ttft_p50_s=0.2 * (1 + ttft), tpot_p50_s=0.01 * (1 + tpot), sigma=0.01, **more)
+    return Behavior(ttft_p50_s=0.2 * (1 + ttft), tpot_p50_s=0.01 * (1 + tpot), sigma=0.01, **more)
 
 
 MOONCAKE = taxed(0.45, 0.25, knee_per_s=4, slow_by_input={512: 0.9}, slow_by_output={64: 0.95})

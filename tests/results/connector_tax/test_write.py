@@ -16,7 +16,7 @@ from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -28,8 +28,8 @@ from tests.results.connector_tax.synthetic import (
 
 RUN = Run(
     configs={
-        "plain": Behaviour(),
-        "mooncake_both": Behaviour(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4),
+        "plain": Behavior(),
+        "mooncake_both": Behavior(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4),
     },
     rates_per_s=(1, 2, 4),
     shapes=((512, 64),),
@@ -76,7 +76,7 @@ def test_the_manifest_has_a_row_per_config_skips_included(root: Path) -> None:
 
 
 def test_a_cell_without_step_timing_shows_in_the_manifest(root: Path) -> None:
-    write_cell(RunLayout(root).config(DATE, "plain"), Cell("plain", Behaviour(), Load(2.0), steps=0))
+    write_cell(RunLayout(root).config(DATE, "plain"), Cell("plain", Behavior(), Load(2.0), steps=0))
     row = next(row for row in analyse(root).manifest if row.config == "plain")
     assert (row.step_timing_available, row.step_timing_reason) == (False, "no probe")
 
@@ -143,7 +143,7 @@ def test_nothing_lost_becomes_zero(root: Path) -> None:
 def test_the_rates_the_run_used_stand_and_a_contradiction_is_named(root: Path) -> None:
     layout = RunLayout(root)
     folder = layout.config(DATE, "mooncake_both")
-    write_cell(folder, Cell("mooncake_both", Behaviour(knee_per_s=2), Load(2.0)))
+    write_cell(folder, Cell("mooncake_both", Behavior(knee_per_s=2), Load(2.0)))
     analysis = analyse(root)
     assert analysis.rates.ref_safe_per_s == 2.0
     assert "says ref_safe = 2 req/s, but the cells now give 1 req/s" in {gap.reason for gap in analysis.gaps}
@@ -151,7 +151,7 @@ def test_the_rates_the_run_used_stand_and_a_contradiction_is_named(root: Path) -
 
 def test_the_rates_that_the_specification_would_choose_stand_beside_ours(tmp_path: Path) -> None:
     """A request of 13 s in a warm-up of 5 s: its throughput ratio falls below 0.95 from 2 req/s on."""
-    slow = Behaviour(tpot_p50_s=0.05, sigma=0.01)
+    slow = Behavior(tpot_p50_s=0.05, sigma=0.01)
     write_measured_run(tmp_path, Run({"plain": slow, "nixl_both": slow}, (1, 2, 4), steps=0))
     (table,) = (table for table in build_tables(analyse(tmp_path)) if table.title == "Reference rates")
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -192,7 +192,7 @@ def test_a_run_without_a_plan_is_analysed_all_the_same(root: Path) -> None:
 
 def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
-    write_cell(layout, Cell("plain", Behaviour(), Load(4.0), degraded="client used 0.97 of a core"))
+    write_cell(layout, Cell("plain", Behavior(), Load(4.0), degraded="client used 0.97 of a core"))
     write_results(root)
     text = (root / "report.md").read_text()
     for part in (
@@ -204,7 +204,7 @@ def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None
 
 
 def test_a_tax_of_too_few_requests_is_shown_without_a_verdict(tmp_path: Path) -> None:
-    write_run(tmp_path, Run({"plain": Behaviour(), "nixl_both": Behaviour(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
+    write_run(tmp_path, Run({"plain": Behavior(), "nixl_both": Behavior(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
     text = report_text(analyse(tmp_path))
     (line,) = [line for line in text.splitlines() if line.startswith("| ref_safe | 2 | nixl_both | +")]
     assert "(n = 20: no spread)" in line

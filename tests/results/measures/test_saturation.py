@@ -21,7 +21,7 @@ from results.measures.summary import CellSummary, Shape
 from results.records.errors import ArtifactError
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Estimate, unknown
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 SHAPE = Shape(4096, 256)
 
@@ -282,7 +282,7 @@ def test_the_choice_survives_json_and_damage_is_an_error() -> None:
 
 
 def test_the_knee_of_a_run_folder_is_found(tmp_path: Path) -> None:
-    configs = {"plain": Behaviour(knee_per_s=8), "mooncake_both": Behaviour(knee_per_s=4)}
+    configs = {"plain": Behavior(knee_per_s=8), "mooncake_both": Behavior(knee_per_s=4)}
     write_run(tmp_path, Run(configs, rates_per_s=(1, 2, 4, 8), steps=0))
     found = choose_reference_rates(tmp_path)
     assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, 4.0)

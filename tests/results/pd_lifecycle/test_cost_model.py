@@ -82,7 +82,7 @@ def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
 
 
 def test_a_bandwidth_is_the_inverse_of_the_launches_mean_beta() -> None:
-    """The mean of their bandwidths would favour the fast launch. 1 / beta falls with beta: the bounds are swapped."""
+    """The mean of their bandwidths would favor the fast launch. 1 / beta falls with beta: the bounds are swapped."""
     launches = [_slow_down(_transfers(seed), by) for seed, by in enumerate((0.9, 1.0, 1.1))]
     costs = _fit(_join(launches))
     beta, bandwidth = costs.relative.beta_ms_per_mb, costs.relative.bandwidth_gbps

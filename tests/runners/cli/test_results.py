@@ -17,10 +17,10 @@ from results.registry import results_of
 from results.report.curves import draw_curves
 from runners.cli.reports import render_ending, report_tables
 from tests.e2e.cli import data, tracon
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 RUN = Run(
-    configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.29, knee_per_s=4)},
+    configs={"plain": Behavior(), "mooncake_both": Behavior(0.29, knee_per_s=4)},
     rates_per_s=(1, 2, 4),
     requests=80,
     steps=0,
