@@ -268,7 +268,7 @@ class RunStore:
         return page
 
     def _make_damage_error(self, seq: int, what: str) -> StoreUnusable:
-        remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analysed"
+        remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analyzed"
         return StoreUnusable(f"{self.path} is damaged at event {seq}: {what}", remedy=remedy)
 
     def view(self) -> RunView:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from console.findings import Report, analyse_folder
+from console.findings import Report, analyze_folder
 from console.panels.stages import StagesPanel
 from launch.profile import PROFILES_FOLDER
 from results import registry as results_registry
@@ -123,7 +123,7 @@ def test_a_run_of_it_is_listed_reported_and_shown_in_the_console(toy: str, tmp_p
     }
     compared = tracon("compare", str(folder), str(folder))
     assert "its configs are compared within it" in str(compared.exception)
-    shown = analyse_folder(folder, NAME).report
+    shown = analyze_folder(folder, NAME).report
     assert isinstance(shown, Report)
     assert [table.title for table in shown.sections.values()] == ["Engine starts"]
 

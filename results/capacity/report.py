@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
+from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size
 from results.capacity.slo import Limit
 from results.records.count import format_count

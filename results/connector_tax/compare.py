@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
 from results.measures.cells import request_samples

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.saturation_criteria import judge_launches
 from results.measures.step_durations import LATENCY, PERIOD, whole_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.launches import count_planned
 from results.connector_tax.tables import build_tables
 from results.measures.drift import DriftVerdict

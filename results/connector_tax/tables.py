@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.attribution import attribution_table
 from results.connector_tax.capacity import capacity_table
 from results.connector_tax.children import children_table

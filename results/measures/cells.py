@@ -32,7 +32,7 @@ from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 
 
-def analyse_cell(cell_json: Path) -> CellSummary:
+def analyze_cell(cell_json: Path) -> CellSummary:
     """All numbers of the cell whose record is `cell_json`; what is missing is null with a reason and a named gap.
 
     Raises ArtifactError where the record itself cannot be read.
@@ -90,7 +90,7 @@ def why_degraded(record: CellRecord) -> str:
 def request_samples(cell_json: Path) -> dict[str, Samples]:
     """Every declared metric (`ttft_s`) of the requests due in the measured window, in the order of the schedule.
 
-    Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
+    Empty arrays where they cannot be read. Raises ArtifactError as analyze_cell does.
     """
     record = read_cell_record(cell_json)
     frame, _ = read_cell_requests(cell_json, record)
@@ -185,7 +185,7 @@ def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collecte
     for layout in RunLayout(root).configs():
         for record in layout.cells(phases):
             try:
-                summary = analyse_cell(record)
+                summary = analyze_cell(record)
             except ArtifactError as error:
                 gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
                 continue

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from results.pd_lifecycle import figures
-from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.overheads import HANDOVER_ARM, NAMED_EFFECT, GridOverhead, OverheadCell
 from results.records.percent import format_percent
 from results.report.document import describe_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
 from results.pd_lifecycle.consistency import Check, RunDrift
 from results.pd_lifecycle.cost_model import SLOW, CostModel, Spread

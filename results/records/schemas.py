@@ -152,7 +152,7 @@ STEP_COUNTS: tuple[str, ...] = tuple(name for name in STEP_COLUMNS[3:] if name n
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    """`cell_<phase>_<cell>.json`: what was measured and how, so that a folder can be analysed without the state file.
+    """`cell_<phase>_<cell>.json`: what was measured and how, so that a folder can be analyzed without the state file.
 
     It is the commit mark: written last, after every other artifact of the cell is in place.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results.report.judgements import judgement_table
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.load_floor import TTFT_RATIO, FloorVariant
 from results.routing.loads import describe_difference
 from results.routing.metrics import metric_named

@@ -13,7 +13,7 @@ from results.records.percent import format_percent
 from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing

@@ -8,7 +8,7 @@ from results.report.judgements import judgement_table
 from results.report.table import NOT_MEASURED, Column, Row, Table
 from results.report.terms import define_terms
 from results.routing import shown
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.metrics import metric_named
 from results.routing.migrations import MIN_COSTED, TURNS_AFTER, CostRow, PolicyMigrations, format_counts
 from results.routing.moves import CellMigrations

@@ -12,7 +12,7 @@ from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page, split_judgements
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
 from results.routing.loads import join_load

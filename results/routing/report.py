@@ -6,7 +6,7 @@ from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import describe_spread, find_stalls, why_no_verdict
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing

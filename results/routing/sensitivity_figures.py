@@ -14,7 +14,7 @@ from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import draw_grid
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
 from results.routing.loads import TOP_SESSIONS, Load, strip_load

@@ -10,7 +10,7 @@ import pandas as pd
 
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
 from results.routing.metrics import Metric, metric_named
 from results.routing.pairs import Pair

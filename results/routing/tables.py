@@ -13,7 +13,7 @@ from results.report.engine_gates import gates_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
-from results.routing.analyse import RoutingAnalysis, mean_of_known
+from results.routing.analyze import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
 from results.routing.conditional_claims import conditional_table
 from results.routing.coupling import LITTLE_WITHIN, Coupling

@@ -1,13 +1,13 @@
-"""What a report costs: a run of 100 cells and 10 million step records, analysed, reported and drawn.
+"""What a report costs: a run of 100 cells and 10 million step records, analyzed, reported and drawn.
 
     python -m tests.benchmarks.bench_report [--cells 100] [--steps 100000] [--folder DIR] [--json]
 
 Writes a synthetic run below DIR (default: a temporary folder; about 4 GB, removed afterwards unless --keep), then
 measures, each in a process of its own:
 
-- report: `analyse`, what `tracon report` does, with the Parquet copies beside the JSONL as a run leaves them
+- report: `analyze`, what `tracon report` does, with the Parquet copies beside the JSONL as a run leaves them
 - files: `write_results`, the same and every file written, figures and HTML included
-- cold: `analyse` again without the Parquet copies, so that all JSONL is parsed, checksummed and copied to Parquet
+- cold: `analyze` again without the Parquet copies, so that all JSONL is parsed, checksummed and copied to Parquet
 - pandas: a plain `pandas.read_json(lines=True)` of a tenth of the step JSONL, one file at a time, scaled to all of it
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
@@ -58,7 +58,7 @@ def step_files(root: Path) -> list[Path]:
 
 def report(root: Path) -> None:
     """What `tracon report` computes."""
-    analyse(root)
+    analyze(root)
 
 
 def files(root: Path) -> None:

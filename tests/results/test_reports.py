@@ -196,6 +196,6 @@ def test_a_run_without_anything_lists_every_figure_with_a_reason(experiment: str
     assert (tmp_path / "report.html").read_text().count("Not drawn") == len(expected.drawn | expected.missing)
     assert (tmp_path / "report.md").is_file()
     with pytest.raises(ResultsError) as refused:
-        results.analyse(tmp_path / "nowhere")
+        results.analyze(tmp_path / "nowhere")
     assert refused.value.remedy
     assert refused.value.exit_code == 2

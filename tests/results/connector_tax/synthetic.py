@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.report import build_report
 from results.measures.saturation import choose_reference_rates
 from results.measures.step_records import write_steps

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
 from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
 from results.connector_tax.tax import Metric, TaxRow
@@ -108,7 +108,7 @@ def test_what_a_connector_saves_counts_as_its_callback(tmp_path: Path) -> None:
     noop = Behavior(callbacks_us=(0.3, 2.0, 0.7))
     configs = {"plain": Behavior(), "noop_connector": noop, "lmcache_only": replace(noop, save_us=600.0)}
     write_run(tmp_path, Run(configs, (2,), requests=60, steps=200))
-    found = {one.row.config: one for one in analyse(tmp_path).attribution if one.row.metric == Metric.TPOT_P90}
+    found = {one.row.config: one for one in analyze(tmp_path).attribution if one.row.metric == Metric.TPOT_P90}
     assert found["lmcache_only"].callbacks_mean_us == pytest.approx(603, rel=0.02)
     assert found["lmcache_only"].share_p50 == pytest.approx(603 / 1500, rel=0.02)
     assert found["noop_connector"].callbacks_mean_us == pytest.approx(3, rel=0.02)

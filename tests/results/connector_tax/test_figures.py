@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.write import write_results
@@ -56,7 +56,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse(original)
+    return analyze(original)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _figure(root: Path, number: int) -> Figure:
-    return _find_figure(analyse(root), root, number)
+    return _find_figure(analyze(root), root, number)
 
 
 def _find_figure(analysis: Analysis, root: Path, number: int) -> Figure:
@@ -138,14 +138,14 @@ def test_captions_state_the_launches_the_unit_and_what_the_bars_are(drawn: dict[
     assert "Bars span the 95 % spread within the launch (1 launch per config)" in drawn[4].caption
     configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
     write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
-    several = {figure.number: figure.caption for figure in build_figures(analyse(tmp_path), tmp_path)}
+    several = {figure.number: figure.caption for figure in build_figures(analyze(tmp_path), tmp_path)}
     assert "Bars span the 95 % interval between launches (3 launches per config)" in several[4]
     assert "range of the trials, line through their mean; 3 launches per config." in several[1]
 
 
 def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, steps=0))
-    found = build_figures(analyse(tmp_path), tmp_path)
+    found = build_figures(analyze(tmp_path), tmp_path)
     missing = {figure.number: figure.missing for figure in found if figure.missing}
     assert missing == {6: "no step timing at 2 req/s: no probe"}
     assert "no step timing" in found[6].caption
@@ -220,7 +220,7 @@ def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path
         "multi_mooncake_lmcache": Behavior(0.18),
     }
     write_run(tmp_path, replace(RUN, configs=configs))
-    for figure in build_figures(analyse(tmp_path), tmp_path):
+    for figure in build_figures(analyze(tmp_path), tmp_path):
         if not figure.missing:
             assert draw(figure, DRAWERS)["png"]
 

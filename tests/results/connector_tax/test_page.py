@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.page import TAXES, build_page, format_fraction
 from results.connector_tax.remedies import find_remedy
 from results.connector_tax.report import list_limits
@@ -137,12 +137,12 @@ def test_a_whole_run_with_verdicts_offers_no_other_one(analyses: dict[int, Analy
 
 def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[3], tmp_path / roots[3].name))
-    assert " 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 3 launches per config" in build_page(analyze(root)).setting[1]
     (root / "results" / f"{DATE}_nixl_both" / "cell_A_r2_t2.json").unlink()
-    assert " 2 to 3 of 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 2 to 3 of 3 launches per config" in build_page(analyze(root)).setting[1]
     for config in DEMO.configs:
         (root / "results" / f"{DATE}_{config}" / "cell_A_r2_t1.json").unlink()
-    found = analyse(root)
+    found = analyze(root)
     assert " 1 to 2 of 3 launches per config" in build_page(found).setting[1]
     (question,) = build_page(found).undecided
     assert question.decides.startswith("the run plans 3: `tracon retry`, then `tracon resume`"), "not another run"
@@ -163,19 +163,19 @@ def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyses: dict[i
 
 def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
-    first, second = analyse(root).cells[:2]
+    first, second = analyze(root).cells[:2]
     seconds = [(first.cell, first.t_start_unix_s - 5), (second.cell, second.t_start_unix_s + 5)]
     rows = [f"{cell},{at_unix_s},3.0,0.5,0.0,0.1,100.0" for cell, at_unix_s in seconds]
     RunLayout(root).host_csv.write_text("\n".join([",".join(HEADER), *rows]) + "\n")
-    found = analyse(root)
+    found = analyze(root)
     assert found.disturbed == (second.cell,), "the first one's engine was still starting"
     assert f"the host was disturbed in 1 of {len(found.cells)} cells, which take part" in build_page(found).trouble
-    assert "disturbed" not in build_page(analyse(roots[1])).trouble
+    assert "disturbed" not in build_page(analyze(roots[1])).trouble
 
 
 def write_work(root: Path, work_us: Sequence[float]) -> None:
     """A second of the host for each of these times, in turn beside all cells of the run."""
-    cells = analyse(root).cells
+    cells = analyze(root).cells
     rows = [
         f"{cell.cell},{cell.t_start_unix_s + 5},0.0,0.5,0.0,0.1,{work}"
         for cell, work in zip(itertools.cycle(cells), work_us, strict=False)
@@ -186,9 +186,9 @@ def write_work(root: Path, work_us: Sequence[float]) -> None:
 def test_a_share_of_slow_seconds_that_explains_noise_is_named(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
     write_work(root, [100.0] * 66 + [200.0] * 34)
-    assert "a core was slow in 34 % of the seconds under load" in build_page(analyse(root)).trouble
+    assert "a core was slow in 34 % of the seconds under load" in build_page(analyze(root)).trouble
     write_work(root, [100.0] * 97 + [200.0] * 3)
-    assert "slow" not in build_page(analyse(root)).trouble
+    assert "slow" not in build_page(analyze(root)).trouble
 
 
 def test_cells_whose_client_was_late_beside_ttft_are_counted(analyses: dict[int, Analysis]) -> None:

@@ -28,7 +28,7 @@ from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.report.document import render_markdown
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.experiment import RESULTS
 from results.routing.measurements import Measurements
 from results.routing.read import LoadedCell, count_picks

@@ -12,7 +12,7 @@ import pytest
 from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
-from results.measures.cells import analyse_cell
+from results.measures.cells import analyze_cell
 from results.measures.saturation import ReferenceRates
 from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
@@ -115,7 +115,7 @@ def test_adopted_cells_degrade_as_in_the_analysis(subject: Subject, client: dict
     record.write_bytes(msgspec.json.encode(msgspec.json.decode(record.read_bytes()) | {"client": client}))
     outcome = subject.experiment.adopt(CELLS["confirm/nixl_both/512x32-ref_safe/t3"])
     assert outcome is not None
-    assert outcome.degraded == analyse_cell(record).degraded == degraded
+    assert outcome.degraded == analyze_cell(record).degraded == degraded
 
 
 async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:

@@ -100,7 +100,7 @@ class Analysis:
         return tuple(cell for cell in self.cells if cell.degraded)
 
 
-def analyse(root: Path) -> Analysis:
+def analyze(root: Path) -> Analysis:
     """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")

@@ -1,4 +1,4 @@
-"""Analyses a `routing` run: computes everything from its folder."""
+"""Analyzes a `routing` run: computes everything from its folder."""
 
 from __future__ import annotations
 
@@ -192,20 +192,20 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def analyse(root: Path) -> RoutingAnalysis:
-    """Analyse the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
+def analyze(root: Path) -> RoutingAnalysis:
+    """Analyze the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
 
     Raises ResultsError where `root` is no folder.
     """
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
-    analysis = analyse_variation(root, "")
-    conditional = judge_variations(root, analysis.judgements, lambda name: analyse_variation(root, name).judgements)
+    analysis = analyze_variation(root, "")
+    conditional = judge_variations(root, analysis.judgements, lambda name: analyze_variation(root, name).judgements)
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
-def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Analyse the cells of one variation; empty = those that vary nothing."""
+def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
+    """Analyze the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)

@@ -101,8 +101,8 @@ class LifecycleAnalysis:
         return any(not record.clock.one_host for record in self.records)
 
 
-def analyse(root: Path) -> LifecycleAnalysis:
-    """Analyse the run folder `root`. Raises ResultsError where it is no folder."""
+def analyze(root: Path) -> LifecycleAnalysis:
+    """Analyze the run folder `root`. Raises ResultsError where it is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name the folder of a run; `tracon list` shows all runs")
     facts, fact_gaps = run_facts(root)
