@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--read-only", action="store_true", help="watch only: no key changes a run")
     made.add_argument(
-        "--low-bandwidth", action="store_true", help="draw every 2 s, with block characters and 16 colours"
+        "--low-bandwidth", action="store_true", help="draw every 2 s, with block characters and 16 colors"
     )
     made.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
     made.add_argument("--ascii", action="store_true", help="no characters beyond ASCII for states, bars and plots")

@@ -208,6 +208,8 @@ ACTIONS: tuple[Action, ...] = (
 )
 
 BY_ID = {action.id: action for action in ACTIONS}
+STEERED_BY = {key: action for action in ACTIONS if action.method == f"steer('{action.id}')" for key in action.keys}
+"""The keys, as Textual names them, whose action depends on the run's state."""
 
 
 def is_steering(method: str) -> bool:
@@ -215,8 +217,11 @@ def is_steering(method: str) -> bool:
     return method == "steer" or (method in BY_ID and BY_ID[method].steers)
 
 
-def why_not(action: str, state: RunState | None, live: bool) -> str:
-    """Why a steering action is not possible now; empty = it is. `live`: a process holds the run's lease."""
+def why_not(action: str, state: RunState | None, live: bool, failed: int) -> str:
+    """Why a steering action is not possible now; empty = it is.
+
+    `live`: a process holds the run's lease. `failed`: how many cells failed.
+    """
     if state is None:
         return "the run is not loaded yet"
     if action in ("stop", "stop_now") and not live:
@@ -227,7 +232,24 @@ def why_not(action: str, state: RunState | None, live: bool) -> str:
         return "the run is running"
     if action in ("resume", "skip") and state is RunState.DONE:
         return "the run is done"
+    if action == "retry" and not failed:
+        return "the run is done, and no cell failed" if state is RunState.DONE else "no cell has failed"
     return ""
+
+
+def what_instead(action: str, state: RunState | None, live: bool) -> str:
+    """What the operator can do where `why_not` gives a reason; empty = wait."""
+    if state is RunState.DONE:
+        return "esc, then n, starts a new run"
+    if state is RunState.FAILED:
+        return "R puts the failed cells back to pending, then r runs them"
+    if state is not None and not live:
+        return "r continues the run"
+    return {
+        "pause": "r continues the run",
+        "resume": "p pauses it, t stops it after the running cell",
+        "retry": "R works once a cell has failed",
+    }.get(action, "")
 
 
 def fill_command(

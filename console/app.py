@@ -67,7 +67,7 @@ class TraconApp(Host):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: themes, and every action of the screen that is possible now."""
         yield SystemCommand(
-            "Theme", "choose colours (ansi-dark and ansi-light use the terminal's own)", self.search_themes
+            "Theme", "choose colors (ansi-dark and ansi-light use the terminal's own)", self.search_themes
         )
         if not isinstance(screen, ConsoleScreen):
             return
@@ -115,7 +115,7 @@ class TraconApp(Host):
 
 
 def _choose_marker(options: Options) -> str:
-    """Without colour, letters distinguish the lines."""
+    """Without color, letters distinguish the lines."""
     if options.ascii or os.environ.get("NO_COLOR"):
         return "letters"
     return "hd" if options.low_bandwidth else "braille"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from results.report.table import Table
 
 EVERY_S = 10.0
-"""Least time between the starts of two analyses."""
+"""Least time between the starts of two analyzes."""
 NICENESS = 10
 """Of the thread: a run on the same host goes first."""
 PAGE = "page"
@@ -89,7 +89,7 @@ def count_measured(view: RunView) -> int:
 
 
 class Analyst:
-    """Analyses one run again whenever more of it is measured. `post` is called from the analyst's thread."""
+    """Analyzes one run again whenever more of it is measured. `post` is called from the analyst's thread."""
 
     def __init__(
         self, folder: Path, post: Callable[[Findings], object], clock: Callable[[], float] = time.monotonic
@@ -106,7 +106,7 @@ class Analyst:
         """An analysis is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def analyse_if_due(self, view: RunView) -> None:
+    def analyze_if_due(self, view: RunView) -> None:
         """Start an analysis if more cells have ended, none is under way, and the last is at least `EVERY_S` old."""
         ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
         progress = (len(ended), sum(cell.attempt for cell in ended))
@@ -124,14 +124,14 @@ class Analyst:
     def _run_analysis(self, experiment: str) -> None:
         with suppress(OSError):  # a system without a niceness per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        self._post(analyse_folder(self._folder, experiment))
+        self._post(analyze_folder(self._folder, experiment))
 
 
-def analyse_folder(folder: Path, experiment: str) -> Findings:
+def analyze_folder(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now. Takes seconds; imports the analysis."""
     try:
         results = results_named(experiment)
-        analysis = results.analyse(folder)
+        analysis = results.analyze(folder)
         text = results.report(analysis)
         charts = results.charts(analysis) if results.charts is not None else ()
         page = results.page(analysis) if results.page is not None else None

@@ -1,4 +1,4 @@
-"""The signs beside state words, in Unicode and in plain ASCII; a state never depends on colour alone."""
+"""The signs beside state words, in Unicode and in plain ASCII; a state never depends on color alone."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from state.bindings import Lives
 from state.routing import RoutingView
 
 PAST_SAMPLES = 600
-"""Moments stored per cell: where there are more, two neighbours become one, with the higher of their values."""
+"""Moments stored per cell: where there are more, two neighbors become one, with the higher of their values."""
 
 Pending = tuple[float, Mapping[str, int]]
 """Unix seconds, and the pending prefill tokens of every instance."""

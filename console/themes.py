@@ -9,7 +9,7 @@ from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
 SERIES = 8
-"""How many series have a colour of their own; further ones start over."""
+"""How many series have a color of their own; further ones start over."""
 
 NIGHT = Theme(
     name="tracon-night",
@@ -77,7 +77,7 @@ DAY = Theme(
 
 
 def make_tones(variables: Mapping[str, str]) -> dict[str, Style]:
-    """Foreground styles by tone name, from a theme's variables; themes without tones fill in from their colours."""
+    """Foreground styles by tone name, from a theme's variables; themes without tones fill in from their colors."""
     text = _choose_color(variables.get("foreground"), "#c8d3dd")
     back = _choose_color(variables.get("background"), "#0f141a")
     colors = {

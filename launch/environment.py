@@ -25,7 +25,7 @@ import uv
 
 from launch.errors import EngineMissing
 from launch.host import read_host
-from launch.install_plan import lock_file, lock_hash, locked_versions, normalise
+from launch.install_plan import lock_file, lock_hash, locked_versions, normalize
 from launch.libraries import LibraryState, provide
 from launch.vllm_fit import require_fit
 from results.records.errors import DAMAGED_JSON
@@ -150,7 +150,7 @@ def intact(root: Path, kind: str) -> EngineRecord | None:
     if record is None or record.lock_hash != lock_hash(kind) or not (root / "bin" / "python").exists():
         return None
     folders = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
-    installed = {(normalise(name), version) for name, _, version in (folder.rpartition("-") for folder in folders)}
+    installed = {(normalize(name), version) for name, _, version in (folder.rpartition("-") for folder in folders)}
     return record if locked_versions(kind).items() <= installed else None
 
 

@@ -63,7 +63,7 @@ def preload(modules: list[str]) -> dict[str, Any]:
         return {"failed": f"{threads} threads run after the imports, a fork would lose all but one of them"}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return {"failed": "CUDA is initialised, and a CUDA context does not survive a fork"}
+        return {"failed": "CUDA is initialized, and a CUDA context does not survive a fork"}
     fork_instead_of_spawn()
     gc.collect()
     gc.freeze()  # the collector then leaves the shared pages alone

@@ -103,12 +103,12 @@ def lock_hash(kind: str) -> str:
 
 
 def locked_versions(kind: str) -> dict[str, str]:
-    """Distribution name (normalised) to version, as locked."""
+    """Distribution name (normalized) to version, as locked."""
     pairs = (pin.split("==") for pin in locked_pins(kind))
-    return {normalise(name): version.strip() for name, version in pairs}
+    return {normalize(name): version.strip() for name, version in pairs}
 
 
-def normalise(distribution: str) -> str:
+def normalize(distribution: str) -> str:
     """A distribution's name as folders of installed metadata spell it."""
     return re.sub(r"[-_.]+", "_", distribution).lower()
 

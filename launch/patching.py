@@ -25,6 +25,7 @@ from pathlib import Path
 
 from launch.environment import Engine, inspect_python
 from launch.errors import PatchFailed
+from launch.patch_users import UNKNOWN, list_users
 
 PACKAGE = "tracon_patches"
 _DIGEST_FILE = "DIGEST"
@@ -62,18 +63,36 @@ class _Source:
 def apply(engine: Engine | Path) -> PatchStatus:
     """Install the patches, replacing another build of them; does nothing where they are installed and intact.
 
-    Raises PatchFailed where site-packages cannot be written.
+    Raises PatchFailed where site-packages cannot be written, and where a run uses another build.
     """
     packages = _find_site_packages(engine)
+    descriptor = _open_shared_lock(packages.parent)
+    try:
+        return _apply_with(packages, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _apply_with(packages: Path, descriptor: int) -> PatchStatus:
+    """`descriptor`: of the caller's own shared lock on the folder above site-packages."""
     source = _read_source()
     before = _read_status(packages, source)
     if before.applied and before.intact and before.current:
         return _add_reason(before, "already applied")
     with _hold_for_writing(packages):
-        _remove_patches(packages)
-        _install_package(packages, source)
+        before = _read_status(packages, source)  # another process may have applied its own meanwhile
+        if before.applied and not before.current:
+            with _hold_alone(packages, descriptor, before):
+                _replace_patches(packages, source)
+        else:
+            _replace_patches(packages, source)
     after = _read_status(packages, source)
     return _add_reason(after, "applied" if not before.applied else f"replaced {before.version} ({before.reason})")
+
+
+def _replace_patches(packages: Path, source: _Source) -> None:
+    _remove_patches(packages)
+    _install_package(packages, source)
 
 
 def revert(engine: Engine | Path) -> PatchStatus:
@@ -102,10 +121,21 @@ class PatchUse:
         self._descriptor = -1
 
     def apply(self) -> PatchStatus:
-        """Mark them as used, then `apply`. Waits for a removal in progress. Raises PatchFailed."""
-        if self._descriptor < 0:
-            self._descriptor = _open_shared_lock(_find_site_packages(self._engine).parent)
-        return apply(self._engine)
+        """Mark them as used, then `apply`. Waits for a removal in progress.
+
+        Raises PatchFailed, and then uses them only if it did before.
+        """
+        packages = _find_site_packages(self._engine)
+        if self._descriptor >= 0:
+            return _apply_with(packages, self._descriptor)
+        descriptor = _open_shared_lock(packages.parent)
+        try:
+            applied = _apply_with(packages, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return applied
 
     def revert(self) -> PatchStatus:
         """End this use, then `revert`: they stay where another uses them, and where this user may not remove them.
@@ -290,9 +320,42 @@ def _open_shared_lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:
         raise PatchFailed(
-            f"cannot mark the patches below {folder} as used: {error.strerror or error}", remedy=_OWN_ENVIRONMENT
+            f"cannot mark the patches below {folder} as used: {error.strerror or error}",
+            remedy=_REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT),
         ) from error
     return descriptor
+
+
+@contextmanager
+def _hold_alone(packages: Path, descriptor: int, installed: PatchStatus) -> Iterator[None]:
+    """Hold the patches so that no other process uses them, by the lock that the caller shares; then share it again.
+
+    Call it within `_hold_for_writing`: then no `revert` takes the lock while it changes its kind. Raises PatchFailed
+    where another process uses them.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # the failed change may have released it
+        raise _refuse_replacement(packages, installed) from None
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _refuse_replacement(packages: Path, installed: PatchStatus) -> PatchFailed:
+    users = [user for user in list_users(packages.parent) if user.pid != os.getpid()]
+    names = " and ".join(user.text for user in users) or UNKNOWN
+    ends = [user.end for user in users if user.end]
+    end = f"wait until it has ended, or end it ({', '.join(ends)})" if ends else "wait until it has ended"
+    uses = "use" if len(users) > 1 else "uses"
+    return PatchFailed(
+        f"{names} {uses} another build of the patches in {packages} (version {installed.version}, digest "
+        f"{installed.digest or 'unknown'})",
+        remedy=f"{end}; or use an engine environment of your own (`TRACON_HOME=FOLDER tracon engine install KIND`, or "
+        "--engine-python)",
+    )
 
 
 @contextmanager

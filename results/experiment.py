@@ -28,13 +28,13 @@ class ExperimentResults(Generic[Analysis]):
     name: str
     """As in the run's plan."""
     measured_kinds: frozenset[str]
-    """The kinds of its cells that have numbers to analyse."""
+    """The kinds of its cells that have numbers to analyze."""
     documents: Callable[[RunLayout], Mapping[str, Path]]
     """What `tracon report --json` prints: name to a JSON file that `write` leaves in the run's folder."""
-    analyse: Callable[[Path], Analysis]
+    analyze: Callable[[Path], Analysis]
     """Reads the run's folder; writes nothing but Parquet copies. Raises ResultsError."""
     write: Callable[[Path], Analysis]
-    """Analyses, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
+    """Analyzes, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
     report: Callable[[Analysis], ReportText]
     charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
     """One section each in the console; the first also below the report's tables in a terminal."""

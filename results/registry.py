@@ -1,4 +1,4 @@
-"""The experiments whose results can be analysed."""
+"""The experiments whose results can be analyzed."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def results_of(folder: Path) -> ExperimentResults[Any]:
 
 
 def is_measured(kind: str) -> bool:
-    """Whether cells of this kind have numbers to analyse."""
+    """Whether cells of this kind have numbers to analyze."""
     return any(kind in results.measured_kinds for results in _BY_NAME.values())
 
 
 def compare_runs(first: Path, second: Path) -> Comparison:
-    """Compare the runs in two folders: analysed now, or as `tracon export` wrote them.
+    """Compare the runs in two folders: analyzed now, or as `tracon export` wrote them.
 
     Raises ResultsError where a folder is none, or where the runs are not of one experiment, share no number, or differ
     in what they must agree in.
@@ -80,11 +80,11 @@ def compare_runs(first: Path, second: Path) -> Comparison:
 
     sides = [(folder, _read_exported(folder)) for folder in (first, second)]
     require_same_experiment(*(run_facts(folder)[0] if side is None else side.facts for folder, side in sides))
-    return compare(*(side or _analyse_comparable(folder) for folder, side in sides))
+    return compare(*(side or _analyze_comparable(folder) for folder, side in sides))
 
 
 def export_run(source: Path, target: Path) -> tuple[Path, ...]:
-    """Analyse the run in `source`, then copy its results to `target`; returns the files there.
+    """Analyze the run in `source`, then copy its results to `target`; returns the files there.
 
     Raises ResultsError where `source` is no run or `target` is one, OSError where a file cannot be written.
     """
@@ -104,7 +104,7 @@ def _read_exported(folder: Path) -> Comparable | None:
     return read_comparable(folder) if RunLayout(folder).comparable.is_file() else None
 
 
-def _analyse_comparable(folder: Path) -> Comparable:
+def _analyze_comparable(folder: Path) -> Comparable:
     """Raises ResultsError where the experiment has no such numbers, or `folder` is no run."""
     results = results_of(folder)
     if results.comparable is None:
@@ -112,7 +112,7 @@ def _analyse_comparable(folder: Path) -> Comparable:
             f"{folder.name} is a {results.name} run: {results.why_no_compare}",
             remedy=f"see `tracon report {folder.name}`",
         )
-    comparable = _build_comparable(results, results.analyse(folder), folder)
+    comparable = _build_comparable(results, results.analyze(folder), folder)
     assert comparable is not None
     return comparable
 

@@ -1,4 +1,4 @@
-"""What a run, its stages, cells, attempts, instances and requests are at one moment: frozen values, no behaviour.
+"""What a run, its stages, cells, attempts, instances and requests are at one moment: frozen values, no behavior.
 
 The store keeps the `...Row` part and the cells as current rows; the view adds what only a reader of the whole journal
 knows (live numbers, feed). Times are seconds since the epoch (`_unix_s`).

@@ -156,7 +156,7 @@ class RunStore:
     def _check_copy(self) -> None:
         """Refuse an inconsistent copy, made while the run was writing.
 
-        The file stores its own inode, so a copy is recognised. Such a copy may hold an old part and a new one that do
+        The file stores its own inode, so a copy is recognized. Such a copy may hold an old part and a new one that do
         not fit together, although each is intact by itself.
         """
         inode = str(self.path.stat().st_ino)
@@ -268,7 +268,7 @@ class RunStore:
         return page
 
     def _make_damage_error(self, seq: int, what: str) -> StoreUnusable:
-        remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analysed"
+        remedy = "copy the run folder again if it is a copy; artifacts under results/ can still be analyzed"
         return StoreUnusable(f"{self.path} is damaged at event {seq}: {what}", remedy=remedy)
 
     def view(self) -> RunView:

@@ -25,7 +25,7 @@ TRANSLATED = re.compile(
     r"|_again(?:_and_again)|\bstrangers\b|\btaken apart\b",
     re.IGNORECASE,
 )
-"""What a pattern can recognise of the prose that docs and code are to lose; a measure, not a filter."""
+"""What a pattern can recognize of the prose that docs and code are to lose; a measure, not a filter."""
 
 BEFORE = {
     "`console`: modules; lines; function length; docstrings": "48; 7,351; 4/14/27; 43 %, 92 %",

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 POISON = "\x1b]52;c;aGk=\x07\x9b31m\u202ex\x7f\x00"
-"""Writes the clipboard (OSC 52), sets a colour by C1, turns the reading direction, and deletes."""
+"""Writes the clipboard (OSC 52), sets a color by C1, turns the reading direction, and deletes."""
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """None of these may reach a terminal from outside."""
 TEXTS = frozenset(("reason", "text", "degraded", "error", "session", "request", "frame", "subject", "why", "url"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from console.findings import Report, analyse_folder
+from console.findings import Report, analyze_folder
 from console.panels.stages import StagesPanel
 from launch.profile import PROFILES_FOLDER
 from results import registry as results_registry
@@ -123,7 +123,7 @@ def test_a_run_of_it_is_listed_reported_and_shown_in_the_console(toy: str, tmp_p
     }
     compared = tracon("compare", str(folder), str(folder))
     assert "its configs are compared within it" in str(compared.exception)
-    shown = analyse_folder(folder, NAME).report
+    shown = analyze_folder(folder, NAME).report
     assert isinstance(shown, Report)
     assert [table.title for table in shown.sections.values()] == ["Engine starts"]
 
@@ -190,7 +190,7 @@ def taxed(config: str, tmp_path: Path) -> Path:
     """A run of the config, planned by its path; its artifacts are made up."""
     prepared = prepare(RunOptions("connector-tax", preset="smoke", configs=("plain", "noop_connector", config)))
     folder = create_run(Workspace(tmp_path / "runs"), prepared)
-    configs = {name: taxes.Behaviour() for name in prepared.plan.configs}
+    configs = {name: taxes.Behavior() for name in prepared.plan.configs}
     taxes.write_run(folder, taxes.Run(configs, rates_per_s=(4.0, 8.0), requests=80, steps=60))
     return finish_cells(folder, "phase-a")
 

@@ -18,7 +18,7 @@ from types import FrameType
 from unittest.mock import patch
 
 from results.report.figure import Figure
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.figures import build_figures
 from results.routing.write import write_results
 from runners.experiments.routing.artifacts import publish_cell
@@ -62,7 +62,7 @@ def record_modules() -> Iterator[set[str]]:
 
 
 def run_turns(folder: Path) -> set[str]:
-    """Run a small Mooncake trace before a router with `ear`, analyse it and draw FIGURE; returns the modules that ran.
+    """Run a small Mooncake trace before a router with `ear`, analyze it and draw FIGURE; returns the modules that ran.
 
     `folder`: the run's.
     """

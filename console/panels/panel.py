@@ -177,7 +177,7 @@ class PanelKind:
     applies: Callable[[RunView], bool] = applies_always
     """Whether the run has, or may get, something to show on it."""
     large: bool = False
-    """On the dashboard it takes more room than its neighbours."""
+    """On the dashboard it takes more room than its neighbors."""
     command: tuple[str, ...] = ()
     """The equal command line; names in braces are filled in."""
     steps_through: str = ""

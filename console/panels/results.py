@@ -32,7 +32,7 @@ PLOT_LINES = 11
 
 
 class ResultsPanel(Panel):
-    """What the run's report says, in sections, analysed again as cells are done."""
+    """What the run's report says, in sections, analyzed again as cells are done."""
 
     DEFAULT_CSS = """
     ResultsPanel {
@@ -42,7 +42,7 @@ class ResultsPanel(Panel):
     }
     """
 
-    class Analysed(Message):
+    class Analyzed(Message):
         """An analysis has ended; posted from its thread."""
 
         def __init__(self, findings: Findings) -> None:
@@ -58,7 +58,7 @@ class ResultsPanel(Panel):
         self._scroll = VerticalScroll(self._text)
         parts = (self._bar, self._note, self._table, self._plot, self._scroll)
         super().__init__(look, run_folder, *parts, id=id)
-        self._analyst = Analyst(run_folder, lambda findings: self.post_message(self.Analysed(findings)))
+        self._analyst = Analyst(run_folder, lambda findings: self.post_message(self.Analyzed(findings)))
         self._findings: Findings | None = None
         self._drawn: tuple[object, ...] = ()
         self._sections = list_sections(None)
@@ -100,8 +100,8 @@ class ResultsPanel(Panel):
         self._table.action_edge(0)
         self._scroll.scroll_home(animate=False)
 
-    @on(Analysed)
-    def load_analysis(self, event: Analysed) -> None:
+    @on(Analyzed)
+    def load_analysis(self, event: Analyzed) -> None:
         """Show the new analysis; the last good one stays where a later one failed."""
         event.stop()
         self.show_findings(event.findings)
@@ -138,7 +138,7 @@ class ResultsPanel(Panel):
         self.border_subtitle = f"as of {say.clock(findings.made_unix_s)}"
 
     def show(self, picture: Picture) -> None:
-        self._analyst.analyse_if_due(picture.view)
+        self._analyst.analyze_if_due(picture.view)
         size = self.content_region.size
         key = (self._findings, self._analyst.busy, count_measured(picture.view) == 0, self.section, size, self.look)
         if key == self._drawn or not size.width:

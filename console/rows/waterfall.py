@@ -31,7 +31,7 @@ class Phase:
     label: str
     tone: str
     letter: str
-    """Stands for it where there is no colour."""
+    """Stands for it where there is no color."""
 
 
 PHASES: Mapping[str, Phase] = {

@@ -6,11 +6,13 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+from textual.events import Key
+
 from console import actions, steer
 from console.feed import Picture
 from console.screens.dialogs import Confirm, Menu, Offer, Skip
 from console.screens.looking import LookingScreen
-from results.records.events import CellState
+from results.records.events import CellState, RunState
 
 
 class SteeringScreen(LookingScreen):
@@ -31,7 +33,22 @@ class SteeringScreen(LookingScreen):
         return None if allowed and action == "steer" and self._why_not(str(parameters[0])) else allowed
 
     def _why_not(self, action: str) -> str:
-        return actions.why_not(action, None if self.picture.loading else self.picture.view.state, self.picture.live)
+        failed = sum(stage.counts.get(CellState.FAILED, 0) for stage in self.picture.view.stages)
+        return actions.why_not(action, self.run_state, self.picture.live, failed)
+
+    @property
+    def run_state(self) -> RunState | None:
+        return None if self.picture.loading else self.picture.view.state
+
+    def on_key(self, event: Key) -> None:
+        """State why a key does nothing, and what would do something: the app ignores keys of disabled actions."""
+        action = actions.STEERED_BY.get(event.key)
+        if action is None or self.tracon.options.read_only:
+            return
+        if why := self._why_not(action.id):
+            instead = actions.what_instead(action.id, self.run_state, self.picture.live)
+            text = f"{why}: {instead}" if instead else why
+            self.notify(text, title=f"{action.label}: not now", severity="warning")
 
     def _build_command(self, action: str, **values: str) -> tuple[str, ...]:
         return actions.command_line(action, self._folder, self.tracon.workspace_of(self._folder), **values)

@@ -1,4 +1,4 @@
-"""Lines of toned text, drawn again only where they or the colours changed."""
+"""Lines of toned text, drawn again only where they or the colors changed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Plot(Drawing):
     _span = (0.0, 1.0)
 
     def sign(self, index: int, colored: str) -> str:
-        """Of the line at this index: its letter, or `colored` where colour distinguishes the lines."""
+        """Of the line at this index: its letter, or `colored` where color distinguishes the lines."""
         return LETTERS[index % len(LETTERS)] if self.marker == "letters" else colored
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:
@@ -124,7 +124,7 @@ class Canvas:
 
 
 def _decode_segments(row: Text, base: Style) -> list[Segment]:
-    """A decoded row; what carries no colour of its own (axes and labels) takes the base style."""
+    """A decoded row; what carries no color of its own (axes and labels) takes the base style."""
     cuts = sorted({0, len(row), *(edge for span in row.spans for edge in (span.start, span.end))})
     parts: list[Segment] = []
     for start, end in pairwise(cuts):

@@ -82,7 +82,7 @@ class RatePlot(Plot):
         return letter if self.marker == "letters" else self.marker
 
     def _point_sign(self, index: int, mark: str) -> str:
-        """Without colour the line's letter, as a capital where the point is not clear."""
+        """Without color the line's letter, as a capital where the point is not clear."""
         sign = self.sign(index, SIGNS[mark])
         return sign.upper() if mark and self.marker == "letters" else sign
 
@@ -93,7 +93,7 @@ def _place_points(line: Line, aside: float) -> list[Point]:
 
 
 def rate_axis(rates: Sequence[float]) -> Axis:
-    """Log10 positions of the rates, each labelled, with room at both ends."""
+    """Log10 positions of the rates, each labeled, with room at both ends."""
     grid = sorted(set(rates))
     low, high = math.log10(grid[0]), math.log10(grid[-1])
     room = max(0.07 * (high - low), 0.05)

@@ -9,14 +9,14 @@ from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
-    from results.capacity.analyse import CapacityAnalysis
+    from results.capacity.analyze import CapacityAnalysis
     from results.report.page import Page
 
 
-def _analyse(root: Path) -> CapacityAnalysis:
-    from results.capacity.analyse import analyse
+def _analyze(root: Path) -> CapacityAnalysis:
+    from results.capacity.analyze import analyze
 
-    return analyse(root)
+    return analyze(root)
 
 
 def _write(root: Path) -> CapacityAnalysis:
@@ -41,7 +41,7 @@ RESULTS = ExperimentResults(
     name="capacity",
     measured_kinds=frozenset({"point"}),
     documents=lambda layout: {"aggregate": layout.aggregate_json, "verdicts": layout.verdicts_json},
-    analyse=_analyse,
+    analyze=_analyze,
     write=_write,
     report=_report,
     page=_build_page,

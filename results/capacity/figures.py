@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from results.capacity.analyse import CapacityAnalysis
+from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
 from results.capacity.search import best_split
 from results.records.count import format_count

@@ -5,17 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
+from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size
 from results.capacity.slo import Limit
 from results.records.count import format_count
+from results.records.estimate import figure
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates, gates_table
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page
 from results.report.table import Column, Table, gap_table, make_table
-from results.records.estimate import figure
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import TRIALS_REMEDY, Outcome
 from results.statistics.trials import MIN_PAIRED
@@ -178,7 +178,7 @@ def _list_limits(analysis: CapacityAnalysis) -> Iterator[str]:
         "intervals are not corrected for the number of sizes that were tried."
     )
     yield (
-        "The search takes `holds` to be monotone in the number of instances. It checks the neighbours of its answer "
+        "The search takes `holds` to be monotone in the number of instances. It checks the neighbors of its answer "
         "and no other size. With pools it takes the distance from the objective to have one minimum over the splits."
     )
     if analysis.distinct_traces < analysis.traces:

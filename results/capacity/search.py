@@ -1,9 +1,9 @@
 """Which size of a fleet to simulate next, and the answer of the simulated ones. Pure functions of points.
 
 The search doubles the number of instances until one holds the objective, then halves the distance to the largest that
-does not. It takes "holds" to be monotone in the number of instances, and checks that at the neighbours of its answer.
+does not. It takes "holds" to be monotone in the number of instances, and checks that at the neighbors of its answer.
 With pools it looks, for each number of instances, for the split that comes nearest to the objective, by the sign of the
-difference of two neighbouring splits: there it takes the distance from the objective to have one minimum.
+difference of two neighboring splits: there it takes the distance from the objective to have one minimum.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
 
 
 def _choose_count(search: Search, known: Mapping[int, Outcome]) -> int | None:
-    """The number of instances to settle next; None = the answer and its neighbours are known."""
+    """The number of instances to settle next; None = the answer and its neighbors are known."""
     holding = [count for count, outcome in known.items() if outcome is Outcome.HOLDS]
     if not holding:
         largest = max(known, default=0)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from results.capacity.analyse import CapacityAnalysis, PolicyCapacity, analyse
+from results.capacity.analyze import CapacityAnalysis, PolicyCapacity, analyze
 from results.capacity.figures import build_figures, draw_capacity
 from results.capacity.report import FIGURE, build_page, build_report, describe_answer, name_outcome
 from results.records.layout import RunLayout
@@ -23,9 +23,9 @@ FORMAT = 1
 
 
 def write_results(root: Path) -> CapacityAnalysis:
-    """Analyse the run folder and write its files; the same points give the same files. Raises ResultsError, OSError."""
+    """Analyze the run folder and write its files; the same points give the same files. Raises ResultsError, OSError."""
     inputs = digest_inputs(root)
-    analysis = analyse(root)
+    analysis = analyze(root)
     figures = build_figures(analysis)
     title = report_title(analysis.facts)
     outputs = Outputs(

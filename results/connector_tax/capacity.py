@@ -17,9 +17,9 @@ from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation_criteria import LIMITS, CellSaturation
 from results.connector_tax.summary import CellSummary
+from results.records.estimate import Estimate, figure
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.records.estimate import Estimate, figure
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured
@@ -127,14 +127,20 @@ def _measure_peaks(launches: Mapping[int, Sequence[CellSummary]], saturation: Ma
     """
     trials = {}
     below: list[float] = []
+    lacking: dict[int, str] = {}
     for number, cells in launches.items():
         known = _list_throughputs(cells)
         if known and LIMITS.intersection(saturation[cells[-1].path].fired):
             trials[number] = _make_trial(max(known), len(cells))
         elif known:
             below.append(cells[-1].rate_per_s)
+        else:
+            lacking[number] = cells[-1].estimate("effective_throughput_per_s").reason or "not measured"
     if not below:
-        return Measured(trials) if trials else unmeasured("no cell has a throughput")
+        why = "; ".join(dict.fromkeys(lacking.values()))
+        if not trials:
+            return unmeasured(f"no cell has a throughput: {why}")
+        return Measured(trials, f"{len(lacking)} of {len(launches)} launches have no throughput: {why}" if why else "")
     if not any(saturation[cell.path].saturated for cells in launches.values() for cell in cells):
         return unmeasured("nothing saturated up to the highest rate measured")
     where = "" if len(launches) == 1 else f" in {len(below)} of {len(launches)} launches"

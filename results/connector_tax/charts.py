@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import throughput_by_rate, tpot_by_rate, ttft_by_rate
 from results.report.chart import Chart, Line, Point

@@ -24,7 +24,7 @@ CONFIG_PENS: Mapping[str, Pen] = {
     **dict(zip(CONFIGS, PENS, strict=True)),
     REPEAT: Pen(PENS[0].color, "x", (0, (1, 2))),
 }
-"""A config has the same pen in every figure, and the baseline's second name its colour: it is the same config."""
+"""A config has the same pen in every figure, and the baseline's second name its color: it is the same config."""
 
 
 def in_order(config: str) -> tuple[int, str]:

@@ -9,16 +9,16 @@ from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
-    from results.connector_tax.analyse import Analysis
+    from results.connector_tax.analyze import Analysis
     from results.report.chart import Chart
     from results.report.comparison import Comparable
     from results.report.page import Page
 
 
-def _analyse(root: Path) -> Analysis:
-    from results.connector_tax.analyse import analyse
+def _analyze(root: Path) -> Analysis:
+    from results.connector_tax.analyze import analyze
 
-    return analyse(root)
+    return analyze(root)
 
 
 def _write(root: Path) -> Analysis:
@@ -55,7 +55,7 @@ RESULTS = ExperimentResults(
     name="connector-tax",
     measured_kinds=frozenset({"load"}),
     documents=lambda layout: {"aggregate": layout.aggregate_json, "tax": layout.tax_json},
-    analyse=_analyse,
+    analyze=_analyze,
     write=_write,
     report=_report,
     charts=_build_charts,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.combined_taxes import (
     ADDITIVE_WITHIN,
     FRAMEWORK,
@@ -28,15 +28,15 @@ from results.connector_tax.curve_figures import (
     tpot_by_rate,
     ttft_by_rate,
 )
-from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.connector_tax.read import step_samples
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
-from results.measures.step_durations import STEP_SERIES
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
+from results.measures.step_durations import STEP_SERIES
 from results.records.errors import ArtifactError
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
@@ -117,7 +117,7 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     caption = (
         f"TTFT p90 over that of plain at the same shape, minus one (in %), at {rates} req/s{apart}; {launches}. Orange "
         "is more than plain, purple less, white none; parentheses hold a tax not distinguishable from zero. Hatched: "
-        "the config or plain is saturated there, and the colours are scaled without it. The table has the bounds."
+        "the config or plain is saturated there, and the colors are scaled without it. The table has the bounds."
         f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.connector_tax.saturation_criteria import judge
+from results.connector_tax.summary import CellSummary, Shape
 from results.measures.engine_metrics import SAMPLES, server_values
 from results.measures.latency import METRICS
 from results.measures.requests import latencies, latency_samples, request_counts, throughput
-from results.connector_tax.saturation_criteria import judge
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
@@ -23,7 +24,6 @@ from results.measures.step_durations import (
     steps_in_window,
     whole_step,
 )
-from results.connector_tax.summary import CellSummary, Shape
 from results.measures.summary import percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
@@ -33,7 +33,7 @@ from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 
 
-def analyse_cell(cell_json: Path) -> CellSummary:
+def analyze_cell(cell_json: Path) -> CellSummary:
     """All numbers of the cell whose record is `cell_json`; what is missing is null with a reason and a named gap.
 
     Raises ArtifactError where the record itself cannot be read.
@@ -91,7 +91,7 @@ def why_degraded(record: CellRecord) -> str:
 def request_samples(cell_json: Path) -> dict[str, Samples]:
     """Every declared metric (`ttft_s`) of the requests due in the measured window, in the order of the schedule.
 
-    Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
+    Empty arrays where they cannot be read. Raises ArtifactError as analyze_cell does.
     """
     record = read_cell_record(cell_json)
     frame, _ = read_cell_requests(cell_json, record)
@@ -186,7 +186,7 @@ def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collecte
     for layout in RunLayout(root).configs():
         for record in layout.cells(phases):
             try:
-                summary = analyse_cell(record)
+                summary = analyze_cell(record)
             except ArtifactError as error:
                 gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
                 continue

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.configs import BASELINE
 from results.connector_tax.launches import count_planned
+from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import build_tables
 from results.measures.drift import DriftVerdict
 from results.measures.step_durations import LATENCY, whole_step
-from results.connector_tax.summary import CellSummary
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
@@ -74,7 +74,7 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
         )
     limits.append(
         "Brackets of single percentiles assume independent requests. Near saturation requests share a queue, and they "
-        "are too narrow there; the spread of a tax within a launch resamples blocks of neighbours."
+        "are too narrow there; the spread of a tax within a launch resamples blocks of neighbors."
     )
     limits.append(
         "`tax_step` times schedule() alone, as specified; worker-side callbacks do not run inside it, so its remainder "

@@ -27,15 +27,15 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.tax import Metric
 from results.connector_tax.saturation import REF_SAFE, ReferenceRates
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import Metric
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PreflightDecision, RunFacts
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, correct_together, list_some, withheld
 from results.statistics.trials import estimate, p_value
 
@@ -109,7 +109,7 @@ def judge_success(
     return (
         tax_reported(h1),
         gap_reported(h2),
-        cost_labelled(h3),
+        cost_labeled(h3),
         additivity_decided(h4),
         trends_reported(h5, h6),
         artifacts_present(rows, decisions, [*gaps, *unmeasured], planned),
@@ -161,8 +161,8 @@ def gap_reported(h2: Judgement) -> Judgement:
     return _judge_reported("2", "H2 testable", rule, h2, point, h2.prior, h2.outcome.is_decided)
 
 
-def cost_labelled(h3: Judgement) -> Judgement:
-    """3: noop_connector's tax is reported and the tax of mooncake_both is labelled by the cost that dominates it."""
+def cost_labeled(h3: Judgement) -> Judgement:
+    """3: noop_connector's tax is reported and the tax of mooncake_both is labeled by the cost that dominates it."""
     rule = "tax(noop_connector) at ref_safe is reported and its share of tax(mooncake_both) gives a label"
     value = h3.measured.value
     point = "" if value is None else f"{format_percent(value, 1)}, {hypotheses.label_value(value)}"

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
+from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
-from results.connector_tax.summary import CellSummary
 from results.measures.summary import flatten_values
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
@@ -33,13 +33,13 @@ FORMAT = 1
 
 
 def write_results(root: Path) -> Analysis:
-    """Analyse the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
+    """Analyze the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
 
     The same folder gives the same files. A missing or damaged artifact is a gap, not an error. Raises ResultsError if
     `root` is no folder, OSError if the files cannot be written.
     """
     inputs = digest_inputs(root)
-    analysis = analyse(root)
+    analysis = analyze(root)
     layout = RunLayout(root)
     outputs = Outputs(
         aggregate=build_aggregate(analysis),

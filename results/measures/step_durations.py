@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from results.measures.summary import STEP_POINTS, percentile_name
-from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
 from results.records.estimate import Estimate, unknown
+from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_FIELDS_US, CellRecord
 from results.statistics.estimates import Samples, clean
 
 LATENCY, PERIOD = "engine_step_us", "period_us"
@@ -18,10 +18,9 @@ CALLBACKS = "connector_total_us"
 CALLBACKS_US = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 """CALLBACKS is their sum (specs/connector_tax, "Derived")."""
 ALL_CALLBACKS = "all_callbacks_us"
-SAVE = "wait_for_save_us"
-"""ALL_CALLBACKS is CALLBACKS and this one. A connector with a store copies KV in it: in few steps, long in each."""
+"""CALLBACKS and SAVE_FIELD_US. A connector with a store copies KV in that: in few steps, long in each."""
 STEP_SERIES = (*STEP_FIELDS_US, CALLBACKS, ALL_CALLBACKS)
-_SUMS: Mapping[str, tuple[str, ...]] = {CALLBACKS: CALLBACKS_US, ALL_CALLBACKS: (*CALLBACKS_US, SAVE)}
+_SUMS: Mapping[str, tuple[str, ...]] = {CALLBACKS: CALLBACKS_US, ALL_CALLBACKS: (*CALLBACKS_US, SAVE_FIELD_US)}
 """The recorded columns behind a series that is none itself."""
 _TOKENS = ("prefill_tokens", "decode_tokens")
 STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
@@ -29,7 +28,7 @@ STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 PREFILL_SERIES = (LATENCY, PERIOD, ALL_CALLBACKS)
 """What is also averaged over the steps that hold prefill tokens: TTFT is made of those."""
 
-_NO_INTERVAL = "neighbouring steps are alike; intervals are given for differences only"
+_NO_INTERVAL = "neighboring steps are alike; intervals are given for differences only"
 
 
 def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:
@@ -47,7 +46,7 @@ def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     inside = (frame["t_ns"] >= record.t_window_start_ns) & (frame["t_ns"] < record.t_window_end_ns)
     steps = frame[inside].copy()
     steps[CALLBACKS] = steps[list(CALLBACKS_US)].sum(axis=1, skipna=False)
-    steps[ALL_CALLBACKS] = steps[CALLBACKS] + steps[SAVE].fillna(0.0)  # not every step calls wait_for_save
+    steps[ALL_CALLBACKS] = steps[CALLBACKS] + steps[SAVE_FIELD_US].fillna(0.0)  # not every step calls wait_for_save
     return steps
 
 

@@ -17,11 +17,10 @@ from results.records.errors import RingError
 from results.records.frames import STEP_SCHEMA, write_parquet
 from results.records.percent import format_percent
 from results.records.rings import MISSING, Records, RingHeader, RingReader, ring_paths
-from results.records.schemas import CHILD_FIELDS_US, STEP_COUNTS, STEP_FIELDS_US
+from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_COUNTS, STEP_FIELDS_US, WORKER_FIELDS_US
 
 JOIN_RATIO = 0.99
 """Below this share of joined steps the worker's fields are not available."""
-WORKER_FIELDS_US = ("get_finished_us", "start_load_kv_us", "wait_for_save_us", *CHILD_FIELDS_US)
 
 _WORKER_SLACK_NS = 60_000_000_000  # a worker may report a step that the engine scheduled up to this long before
 _CLOCK_SLACK_NS = 1_000_000_000
@@ -210,7 +209,7 @@ def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], rat
         if name in CHILD_FIELDS_US and name not in children:
             continue  # there is no such connector
         if table[name].null_count == table.num_rows:
-            if name == "wait_for_save_us" and name not in reasons and _are_joined(table):
+            if name == SAVE_FIELD_US and name not in reasons and _are_joined(table):
                 continue  # the worker was recorded: no step called it
             unavailable[name] = reasons.get(name, "not recorded in this window")
         elif name in WORKER_FIELDS_US and ratio is not None and ratio < JOIN_RATIO:

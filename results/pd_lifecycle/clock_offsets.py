@@ -94,7 +94,7 @@ def clock_of(router: str, prefill: str, decode: str, exchange: Exchange | None) 
         return replace(hosts, reason="two hosts, and a stamp of their exchange is missing")
     if exchange.high_ns < exchange.low_ns:
         return replace(hosts, reason=SET_DURING)
-    own = _centre_of(exchange.low_ns, exchange.high_ns)
+    own = _center_of(exchange.low_ns, exchange.high_ns)
     return replace(hosts, offset_ns=own.offset_ns, error_ns=own.error_ns)
 
 
@@ -148,7 +148,7 @@ def estimate_offsets(exchanges: Sequence[Exchange]) -> tuple[tuple[Offset, ...],
         end = _find_segment_end(exchanges, begin)
         line = _Line(exchanges[begin:end])
         if line.exists:
-            estimates += [_centre_of(*line.bound_offset(exchange.asked)) for exchange in exchanges[begin:end]]
+            estimates += [_center_of(*line.bound_offset(exchange.asked)) for exchange in exchanges[begin:end]]
         else:
             estimates.append(Offset(None, None, SET_DURING))
         if end < len(exchanges):
@@ -160,7 +160,7 @@ def estimate_offsets(exchanges: Sequence[Exchange]) -> tuple[tuple[Offset, ...],
     return tuple(estimates), tuple(steps)
 
 
-def _centre_of(low_ns: float, high_ns: float) -> Offset:
+def _center_of(low_ns: float, high_ns: float) -> Offset:
     return Offset(round((low_ns + high_ns) / 2), math.ceil((high_ns - low_ns) / 2) + 1)
 
 

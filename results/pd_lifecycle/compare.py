@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.report.comparison import Comparable, Measure
 
 DURATIONS = ("e2e", "p_prefill", "rdma_transfer", "transfer_total", "d_decode")

@@ -36,7 +36,7 @@ from results.pd_lifecycle.transfer_regression import (
 )
 from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import Samples
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.launch_fit import mean_over_launches, merge_launches
 from results.statistics.trials import MIN_PAIRED
 
 SEED = 20_310
@@ -150,27 +150,30 @@ def _merge_models(whole: CostModel, each: Sequence[CostModel], points: tuple[Ban
 
 def _merge_estimates(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
     """The mean over the launches; unknown where the fit of all transfers is."""
-    return whole if whole.value is None else mean_over_launches([one.value for one in each])
+    return whole if whole.value is None else merge_launches(each)
 
 
 def _merge_bandwidths(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
-    """The inverse of the launches' mean 1 / bandwidth, which is beta; a mean of bandwidths would favour fast launches.
+    """The inverse of the launches' mean 1 / bandwidth, which is beta; a mean of bandwidths would favor fast launches.
 
     Unknown where the fit of all transfers is.
     """
     if whole.value is None:
         return whole
-    return bandwidth_of(mean_over_launches([8 / one.value if one.value else None for one in each]))
+    return bandwidth_of(merge_launches([replace(one, value=8 / one.value if one.value else None) for one in each]))
 
 
 def _merge_knees(whole: Knee, each: Sequence[Knee]) -> Knee:
     """Without a measured one; as it is where the fit of all transfers has no asymptote."""
     if whole.asymptote_gbps.value is None:
         return whole
+    asymptote = _merge_bandwidths(whole.asymptote_gbps, [one.asymptote_gbps for one in each])
+    if asymptote.value is None:
+        return no_knee(whole.share, asymptote.reason or "no launch has an asymptote")
     alphas = [one.alpha_ms for one in each if one.asymptote_gbps.value is not None]
     return replace(
         whole,
-        asymptote_gbps=_merge_bandwidths(whole.asymptote_gbps, [one.asymptote_gbps for one in each]),
+        asymptote_gbps=asymptote,
         bytes=_merge_estimates(whole.bytes, [one.bytes for one in each]),
         alpha_ms=mean_over_launches(alphas).value,
         measured_bytes=None,

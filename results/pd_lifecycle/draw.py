@@ -34,7 +34,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
     "d_first_token": ("#009e73", ""),
     "d_decode": ("#ffffff", "..."),
 }
-"""Fill and hatch of each phase: order, fill and hatch distinguish them, not colour alone."""
+"""Fill and hatch of each phase: order, fill and hatch distinguish them, not color alone."""
 _AFTER = PHASES.index(HANDSHAKE) + 1
 _ORDER = (*PHASES[:_AFTER], *HANDSHAKE_PARTS, *PHASES[_AFTER:])
 _BAR = 0.8

@@ -10,15 +10,15 @@ from results.records.layout import LifecycleLayout, RunLayout
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
-    from results.pd_lifecycle.analyse import LifecycleAnalysis
+    from results.pd_lifecycle.analyze import LifecycleAnalysis
     from results.report.comparison import Comparable
     from results.report.page import Page
 
 
-def _analyse(root: Path) -> LifecycleAnalysis:
-    from results.pd_lifecycle.analyse import analyse
+def _analyze(root: Path) -> LifecycleAnalysis:
+    from results.pd_lifecycle.analyze import analyze
 
-    return analyse(root)
+    return analyze(root)
 
 
 def _write(root: Path) -> LifecycleAnalysis:
@@ -60,7 +60,7 @@ RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
     documents=lambda layout: {"aggregate": layout.aggregate_json, "verdicts": layout.verdicts_json},
-    analyse=_analyse,
+    analyze=_analyze,
     write=_write,
     report=_report,
     upgrades={"aggregate": _upgrade_aggregate},

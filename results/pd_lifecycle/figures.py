@@ -1,4 +1,4 @@
-"""The numbers of the figures of a lifecycle run: the five analyses of specs/pd_lifecycle."""
+"""The numbers of the figures of a lifecycle run: the five analyzes of specs/pd_lifecycle."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import Knee
 from results.pd_lifecycle.cost_model import CostModel
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, SIGN_FIELD, BreakEven
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
+from results.records.estimate import Estimate
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.terms import term
-from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED
 

@@ -31,8 +31,8 @@ from results.pd_lifecycle.paired_requests import (
     which_lengths_differ,
     widen_interval,
 )
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, holm
 from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
@@ -102,7 +102,7 @@ class BreakEven:
 
     prior_context: int
     new_tokens: Estimate
-    """By interpolation over log2 N; its bounds are the neighbouring N with significant signs."""
+    """By interpolation over log2 N; its bounds are the neighboring N with significant signs."""
     slower_above: bool | None
     """True: larger N are slower than the combined instance; False: smaller N are. None: no single threshold."""
     signs: tuple[int, ...]

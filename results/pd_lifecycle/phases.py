@@ -157,7 +157,7 @@ def count_missing_phases(records: Iterable[LifecycleRecord]) -> Counter[tuple[st
 
 
 def _bound_span(nanoseconds: int, error_ns: int, reversed_order: str) -> _Span:
-    """A duration that cannot be negative: its bounds end at zero, and the value is their centre."""
+    """A duration that cannot be negative: its bounds end at zero, and the value is their center."""
     if nanoseconds >= 0:
         return _Span(nanoseconds / 1e6, error_ns / 1e6)
     if nanoseconds + error_ns >= 0:

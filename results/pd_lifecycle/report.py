@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.figures import half_step_text, link_text
 from results.pd_lifecycle.tables import build_tables
 from results.records.percent import format_percent

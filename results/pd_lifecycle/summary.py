@@ -23,10 +23,10 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
-from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.statistics.estimates import mean
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.launch_fit import merge_launches
 from results.statistics.trials import MIN_PAIRED
 
 DURATIONS = (*BREAKDOWN, *MORE)
@@ -63,16 +63,16 @@ class ConfigSummary:
         return self.values.get(name, unknown("not measured"))
 
 
-def summarise_configs(records: Sequence[LifecycleRecord], discards: Sequence[Discard]) -> tuple[ConfigSummary, ...]:
+def summarize_configs(records: Sequence[LifecycleRecord], discards: Sequence[Discard]) -> tuple[ConfigSummary, ...]:
     """One row per configuration with a record, by C, N and O."""
     discarded = Counter(one.config.key for one in discards)
     ordered = sorted(records, key=lambda record: record.config.key)
     return tuple(
-        _summarise_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
+        _summarize_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
     )
 
 
-def _summarise_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
+def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
     counted = [record for record in own if record.counted]
     warmups = sum(record.warmup for record in own)
     medians = {
@@ -92,7 +92,7 @@ def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     whole = _values_together(counted)
     return {
         name: whole[name] if whole[name].value is None
-        else replace(mean_over_launches([one[name].value for one in each]), n=whole[name].n)
+        else replace(merge_launches([one[name] for one in each]), n=whole[name].n)
         for name in whole
     }  # fmt: skip
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.pd_lifecycle.transfer_regression import fit_least_squares, number_cells
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import LifecycleRecord
 
 MIN_POINTS = 4
 """Transfers that a slope with an interval needs."""
@@ -55,8 +55,8 @@ def _measure_volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
     if len(medians) < 2 or len(own) < MIN_POINTS:
         slope = unknown(f"{len(medians)} values of C and {len(own)} transfers: no slope", len(own))
     else:
-        centred = moved - np.median(moved)  # equal sizes give a slope of exactly 0
-        slope = fit_least_squares([context], centred, np.ones(moved.size), number_cells(own))[1]
+        centered = moved - np.median(moved)  # equal sizes give a slope of exactly 0
+        slope = fit_least_squares([context], centered, np.ones(moved.size), number_cells(own))[1]
     per_block = [
         record.transfer_detail.bytes_transferred / record.transfer_detail.num_blocks
         for record in own

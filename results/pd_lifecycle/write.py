@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
+from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.page import build_page
@@ -33,13 +33,13 @@ _AGGREGATED = (
 
 
 def write_results(root: Path) -> LifecycleAnalysis:
-    """Analyse the run folder `root`: write summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/, report.*.
+    """Analyze the run folder `root`: write summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/, report.*.
 
     The same folder gives the same files. Missing or damaged artifacts become gaps. Raises ResultsError where `root` is
     no folder, OSError where a file cannot be written.
     """
     inputs = digest_inputs(root)
-    analysis = analyse(root)
+    analysis = analyze(root)
     summary = build_summary_rows(analysis.configs, half_step=analysis.settings.subtract_half_step)
     outputs = Outputs(
         aggregate=build_aggregate(analysis),

@@ -164,7 +164,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(LinkRecord, (f"{LIFECYCLE}link.json",)),
 )
 
-_ANALYSED = "Written by the analysis; `tracon report --again` writes it again."
+_ANALYZED = "Written by the analysis; `tracon report --again` writes it again."
 OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile("state.sqlite", "The journal and the current rows (state/schema.py)."),
     OtherFile("run.log", "What the run process logged."),
@@ -197,7 +197,7 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     ),
     OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/connector_tax/saturation.py)."),
     *(
-        OtherFile(name, _ANALYSED)
+        OtherFile(name, _ANALYZED)
         for name in (
             "aggregate.json", "aggregate.csv", "aggregate.parquet", "verdicts.json", "report.md", "report.html",
             "tax.json", "tax.csv", "pairs.json", "pairs.csv", "migrations.csv", "figures/figure_<n>.<kind>",

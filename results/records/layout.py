@@ -235,7 +235,7 @@ def digest_cells(run: Path) -> str:
     return digest.hexdigest()
 
 
-class Labelled(Protocol):
+class Labeled(Protocol):
     """A configuration of `pd-lifecycle` (`RequestConfig`)."""
 
     @property
@@ -256,14 +256,14 @@ class LifecycleLayout:
     instances = Below("results/lifecycle/engines")
     """Folder of the run's routers and instances, one folder per start."""
 
-    def record(self, config: Labelled, repetition: int, trial: int = 0) -> Path:
+    def record(self, config: Labeled, repetition: int, trial: int = 0) -> Path:
         return self.folder / f"{in_trial(config.label, trial)}_rep{repetition}.json"
 
-    def cell(self, config: Labelled, trial: int = 0) -> Path:
+    def cell(self, config: Labeled, trial: int = 0) -> Path:
         """The commit mark of a configuration's cell in one trial."""
         return self.folder / "cells" / in_trial(config.label, trial) / "cell.json"
 
-    def failed(self, config: Labelled, trial: int = 0) -> Path:
+    def failed(self, config: Labeled, trial: int = 0) -> Path:
         """Why a cell failed."""
         return self.cell(config, trial).with_name("failed.json")
 

@@ -61,7 +61,7 @@ class RunPlan:
     preset: str
     """The grid's scale inside the profile, e.g. `full` or `demo`."""
     configs: tuple[str, ...]
-    """In the order they run (randomised with `seed`)."""
+    """In the order they run (randomized with `seed`)."""
     seed: int
     """Of every schedule, prompt and order."""
     stages: tuple[StagePlan, ...]

@@ -59,7 +59,7 @@ class InterferenceRecord:
     repeat: int = 0
     """From 0."""
     itl_before_s: float | None = None
-    """Mean ITL of the decodes (gap between two neighbouring tokens) in the settling time before the prefill's send."""
+    """Mean ITL of the decodes (gap between two neighboring tokens) in the settling time before the prefill's send."""
     itl_during_s: float | None = None
     """The same of gaps that overlap the time from the prefill's send to its token."""
     itl_after_s: float | None = None

@@ -141,14 +141,18 @@ class StepRecord:
 STEP_COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(StepRecord))
 STEP_FIELDS_US: tuple[str, ...] = tuple(name for name in STEP_COLUMNS if name.endswith("_us"))
 """Durations of a step."""
+SAVE_FIELD_US = "wait_for_save_us"
+"""Null too where a step did not call it, as most do not."""
 CHILD_FIELDS_US = ("child1_us", "child2_us")
 """Null but inside a MultiConnector."""
+WORKER_FIELDS_US = ("get_finished_us", "start_load_kv_us", SAVE_FIELD_US, *CHILD_FIELDS_US)
+"""What the worker measures, joined to the engine's step by `step_id`."""
 STEP_COUNTS: tuple[str, ...] = tuple(name for name in STEP_COLUMNS[3:] if name not in STEP_FIELDS_US)
 
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    """`cell_<phase>_<cell>.json`: what was measured and how, so that a folder can be analysed without the state file.
+    """`cell_<phase>_<cell>.json`: what was measured and how, so that a folder can be analyzed without the state file.
 
     It is the commit mark: written last, after every other artifact of the cell is in place.
     """

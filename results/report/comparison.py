@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.differences import Difference, Origin, list_differences
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.records.estimate import Estimate, unknown
 from results.statistics.independent import (
     DISJOINT_BY_CHANCE,
     are_disjoint,
@@ -291,7 +291,7 @@ def _describe_disjoint(count: int, pairs: int) -> str:
 def _list_limits(comparison: Comparison) -> tuple[str, ...]:
     limits = [
         "A difference belongs to everything that differed between the two runs: what is listed, and what no file "
-        "captured (temperature, neighbours on the host). One run on each side cannot tell which.",
+        "captured (temperature, neighbors on the host). One run on each side cannot tell which.",
         f"Each interval holds by itself: of {len(comparison.changes)} differences that are none, one in twenty is "
         "called higher or lower, and its two intervals need not be disjoint for that.",
     ]

@@ -38,7 +38,7 @@ def draw_curves(chart: Chart, width: int) -> RenderableType | None:
 
 
 def _parse_color(color: str) -> Color:
-    """`#d55e00` to its parts; black becomes grey, which is visible on a dark terminal too."""
+    """`#d55e00` to its parts; black becomes gray, which is visible on a dark terminal too."""
     red, green, blue = bytes.fromhex(color.removeprefix("#"))
     return (160, 160, 160) if red + green + blue == 0 else (red, green, blue)
 

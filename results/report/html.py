@@ -134,8 +134,10 @@ def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, 
 
 
 def _render_sentence(one: PageAnswer | OpenQuestion) -> str:
-    outcome = one.outcome if isinstance(one, PageAnswer) else ""
-    shown = f' (<span class="outcome">{escape(outcome)}</span>)' if outcome else ""
+    shown = ""
+    if one.outcome:
+        outcome = f'<span class="outcome">{escape(one.outcome)}</span>'
+        shown = f" ({outcome})" if isinstance(one, PageAnswer) else f" stay {outcome}"
     return f"<li><b>{escape(one.name)}</b>{shown}: {_render_prose(one.text)}</li>"
 
 

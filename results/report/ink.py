@@ -1,4 +1,4 @@
-"""The look of every figure: marker, dash and hatch distinguish things, not colour alone; the bytes are reproducible."""
+"""The look of every figure: marker, dash and hatch distinguish things, not color alone; the bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pen:
 
 
 _COLORS = ("#000000", "#7f7f7f", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#e69f00", "#cc79a7")
-"""Okabe and Ito's palette for colour-blind readers, with grey instead of yellow."""
+"""Okabe and Ito's palette for color-blind readers, with gray instead of yellow."""
 _MARKERS = ("o", "s", "^", "v", "D", "P", "p", "*")
 _DASHES: Sequence[Any] = (
     "-",
@@ -72,7 +72,7 @@ _LETTERED = "#303030"
 def pens(names: Iterable[str], own: Mapping[str, Pen] | None = None) -> dict[str, Pen]:
     """One per name: its `own`, or else one of PENS that is left; names with their own come first.
 
-    Where there are more names than pens, the others have letters in one ink: no colour stands for two things.
+    Where there are more names than pens, the others have letters in one ink: no color stands for two things.
     """
     unique = list(dict.fromkeys(names))
     chosen = {name: own[name] for name in unique if own and name in own}

@@ -27,7 +27,7 @@ FAR = 6.0
 SATURATED = "////"
 """Hatch of bars and cells whose load was more than the engine sustained."""
 GAP = 1.035
-"""Factor between neighbouring lines at one x of a logarithmic axis."""
+"""Factor between neighboring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
 LABEL_SIZE = 8
@@ -64,7 +64,7 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
 
 
 def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names to the right of the panel at the ends of their lines (x, y, name, colour), moved apart where they overlap.
+    """Names to the right of the panel at the ends of their lines (x, y, name, color), moved apart where they overlap.
 
     Call it when the limits of the axes are final. A zero, which a logarithmic axis cannot show, has no leader: its
     leader would be endless and take all room from the panel.
@@ -245,7 +245,7 @@ def draw_grid(
 ) -> AxesImage:
     """Numbers as shaded cells, rows by columns, each with its text.
 
-    `reach`: diverging around zero, full colour there; None = from the least to the most in greys. `hatched`: 1 where
+    `reach`: diverging around zero, full color there; None = from the least to the most in grays. `hatched`: 1 where
     the cell is saturated.
     """
     known = values[np.isfinite(values)]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from results.records.layout import RunLayout
 from results.report.judgements import outcome_text
-from results.statistics.judgement import SEVERAL, Judgement
+from results.statistics.judgement import SEVERAL, Judgement, Outcome
 
 MOST_BYTES = 8000
 """Of the page as Markdown."""
@@ -49,6 +49,10 @@ class OpenQuestion:
     decides: str
     """What would decide it; questions with the same remedy share it. Empty = no single remedy."""
     figure: int = 0
+    outcome: str = ""
+    """`undecided` or `open`, where several claims share the sentence: `text` is then the reason alone."""
+    claims: tuple[str, ...] = ()
+    """Names of the claims that share the sentence; `name` joins them. Empty = one claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +127,47 @@ def _count_bytes(page: Page) -> int:
 def split_judgements(
     judgements: Iterable[Judgement], decides: Callable[[Judgement], str], figure: int
 ) -> tuple[list[PageAnswer], list[OpenQuestion]]:
-    """The decided ones as answers, the others with what would decide them."""
-    answers, questions = list[PageAnswer](), list[OpenQuestion]()
+    """The decided ones as answers, the others with what would decide them: one question per reason and remedy."""
+    answers = list[PageAnswer]()
+    alike: dict[tuple[Outcome, str, str], list[Judgement]] = {}
     for one in judgements:
-        claim = one.claim.removesuffix(".")
-        why = explain_interval(cut_text(one.reason), one)
-        text = f"{claim[:1].upper()}{claim[1:]}: {why}{'' if why.endswith('...') else '.'}"
         if one.outcome.is_decided:
-            answers.append(PageAnswer(one.name, outcome_text(one), text, figure))
+            answers.append(PageAnswer(one.name, outcome_text(one), _state_claim(one), figure))
         else:
-            questions.append(OpenQuestion(one.name, text, decides(one), figure))
-    return answers, questions
+            # An interval does not make a claim open: claims that are open for one reason may have different ones.
+            reason = one.reason if one.outcome == Outcome.OPEN else _explain(one)
+            alike.setdefault((one.outcome, reason, decides(one)), []).append(one)
+    return answers, [_ask_together(group, remedy, figure) for (_, _, remedy), group in alike.items()]
+
+
+def _ask_together(judgements: Sequence[Judgement], remedy: str, figure: int) -> OpenQuestion:
+    """One question for claims with the same outcome and reason."""
+    first = judgements[0]
+    if len(judgements) == 1:
+        return OpenQuestion(first.name, _state_claim(first), remedy, figure)
+    names = tuple(one.name for one in judgements)
+    why = _explain(first)
+    if any(_explain(one) != why for one in judgements):
+        why = f"{cut_text(first.reason)} (no interval here: verdicts.json has each claim's)"
+    return OpenQuestion(_join_names(names), _end_sentence(why), remedy, figure, first.outcome.value, names)
+
+
+def _join_names(names: Sequence[str]) -> str:
+    between = "; " if any("," in name for name in names) else ", "
+    return f"{between.join(names[:-1])} and {names[-1]}"
+
+
+def _state_claim(judgement: Judgement) -> str:
+    claim = judgement.claim.removesuffix(".")
+    return f"{claim[:1].upper()}{claim[1:]}: {_end_sentence(_explain(judgement))}"
+
+
+def _explain(judgement: Judgement) -> str:
+    return explain_interval(cut_text(judgement.reason), judgement)
+
+
+def _end_sentence(text: str) -> str:
+    return text if text.endswith("...") else f"{text}."
 
 
 def explain_interval(text: str, judgement: Judgement) -> str:
@@ -167,7 +201,7 @@ def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
     by_remedy: dict[str, list[str]] = {}
     for one in questions:
         if one.decides:
-            by_remedy.setdefault(one.decides, []).append(one.name)
+            by_remedy.setdefault(one.decides, []).extend(one.claims or (one.name,))
     return [(", ".join(names), remedy) for remedy, names in by_remedy.items()]
 
 
@@ -180,8 +214,9 @@ def group_by_figure(
 
 def describe_sentence(one: PageAnswer | OpenQuestion) -> str:
     """Its outcome and its text, to be appended to its name."""
-    outcome = one.outcome if isinstance(one, PageAnswer) else ""
-    return f" ({outcome}): {one.text}" if outcome else f": {one.text}"
+    if not one.outcome:
+        return f": {one.text}"
+    return f" ({one.outcome}): {one.text}" if isinstance(one, PageAnswer) else f" stay {one.outcome}: {one.text}"
 
 
 def render_terminal(page: Page, folder: Path, width: int) -> Text:

@@ -31,7 +31,7 @@ _LATENCY = (
         "ms per token",
         "time per output token: (last token - first token) / (output tokens - 1); undefined for one output token",
     ),
-    Term("ITL", "ms", "inter-token latency: the time between two neighbouring chunks that carry tokens"),
+    Term("ITL", "ms", "inter-token latency: the time between two neighboring chunks that carry tokens"),
     Term("E2E", "ms", "end to end: from the moment the client sends a request to its last token"),
     Term("lateness", "ms", "how late the client sends a request, measured against its schedule"),
 )

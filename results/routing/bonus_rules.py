@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from results.records.count import format_count
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
-from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, Verdict, decisive, judged
 
 OVERLAP_WITHIN = 0.05
@@ -151,9 +151,15 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
-    """The form with the mean and the other one, at one K."""
+    """The form with the mean and the other one, at one K; those under one load first."""
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
-    return [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+    return sorted(pairs, key=lambda pair: pair[0].load != pair[1].load)
+
+
+def list_forms(floor: LoadFloor) -> tuple[FloorVariant, ...]:
+    """The arms of D5: the first two forms at one K."""
+    return next(iter(pair_forms(floor)), ())
 
 
 def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -181,6 +187,14 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
 def list_k(floor: LoadFloor) -> list[float]:
     """The K of the grid that D6 judges, ascending."""
     return sorted({_bonus_of(one) for one in _find_grid(floor)})
+
+
+def list_grid(floor: LoadFloor) -> list[FloorVariant]:
+    """The arms of D6: the grid, after kv_aware without a fix, with which each is compared; empty without a grid."""
+    reference = _find_reference(floor)
+    if len(list_k(floor)) < 2:
+        return []
+    return [*([] if reference is None else [reference]), *_find_grid(floor)]
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
@@ -225,6 +239,18 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
 def count_compared(floor: LoadFloor) -> int:
     """Bonuses that can be held against kv_aware without a fix."""
     return len(_list_bonuses(floor)) if floor.reference else 0
+
+
+def list_compared(floor: LoadFloor) -> list[FloorVariant]:
+    """The arms of D1, D7 and Q1: kv_aware without a fix, and the bonuses; empty without either."""
+    reference, bonuses = _find_reference(floor), _list_bonuses(floor)
+    return [] if reference is None or not bonuses else [reference, *bonuses]
+
+
+def list_shapes(floor: LoadFloor) -> list[FloorVariant]:
+    """The arms of D3: those of D1, and the alternatives to the bonus."""
+    compared = list_compared(floor)
+    return [*compared, *(one for one in floor.compared if compared and _is_alternative(one))]
 
 
 def _is_working(one: FloorVariant) -> bool | None:

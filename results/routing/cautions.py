@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.summary import RoutedSummary
 from results.statistics.judgement import few_launches
 from results.statistics.trials import MIN_PAIRED

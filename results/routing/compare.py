@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from results.report.comparison import Comparable, Measure
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.metrics import all_metrics, metric_named
 
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
+from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
 from results.routing.read import LoadedCell
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import Ranks, Samples
 from results.statistics.trials import Measured, Trial, combine, unmeasured
 
@@ -223,7 +223,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
     loop_terms = [terms[names.index(name)] for name in LOOP_TERMS]
-    invalid = _summarise_reasons([why_no_loop(loop) for loop in loops.values()])
+    invalid = _summarize_reasons([why_no_loop(loop) for loop in loops.values()])
     loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
     gain = compute_gain(loop_gain)
     return Coupling(
@@ -238,7 +238,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     )
 
 
-def _summarise_reasons(reasons: Sequence[str]) -> str:
+def _summarize_reasons(reasons: Sequence[str]) -> str:
     """The first reason, and in how many trials there is one; empty where there is none."""
     known = [reason for reason in reasons if reason]
     if not known:

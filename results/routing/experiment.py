@@ -11,13 +11,13 @@ from results.report.content import ReportText
 if TYPE_CHECKING:
     from results.report.comparison import Comparable
     from results.report.page import Page
-    from results.routing.analyse import RoutingAnalysis
+    from results.routing.analyze import RoutingAnalysis
 
 
-def _analyse(root: Path) -> RoutingAnalysis:
-    from results.routing.analyse import analyse
+def _analyze(root: Path) -> RoutingAnalysis:
+    from results.routing.analyze import analyze
 
-    return analyse(root)
+    return analyze(root)
 
 
 def _write(root: Path) -> RoutingAnalysis:
@@ -52,7 +52,7 @@ RESULTS = ExperimentResults(
         "verdicts": layout.verdicts_json,
         "pairs": layout.pairs_json,
     },
-    analyse=_analyse,
+    analyze=_analyze,
     write=_write,
     report=_report,
     page=_build_page,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from results.report.figure import Figure
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.metrics import metric_named
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 
 SCHEMATICS = (schematics.COUPLING, schematics.ARCHITECTURE)
 FIGURES = (

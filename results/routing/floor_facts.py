@@ -181,7 +181,7 @@ def is_lost(transfer: KvTransfer) -> bool:
     return transfer.status in LOST
 
 
-def summarise_decode_requests(moved: Sequence[Moved]) -> DecodeRequests:
+def summarize_decode_requests(moved: Sequence[Moved]) -> DecodeRequests:
     took = list_decode_times(moved)
     timed_out = sum(
         one.transfer.status == "failed" and bool(one.transfer.t_target_sent_ns) and _timed_out(one.transfer.reason)

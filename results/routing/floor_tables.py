@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from results.report.judgements import judgement_table
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.load_floor import TTFT_RATIO, FloorVariant
+from results.routing.loads import describe_difference
 from results.routing.metrics import metric_named
 from results.routing.shown import format_difference, mark_interval, ms_column, percent_column
 
@@ -20,12 +21,14 @@ def variants_table(analysis: RoutingAnalysis) -> Table:
     """kv_aware with and without the bonus and its alternatives."""
     variants = () if analysis.floor is None else analysis.floor.variants
     reference = "" if analysis.floor is None else analysis.floor.reference
+    loads = describe_difference({one.label: one.load for one in variants})
     note = (
         "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
         "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index, of "
         "the requests of which both are known (counted); chosen: what the picked D held over the same. Transfers "
         "failed or recomputed: of those that were asked for. Differences and ratio: inside a trial, to "
         f"{reference or 'kv_aware without a fix, which was not run'}."
+        f"{f' Under several loads, of which only arms under one are compared: {loads}.' if loads else ''}"
     )
     return make_table("Load floor: with and without", VARIANT_COLUMNS, variants, note)
 

@@ -1,4 +1,4 @@
-"""How a prefill slows the decodes on its instance: the rows of `interference.jsonl`, summarised (figure f4d)."""
+"""How a prefill slows the decodes on its instance: the rows of `interference.jsonl`, summarized (figure f4d)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.samples import InterferenceRecord
 from results.routing.read import read_rows
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import mean
 
 
@@ -41,15 +41,15 @@ def read_interference(root: Path) -> tuple[tuple[InterferenceRecord, ...], tuple
     return read_rows(path, InterferenceRecord)
 
 
-def summarise_interference(rows: Sequence[InterferenceRecord]) -> tuple[Interference, ...]:
+def summarize_interference(rows: Sequence[InterferenceRecord]) -> tuple[Interference, ...]:
     """By prefill length and number of decodes."""
     groups: dict[tuple[int, int], list[InterferenceRecord]] = defaultdict(list)
     for row in rows:
         groups[row.decodes, row.prefill_tokens].append(row)
-    return tuple(_summarise_repeats(*key, groups[key]) for key in sorted(groups))
+    return tuple(_summarize_repeats(*key, groups[key]) for key in sorted(groups))
 
 
-def _summarise_repeats(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
+def _summarize_repeats(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
     ratios = [row.itl_during_s / row.itl_before_s for row in rows if row.itl_during_s is not None and row.itl_before_s]
     worst = [row.worst_gap_during_s for row in rows if row.worst_gap_during_s is not None]
     return Interference(

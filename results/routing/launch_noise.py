@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.statistics.block_model import find_noisy
 from results.statistics.blocks import fit_blocks
 from results.statistics.estimates import bound_sigma

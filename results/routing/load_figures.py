@@ -13,7 +13,7 @@ from results.records.percent import format_percent
 from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
@@ -341,7 +341,7 @@ def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label:
 def _plot_prediction(
     axes: Axes, table: pd.DataFrame, x: str, y: str, dashes: Dashes, colors: Mapping[str, str]
 ) -> None:
-    """`colors`: of the policy that a curve starts from, where several loads have one each; else grey."""
+    """`colors`: of the policy that a curve starts from, where several loads have one each; else gray."""
     for label, rows in table.groupby("label", sort=False):
         color = colors.get(str(label), "#808080")
         axes.plot(rows[x], rows[y], color=color, linestyle=dashes, linewidth=1.3, zorder=1)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 
 from results.measures.columns import floats_or_nan
+from results.records.estimate import Estimate
 from results.routing import floor_facts
+from results.routing.loads import describe_difference
 from results.routing.logs import LogFacts
 from results.routing.measurements import (
     Measurements,
@@ -27,7 +29,6 @@ from results.routing.measurements import (
 )
 from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
-from results.records.estimate import Estimate
 from results.statistics.judgement import Verdict, decisive, judged, take_point
 from results.statistics.student import change_level
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine
@@ -67,9 +68,10 @@ class FloorVariant:
     overlap_chosen: what the picked D held over the same; lost_share: transfers that failed or were refused, so that
     the D computed, of all that were asked for; ttft_p90_s, completed_share."""
     differences: Mapping[str, Estimate]
-    """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, or there is none."""
+    """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, there is none, or it was
+    under another load."""
     against: Mapping[str, Mapping[str, Estimate]]
-    """The same to each other label under the same rules of transfer; of labels with the bonus alone."""
+    """The same to each other label under the same load and rules of transfer; of labels with the bonus alone."""
     rules: floor_facts.Rules
     served: int
     """Requests with a session that were served."""
@@ -84,6 +86,8 @@ class FloorVariant:
     rejects: int
     reject_moves: int
     held: int
+    load: Mapping[str, object] = field(default_factory=dict)
+    """`loads.name_load`."""
 
     def verdict(self, name: str, other: str = "") -> Verdict | None:
         """What the interval of that difference or ratio says, to the reference or to the label `other`."""
@@ -118,6 +122,8 @@ class TimeoutPair:
     """Decode requests under the long timeout that brought the KV and took longer than the short one."""
     lost_share: Estimate
     """Share of the transfers that were lost, long - short, inside each trial."""
+    loads: str = ""
+    """Under which load either was, where these differ: then the pair decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,8 @@ class QuarantinePair:
     more_rules: str
     lost_share: Estimate
     """Share of the transfers that were lost, more - fewer, inside each trial."""
+    loads: str = ""
+    """Under which load either was, where these differ: then the pair decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,7 @@ class _Label:
     logs: Mapping[int, LogFacts]
     """By trial."""
     rules: floor_facts.Rules
+    load: Mapping[str, object]
     measured: Mapping[str, Measured]
     """OF_LOGS."""
 
@@ -217,8 +226,9 @@ def measure_load_floor(
     reference = next((one for one in plain if one.rules == usual), plain[0] if plain else None)
     variants = []
     for own in sorted(labels, key=lambda one: one is not reference):
-        others = [one for one in labels if one is not own and one.rules == own.rules and own.parameters.get(BONUS)]
-        to_reference = [] if reference is None or own is reference else [reference]
+        alike = [one for one in labels if one is not own and one.load == own.load]
+        others = [one for one in alike if one.rules == own.rules and own.parameters.get(BONUS)]
+        to_reference = [one for one in alike if one is reference]
         variants.append(
             _measure_variant(
                 own,
@@ -240,10 +250,11 @@ def measure_load_floor(
 
 
 def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measurements) -> _Label:
-    parameters = next(iter(measurements.cells(label).values())).parameters
+    cell = next(iter(measurements.cells(label).values()))
     logs = {trial: log for trial, log in facts.items() if log.floor}
     rules = next((log.floor.rules for log in logs.values() if log.floor), floor_facts.Rules(None, None, ""))
-    return _Label(label, fix_of(parameters), parameters, logs, rules, _measure_logs(logs, measurements))
+    measured = _measure_logs(logs, measurements)
+    return _Label(label, fix_of(cell.parameters), cell.parameters, logs, rules, measurements.load(label), measured)
 
 
 def _usual_rules(rules: Sequence[floor_facts.Rules]) -> floor_facts.Rules:
@@ -265,10 +276,11 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         long=long.label,
         short_s=short_s,
         long_s=max(times[0], times[1]),
-        short_decode_requests=floor_facts.summarise_decode_requests(short.moved),
-        long_decode_requests=floor_facts.summarise_decode_requests(long.moved),
+        short_decode_requests=floor_facts.summarize_decode_requests(short.moved),
+        long_decode_requests=floor_facts.summarize_decode_requests(long.moved),
         over_short=sum(seconds > short_s for seconds in floor_facts.list_decode_times(long.moved)),
         lost_share=_subtract_lost(long, short),
+        loads=_describe_loads(short, long),
     )
 
 
@@ -282,7 +294,12 @@ def _quarantine_pair(one: _Label, other: _Label) -> QuarantinePair | None:
         return None
     fewer, more = (one, other) if counts[0] < counts[1] else (other, one)
     lost_share = _subtract_lost(more, fewer)
-    return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share)
+    loads = _describe_loads(fewer, more)
+    return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share, loads)
+
+
+def _describe_loads(*labels: _Label) -> str:
+    return describe_difference({one.label: one.load for one in labels})
 
 
 def _subtract_lost(first: _Label, second: _Label) -> Estimate:
@@ -321,10 +338,11 @@ def _measure_variant(
         failed_turns=turns - completed,
         transfers=len(own.moved),
         lost_transfers=sum(floor_facts.is_lost(one.transfer) for one in own.moved),
-        decode_requests=floor_facts.summarise_decode_requests(own.moved),
+        decode_requests=floor_facts.summarize_decode_requests(own.moved),
         rejects=sum(floor.rejects for floor in floors.values()),
         reject_moves=sum(floor.reject_moves for floor in floors.values()),
         held=sum(floor.held for floor in floors.values()),
+        load=own.load,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from results.records.turns import RoutingCell
@@ -35,7 +35,7 @@ def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[L
     grouped: dict[tuple[object, ...], list[str]] = {}
     for label in labels:
         grouped.setdefault(load_of(first[label].record), []).append(label)
-    varied = [len({key[place] for key in grouped}) > 1 for place in range(len(_AXES))]
+    varied = _find_varied(grouped)
     return tuple(
         Load(tuple(own), _describe_load(key, varied), _top_share(first[own[0]])) for key, own in grouped.items()
     )
@@ -44,6 +44,30 @@ def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[L
 def load_of(record: RoutingCell) -> tuple[object, ...]:
     """Its time scale, the bytes of its KV cache and the name of its trace, in the order of _AXES."""
     return record.replay.get("time_scale"), record.kv_cache_memory_bytes, record.trace.get("name") or ""
+
+
+def name_load(record: RoutingCell) -> dict[str, object]:
+    """`load_of` by the names of its parts."""
+    return dict(zip(_AXES, load_of(record), strict=True))
+
+
+def describe_difference(loads: Mapping[str, Mapping[str, object]]) -> str:
+    """Which labels were under which load, by what differs; empty where all were under one.
+
+    `loads`: label to `name_load`.
+    """
+    grouped: dict[tuple[object, ...], list[str]] = {}
+    for label, load in loads.items():
+        grouped.setdefault(tuple(load.values()), []).append(label)
+    if len(grouped) < 2:
+        return ""
+    varied = _find_varied(grouped)
+    return "; ".join(f"{', '.join(labels)} ({_describe_load(key, varied)})" for key, labels in grouped.items())
+
+
+def _find_varied(keys: Iterable[tuple[object, ...]]) -> list[bool]:
+    """Which of _AXES differ."""
+    return [len(set(values)) > 1 for values in zip(*keys, strict=True)]
 
 
 def _describe_load(key: tuple[object, ...], varied: Sequence[bool]) -> str:

@@ -20,6 +20,8 @@ from results.measures.latency import Mask
 from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import Turns
 from results.records.count import format_count
+from results.records.estimate import Estimate
+from results.routing.loads import name_load
 from results.routing.metrics import (
     Metric,
     fewest_samples,
@@ -30,7 +32,6 @@ from results.routing.metrics import (
 )
 from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary
-from results.records.estimate import Estimate
 from results.statistics.estimates import (
     DRAWS,
     Ranks,
@@ -47,7 +48,7 @@ from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combin
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
-"""More sessions than this are resampled in groups of neighbours in name order."""
+"""More sessions than this are resampled in groups of neighbors in name order."""
 LEAST_SPREAD = 0.5
 """Standard deviation over trials, in sessions, that a count of sessions has at least: see `count_interval`."""
 RESAMPLED = "sessions resampled"
@@ -76,9 +77,11 @@ class Measurements:
         self.sessions = len(names)
         self._why: dict[str, dict[str, None]] = {}
         self._cells: dict[str, dict[int, _Cell]] = {}
+        self._loads: dict[str, dict[str, object]] = {}
         odd = odd_cells(cells)
         for cell, summary in zip(cells, summaries, strict=True):
             trials = self._cells.setdefault(summary.label, {})
+            self._loads.setdefault(summary.label, name_load(cell.record))
             why = f"degraded: {cell.degraded}" if cell.degraded else odd.get(cell.path, "")
             if why:
                 self._why.setdefault(summary.label, {})[f"trial {summary.trial} is {why}"] = None
@@ -97,6 +100,10 @@ class Measurements:
     def cells(self, label: str) -> Mapping[int, RoutedSummary]:
         """The label's cells that count, by trial."""
         return {trial: cell.summary for trial, cell in self._cells.get(label, {}).items()}
+
+    def load(self, label: str) -> Mapping[str, object]:
+        """What the label was measured under, as `name_load`."""
+        return self._loads[label]
 
     def turns(self, label: str) -> Iterator[tuple[int, Turns, Ranks]]:
         """The label's trials with their turns and each turn's group of sessions; unreadable ones are left out."""

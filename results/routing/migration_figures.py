@@ -12,7 +12,7 @@ import pandas as pd
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import QUIET, draw_panel, name_rows
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
 from results.routing.logs import PendingSeries
 from results.routing.metrics import metric_named

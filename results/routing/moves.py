@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from results.routing.logs import LogFacts, PendingSeries
 from results.routing.measurements import Measurements
-from results.routing.migrations import Migrations, PolicyMigrations, summarise_migrations
+from results.routing.migrations import Migrations, PolicyMigrations, summarize_migrations
 from results.routing.read import LoadedCell
 from results.routing.recomputing import (
     AgainstRecomputing,
@@ -15,7 +15,7 @@ from results.routing.recomputing import (
     compare_with_recomputing,
     recomputing_arms,
 )
-from results.routing.transfers import PolicyTransfers, summarise_transfers
+from results.routing.transfers import PolicyTransfers, summarize_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def collect_moves(
     for label, own in facts.items():
         moved = {trial: log.moved for trial, log in own.items()}
         totals = {trial: log.external_total_tokens for trial, log in own.items()}
-        transfers += summarise_transfers(label, moved, totals, measurements)
+        transfers += summarize_transfers(label, moved, totals, measurements)
         turns = {trial: (log.prefills, log.transferred_turns) for trial, log in own.items()}
         row = compare_with_recomputing(label, turns, measurements, arms.get(label))
         recomputing += [] if row is None else [row]
@@ -90,7 +90,7 @@ def collect_moves(
             if (log := logs.get(cell.path)) and ("hot_tokens" in cell.record.parameters or log.migrations.events)
         ),
         migrations=tuple(
-            summarise_migrations(label, own, parameters[label], measurements) for label, own in migrations.items()
+            summarize_migrations(label, own, parameters[label], measurements) for label, own in migrations.items()
         ),
         transfers=tuple(transfers),
         recomputing=tuple(recomputing),

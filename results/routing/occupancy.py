@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from results.measures.turns import Turns, in_flight_over_time
-from results.routing.read import LoadedCell
 from results.records.estimate import Estimate, unknown
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples, percentiles
 
 MODELLED_SHARES = (2, 4)
@@ -111,7 +111,7 @@ def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> t
         return (), "an instance's KV capacity is not known, or no turn got past its first token"
     combined = next((one for (prefilling, _), one in measured.items() if not prefilling), None)
     if combined is not None:
-        for split in _modelled_splits(combined.decoding):
+        for split in _modeled_splits(combined.decoding):
             model = replace(combined, name=_name_split(split), is_measured=False, decoding=split[1])
             measured.setdefault(split, model)
     return tuple(measured[split] for split in sorted(measured)), ""
@@ -127,7 +127,7 @@ def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]
     return Deployment(_name_split(split), label, True, split[1], float(min(known)), mean, p90)
 
 
-def _modelled_splits(instances: int) -> Iterator[tuple[int, int]]:
+def _modeled_splits(instances: int) -> Iterator[tuple[int, int]]:
     for share in MODELLED_SHARES:
         decoding = instances // share
         if decoding:

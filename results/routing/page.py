@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from results.records.count import format_count
+from results.records.estimate import figure
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page, split_judgements
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
 from results.routing.loads import join_load
@@ -20,7 +21,6 @@ from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.verdicts import TRANSFER
 from results.statistics.blocks import TO_HALVE
-from results.records.estimate import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 
@@ -39,7 +39,7 @@ def build_page(analysis: RoutingAnalysis) -> Page:
         question=_ask(analysis),
         setting=_describe_setting(analysis),
         noise=_describe_noise(analysis, noise),
-        answers=(*ranked, *judged, *_summarise_conditional(analysis)),
+        answers=(*ranked, *judged, *_summarize_conditional(analysis)),
         undecided=(*open_claims, *unranked),
         trouble=_list_trouble(analysis),
     )
@@ -236,7 +236,7 @@ def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
     return joined
 
 
-def _summarise_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
+def _summarize_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
     """Which claims and decision points hang on a coefficient of the engine model."""
     if not analysis.conditional:
         return []

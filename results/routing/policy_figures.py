@@ -14,7 +14,7 @@ from results.measures.summary import POINTS, percentile_name
 from results.report import marks
 from results.report.figure import Figure
 from results.report.ink import legend_beside, plain_ticks, shares, sheet, title_sheet
-from results.routing.analyse import RoutingAnalysis, mean_of_known
+from results.routing.analyze import RoutingAnalysis, mean_of_known
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
 from results.routing.shown import describe_bars, estimate_columns
 

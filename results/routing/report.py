@@ -6,7 +6,7 @@ from results.records.count import format_count
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import describe_spread, find_stalls, why_no_verdict
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
@@ -96,7 +96,7 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     if analysis.trials < MIN_PAIRED:
         limits.append(
             f"Fewer than {MIN_PAIRED} trials: the brackets hold the spread of resampled sessions, the same in every "
-            "cell: what varies between sessions, not what varies between launches or over time. Neighbouring sessions "
+            "cell: what varies between sessions, not what varies between launches or over time. Neighboring sessions "
             "that queue behind one another are taken as independent. Numbers of whole cells (APC, amplification) have "
             "no brackets."
         )
@@ -115,7 +115,7 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     blind = [cell.gpu_reason for cell in analysis.cells if cell.gpu_utilisation is None]
     unseen = dict.fromkeys(reason for reason in blind if reason)
     if unseen:
-        limits.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
+        limits.append(f"GPU utilization was not measured: {'; '.join(unseen)}.")
     if not all(one.is_measured for one in analysis.deployments):
         limits.append(
             "Decode pools of deployments that were not run are computed from the concurrency of one that was."

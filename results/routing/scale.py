@@ -20,6 +20,21 @@ MIN_TURNS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Lack:
+    """Why a run does not suffice for a claim; false where it does."""
+
+    reason: str = ""
+    label: str = TOO_SMALL
+    """Of the judgement that it leaves open."""
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
+
+
+ENOUGH = Lack()
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """The size of a run under one load."""
 
@@ -38,52 +53,59 @@ class Scale:
     """Some session has a second turn."""
 
     @property
-    def lacks_instances(self) -> str:
-        """Why the instances do not suffice for a claim about eight GPUs; empty where they do."""
+    def lacks_instances(self) -> Lack:
+        """Whether the instances suffice for a claim about eight GPUs."""
         if not self.shares_cores and self.instances >= MIN_INSTANCES:
-            return ""
+            return ENOUGH
         shared = " that share a host's cores" if self.shares_cores else ""
-        return f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)"
+        return Lack(f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)")
 
     @property
-    def lacks_sessions(self) -> str:
-        """Why the trace does not suffice for a claim about keeping or moving sessions; empty where it does."""
-        return "" if self.follows_sessions else NO_SECOND_TURN
+    def lacks_sessions(self) -> Lack:
+        """Whether the trace suffices for a claim about keeping or moving sessions."""
+        return ENOUGH if self.follows_sessions else Lack(NO_SECOND_TURN, ONE_TURN)
 
     @property
-    def lacks(self) -> str:
-        """Why the run does not suffice for a claim about hot sessions, with what it takes; empty where it does."""
-        reasons = [self.lacks_instances] if self.lacks_instances else []
+    def lacks(self) -> Lack:
+        """Whether the run suffices for a claim about hot sessions, with what it takes."""
+        parts = [self.lacks_instances]
         if self.hot_sessions < MIN_HOT_PER_INSTANCE * self.instances:
             needed = f"{MIN_HOT_PER_INSTANCE} or more per instance"
-            reasons.append(f"{self.hot_sessions} sessions have half of the input ({needed})")
+            parts.append(Lack(f"{self.hot_sessions} sessions have half of the input ({needed})"))
         if self.lacks_sessions:
-            reasons.append(self.lacks_sessions)
+            parts.append(self.lacks_sessions)
         elif self.hot_turns < MIN_TURNS:
-            reasons.append(f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)")
+            parts.append(Lack(f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"))
         if self.max_inflight_sessions > 0:
-            reasons.append(f"at most {self.max_inflight_sessions} sessions are in flight (no limit)")
-        return "; ".join(reasons)
+            parts.append(Lack(f"at most {self.max_inflight_sessions} sessions are in flight (no limit)"))
+        return _join_lacks(parts)
 
-    def lacks_loop(self, *labels: str) -> str:
-        """Why the run does not suffice for a claim about how these policies load the whole system; empty where it does.
+    def lacks_loop(self, *labels: str) -> Lack:
+        """Whether the run suffices for a claim about how these policies load the whole system.
 
         Where arrivals wait for a limit, or the system is in no steady state, such a claim compares queues that the
         replay made.
         """
-        reasons = [f"{label}: {self.no_loop[label]}" for label in labels if self.no_loop.get(label)]
-        if reasons:
-            reasons.append("a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)")
-        return "; ".join([self.lacks_instances, *reasons] if self.lacks_instances else reasons)
+        parts = [Lack(f"{label}: {self.no_loop[label]}") for label in labels if self.no_loop.get(label)]
+        if parts:
+            remedy = "a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)"
+            parts.append(Lack(remedy))
+        return _join_lacks([self.lacks_instances, *parts])
 
-    def lacks_steady_state(self, *labels: str) -> str:
-        """Why times of these policies depend on the length of the replay; empty where they do not.
+    def lacks_steady_state(self, *labels: str) -> Lack:
+        """Whether times of these policies are free of the length of the replay.
 
-        Under a limit on sessions in flight they do not: it bounds every queue.
+        Under a limit on sessions in flight they are: it bounds every queue.
         """
         if self.max_inflight_sessions > 0:
-            return ""
-        return "; ".join(f"{label}: {self.no_loop[label]}" for label in labels if self.no_loop.get(label))
+            return ENOUGH
+        return _join_lacks([Lack(f"{label}: {self.no_loop[label]}") for label in labels if self.no_loop.get(label)])
+
+
+def _join_lacks(parts: Sequence[Lack]) -> Lack:
+    """All reasons, under the label of the first."""
+    lacking = [one for one in parts if one]
+    return Lack("; ".join(one.reason for one in lacking), lacking[0].label) if lacking else ENOUGH
 
 
 def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:

@@ -12,7 +12,7 @@ import pandas as pd
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import QUIET
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind
 from results.routing.specification import EAR, FULL
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from results.records.estimate import figure as digits
+from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
 from results.report.marks import draw_grid
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
 from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
 from results.routing.shown import describe_bars, estimate_columns, name_units
-from results.records.estimate import unknown
 from results.statistics.estimates import LEVEL, Samples, holm
-from results.records.estimate import figure as digits
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def draw_thresholds(figure: Figure) -> Drawing:
 
 
 def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
-    """A policy is recognised under several loads by its label without what was swept."""
+    """A policy is recognized under several loads by its label without what was swept."""
     if len(analysis.loads) < 2:
         return "it needs policies under two loads or more in one run (presets `steady` and `skew-and-pool`)"
     rows = [row for load in analysis.loads for row in _load_rows(analysis, load)]

@@ -20,10 +20,10 @@ from results.measures.replay_numbers import (
 )
 from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
+from results.records.estimate import Estimate, unknown
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
 from results.routing.read import LoadedCell, PickCounts, count_picks, hides_transfers, number_or_none, own_cache
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import percentiles
 
 FORMAT = 2
@@ -80,7 +80,7 @@ class RoutedSummary:
         return self.values.get(name, unknown("not measured in this cell"))
 
 
-def summarise_cell(
+def summarize_cell(
     turns: Turns | None,
     decisions: Sequence[DecisionRecord] | None,
     cell: RoutingCell,
@@ -205,7 +205,7 @@ def _instance_numbers(
     reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
     own = {
         "apc": engines_apc((engine,)),
-        **_summarise_samples([row for row in samples if row.instance == engine.instance]),
+        **_summarize_samples([row for row in samples if row.instance == engine.instance]),
     }
     if turns is None:
         values = dict.fromkeys(("ttft_p50_s", "ttft_p90_s", "apc_usage"), unknown(UNREADABLE))
@@ -223,7 +223,7 @@ def _instance_numbers(
     )
 
 
-def _summarise_samples(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
+def _summarize_samples(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
     """`rows`: the 1 Hz samples of one instance."""
     usage = [row.kv_usage for row in rows if row.kv_usage is not None]
     waiting = [row.waiting for row in rows if row.waiting is not None]

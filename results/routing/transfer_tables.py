@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.migrations import format_counts
 from results.routing.pools import InstancePool
 from results.routing.recomputing import MIN_R2, WITHIN, AgainstArm, AgainstRecomputing

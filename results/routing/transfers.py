@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
-from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
 from results.records.estimate import Estimate, unknown
+from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
 from results.statistics.estimates import Samples
 from results.statistics.trials import Trial
 
@@ -120,7 +120,7 @@ def list_moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
     )
 
 
-def summarise_transfers(
+def summarize_transfers(
     label: str,
     moved: Mapping[int, Sequence[Moved]],
     totals: Mapping[int, float | None],
@@ -131,11 +131,11 @@ def summarise_transfers(
     rows = []
     for purpose in purposes:
         own = {trial: [row for row in every if row.transfer.purpose == purpose] for trial, every in moved.items()}
-        rows.append(_summarise_purpose(label, purpose, own, totals if len(purposes) == 1 else {}, measurements))
+        rows.append(_summarize_purpose(label, purpose, own, totals if len(purposes) == 1 else {}, measurements))
     return tuple(rows)
 
 
-def _summarise_purpose(
+def _summarize_purpose(
     label: str,
     purpose: str,
     moved: Mapping[int, Sequence[Moved]],

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
-from results.routing.scale import NO_SECOND_TURN, ONE_TURN, TOO_SMALL, Scale
+from results.routing.scale import ENOUGH, Lack, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
-from results.records.estimate import Estimate, figure
 from results.statistics.estimates import proportion
 from results.statistics.judgement import (
     Judgement,
@@ -149,7 +149,7 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
     labels, scale = {**arms.labels, **arms.uneven}, arms.scale
 
     def compare(
-        name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: str = ""
+        name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: Lack = ENOUGH
     ) -> Iterable[Judgement]:
         if labels.get(first) and labels.get(second):
             tested = _compare(pairs, labels[first], labels[second], metric)
@@ -190,16 +190,16 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
     if full and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from _gate_all(_judge_ablation(labels, pairs, scale), scale.lacks_sessions)
     for step in ORDER:
-        lacks = "" if step.metric == "apc" else scale.lacks_instances
+        lacks = ENOUGH if step.metric == "apc" else scale.lacks_instances
         # Which of two is slower on this trace is the log's claim, and its trace has an end: no steady state is needed.
         yield from compare(step.name, step.claim, step.first, step.second, step.metric, step.expected, lacks)
     if labels.get(UNIFIED) and labels.get(LMETRIC):
         yield from _gate_all(_judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale), scale.lacks_sessions)
 
 
-def _lacks_sessions(scale: Scale, *rows: str) -> str:
-    """Why the trace does not suffice to compare these rows of Arms.labels; empty where it does."""
-    return scale.lacks_sessions if KEEP_SESSIONS.intersection(rows) else ""
+def _lacks_sessions(scale: Scale, *rows: str) -> Lack:
+    """Whether the trace suffices to compare these rows of Arms.labels."""
+    return scale.lacks_sessions if KEEP_SESSIONS.intersection(rows) else ENOUGH
 
 
 def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
@@ -262,7 +262,7 @@ def _compare(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple
     return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
 
 
-def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
+def _gate(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
     """A claim that the run is too small for is open, whatever its numbers say.
 
     It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
@@ -272,11 +272,10 @@ def _gate(claim: Judgement, lacks: str, *, by_plan: bool = False) -> Judgement:
     if not lacks:
         return claim
     p = None if by_plan or claim.p is None else 1.0
-    label = ONE_TURN if lacks.startswith(NO_SECOND_TURN) else TOO_SMALL
-    return replace(claim, outcome=Outcome.OPEN, reason=lacks, label=label, p=p)
+    return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p)
 
 
-def _gate_all(claims: Iterable[Judgement], lacks: str) -> Iterable[Judgement]:
+def _gate_all(claims: Iterable[Judgement], lacks: Lack) -> Iterable[Judgement]:
     """`lacks`: what the plan itself rules out for each of them."""
     return (_gate(claim, lacks, by_plan=True) for claim in claims)
 
@@ -309,7 +308,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sc
             points += [] if measured.value is None else [judged(take_point(measured), none) == good]
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
     reason += f"; worse: {', '.join(worse)}" if worse else ""
-    why = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES)))
+    why = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES))).reason
     reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({why})" if unsteady else ""
     outcome, tested = Outcome.UNDECIDED, max(p_values, default=None)
     if missing:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
+from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
@@ -19,7 +20,7 @@ from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 from results.report.stored_page import digest_inputs
-from results.routing.analyse import RoutingAnalysis, analyse
+from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.conditional_claims import ConditionalClaim
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.launch_noise import measure_noise
@@ -30,7 +31,6 @@ from results.routing.pairs import Pair
 from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement
 
 FORMAT = 1
@@ -38,13 +38,13 @@ FORMAT = 1
 
 
 def write_results(root: Path) -> RoutingAnalysis:
-    """Analyse the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
+    """Analyze the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
 
     The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
     where `root` is no folder, OSError where the files cannot be written.
     """
     inputs = digest_inputs(root)
-    analysis = analyse(root)
+    analysis = analyze(root)
     layout = RunLayout(root)
     more: dict[Path, object] = {layout.pairs_json: build_pairs(analysis), layout.pairs_csv: build_pair_rows(analysis)}
     if analysis.moves.cells:

@@ -6,8 +6,8 @@ Interval of one percentile: order statistics, distribution-free. X(l) bounds the
 P(Bin(n, p) < l) <= alpha / 2, X(u) from above when P(Bin(n, p) >= u) <= alpha / 2 (David and Nagaraja, Order
 Statistics, section 7.1). Where n is too small for a bound, that bound is None and the reason names the n it needs.
 
-Replicates for comparisons: percentile bootstrap over contiguous blocks, because neighbouring requests share a queue and
-neighbouring steps share a batch. It holds what varies inside the two cells, not what varies between two launches.
+Replicates for comparisons: percentile bootstrap over contiguous blocks, because neighboring requests share a queue and
+neighboring steps share a batch. It holds what varies inside the two cells, not what varies between two launches.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _rank_bins(n: int, p: float) -> Ranks:
     if n <= MAX_BINS:
         return np.arange(n + 1)
     spread = 5 * math.sqrt(p * (1 - p) * max(n, 1) * max(n ** (1 / 3), n / MAX_BLOCKS))
-    centre = p * n
-    fine = np.linspace(max(centre - spread, 0), min(centre + spread, n), MAX_BINS - 64)
+    center = p * n
+    fine = np.linspace(max(center - spread, 0), min(center + spread, n), MAX_BINS - 64)
     coarse = np.linspace(0, n, 65)
     return np.unique(np.concatenate((fine, coarse)).round().astype(np.int64))

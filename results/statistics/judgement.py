@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from results.records.percent import format_percent
 from results.records.estimate import Estimate
+from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, holm
 from results.statistics.trials import MIN_PAIRED
 
@@ -102,7 +102,8 @@ def name_remedy(launched: int) -> str:
     """What gives a verdict where a config has too few launches, in a run that plans this many of each."""
     if launched < MIN_PAIRED:
         return TRIALS_REMEDY
-    return f"the run plans {launched}: `tracon retry`, then `tracon resume`, measures those that are missing"
+    failed = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded"
+    return f"the run plans {launched}: {failed}"
 
 
 def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.records.estimate import Estimate, unknown
 from results.statistics.block_model import LEVEL_OF_F
 from results.statistics.blocks import POWER, find_fewest_launches
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,
@@ -191,3 +191,12 @@ def mean_over_launches(values: Sequence[float | None]) -> Estimate:
     if all_agree(known):
         return _estimate_mean(value, None, launches)
     return replace(mean(known), basis=f"over {launches} launches", launches=launches)
+
+
+def merge_launches(each: Sequence[Estimate]) -> Estimate:
+    """`mean_over_launches` of one estimate per launch; where launches lack the value, with their reasons."""
+    merged = mean_over_launches([one.value for one in each])
+    why = "; ".join(dict.fromkeys(one.reason for one in each if one.value is None and one.reason))
+    if not why:
+        return merged
+    return replace(merged, reason=why if merged.value is None else f"{merged.reason}: {why}")

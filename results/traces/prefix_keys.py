@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shifts and factors of SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
+"""Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood, 2014)."""
 _EMPTY = np.uint64(0)
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
@@ -112,7 +112,7 @@ def _position_words_to(count: int) -> Keys:
 
 
 def mix_bits(keys: Keys) -> Keys:
-    """SplitMix64's finaliser, a bijection on 64 bits: changes `keys`, and returns them."""
+    """SplitMix64's finalizer, a bijection on 64 bits: changes `keys`, and returns them."""
     for shift, factor in _MIX:
         keys ^= keys >> np.uint64(shift)
         keys *= np.uint64(factor)

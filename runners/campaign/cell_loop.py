@@ -124,7 +124,7 @@ class CellLoop:
             self._append_events(Noted("warning", instance.instance, text))
 
     async def _run_pending(self) -> ExitCode:
-        analysed = self._is_analysed()
+        analyzed = self._is_analyzed()
         changed = False
         while (cell := self._find_next()) is not None:
             await self._wait_while_paused()
@@ -138,7 +138,7 @@ class CellLoop:
             changed = True
         await self._cells.release("no cell is left")
         self._close_stages()
-        if analysed and changed:
+        if analyzed and changed:
             await self._cells.finish()
         return self._finish_run()
 
@@ -303,7 +303,7 @@ class CellLoop:
             self._append_events(RunChanged(RunState.INTERRUPTED, _join_remedy(error), os.getpid()))
         return ExitCode.INTERRUPTED
 
-    def _is_analysed(self) -> bool:
+    def _is_analyzed(self) -> bool:
         return any(
             plan.kind == "analysis" and self._view.cells[plan.cell].state is CellState.DONE
             for plan in self._view.plan.cells

@@ -61,7 +61,7 @@ def tracon(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="Colour on stderr and tables; NO_COLOR works too.")
+        bool | None, typer.Option("--color/--no-color", help="Color on stderr and tables; NO_COLOR works too.")
     ] = None,
 ) -> None:
     """Tracon: operator console for LLM-serving experiments on vLLM.

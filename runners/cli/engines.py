@@ -118,7 +118,7 @@ def profiles(json: JsonOption = False) -> None:
 
 
 def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
-    """Build an engine environment from its lock file (idempotent; honours PIP_FIND_LINKS and UV_FIND_LINKS)."""
+    """Build an engine environment from its lock file (idempotent; honors PIP_FIND_LINKS and UV_FIND_LINKS)."""
     from launch.install import install as install_engine
 
     with terminal.step_progress() as progress:

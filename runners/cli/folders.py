@@ -17,7 +17,7 @@ def workspace_of(root: Path | None) -> Workspace:
 
 
 def artifacts_of(run: str | None, workspace: Path | None) -> Path:
-    """The run's folder; a copy that lost its state file can still be analysed."""
+    """The run's folder; a copy that lost its state file can still be analyzed."""
     from results.records.layout import RunLayout
 
     if run and RunLayout(Path(run)).plan.is_file():

@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 def report(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again before printing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Analyze the artifacts again before printing.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print a run's page and tables: verdicts, taxes, policies or phases with intervals; on a terminal curves too.
@@ -48,7 +48,7 @@ def export(
 ) -> None:
     """Write a run's results to a folder to hand on: report, figures, tables, and the data for tracon compare.
 
-    Raw artifacts stay in the run. Paths of this host are masked in every text. The run is analysed again.
+    Raw artifacts stay in the run. Paths of this host are masked in every text. The run is analyzed again.
 
     Example: tracon export 20261123-1557 results-of-monday
     """
@@ -87,7 +87,7 @@ def compare(
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
-    """The run's numbers as data; analyses the run first if `again` or if a document is missing."""
+    """The run's numbers as data; analyzes the run first if `again` or if a document is missing."""
     import msgspec
 
     from results.records.layout import RunLayout
@@ -104,7 +104,7 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 def render_ending(folder: Path) -> RenderableType:
     """The output at the end of a run: the experiment's page if it has one, else the report's tables.
 
-    The page that the run process stored; the run is analysed again only if its artifacts have changed since.
+    The page that the run process stored; the run is analyzed again only if its artifacts have changed since.
     """
     from results.registry import results_of
     from results.report.document import rich_tables
@@ -113,13 +113,13 @@ def render_ending(folder: Path) -> RenderableType:
 
     experiment = results_of(folder)
     if experiment.page is None:
-        return rich_tables(experiment.report(experiment.analyse(folder)))
-    page = read_page(folder) or experiment.page(experiment.analyse(folder))
+        return rich_tables(experiment.report(experiment.analyze(folder)))
+    page = read_page(folder) or experiment.page(experiment.analyze(folder))
     return render_terminal(page, folder, terminal.out().width)
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
-    """The run's page and the report's tables, analysed from the artifacts; `again` also rewrites the report's files.
+    """The run's page and the report's tables, analyzed from the artifacts; `again` also rewrites the report's files.
 
     `curves_width`: columns of the experiment's first chart below the tables; None = no chart.
     """
@@ -132,7 +132,7 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from results.report.page import render_terminal
 
     results = results_of(folder)
-    analysis = results.write(folder) if again else results.analyse(folder)
+    analysis = results.write(folder) if again else results.analyze(folder)
     parts: list[RenderableType] = [rich_tables(results.report(analysis))]
     if results.page is not None:
         page = render_terminal(results.page(analysis), folder, terminal.out().width)

@@ -161,7 +161,8 @@ def resume(
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Print the state of a run: stages, cells, instances, ETA."""
+    """Print the state of a run: stages, cells, instances, ETA, its folder and its log."""
+    from results.records.layout import RunLayout
     from runners.cli.tables import status_json, status_tables
 
     folder = workspace_of(workspace).find(run)
@@ -170,6 +171,8 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
         terminal.print_json(status_json(view, lease, folder, time.time()))
     else:
         terminal.out().print(status_tables(view, lease, time.time()))
+        paths = f"folder {folder}\nlog    {RunLayout(folder).log}"  # not folded: they are for copying
+        terminal.out().print(paths, markup=False, soft_wrap=True)
 
 
 def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -264,7 +267,7 @@ def console(
     workspace: WorkspaceOption = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no key changes a run.")] = False,
     low_bandwidth: Annotated[
-        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colours.")
+        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colors.")
     ] = False,
     no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
     ascii: Annotated[

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from results.records.events import CellState, RunState
+from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from runners.campaign.plan import Sum, duration_text
@@ -77,7 +78,7 @@ def begin_table(*columns: str, title: str = "") -> Table:
 
 
 def color_state(state: str) -> Text:
-    """A state as a coloured word."""
+    """A state as a colored word."""
     return Text(state, style=STYLES.get(state, ""))
 
 
@@ -137,8 +138,9 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
-    """The run's view as data, with its lease and its folder."""
-    return to_json(view, now_unix_s) | {"lease": asdict(lease) | {"live": lease.live}, "folder": str(folder)}
+    """The run's view as data, with its lease, its folder and its log."""
+    paths = {"folder": str(folder), "log": str(RunLayout(folder).log)}
+    return to_json(view, now_unix_s) | {"lease": asdict(lease) | {"live": lease.live}} | paths
 
 
 def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:

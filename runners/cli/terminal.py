@@ -32,7 +32,7 @@ def make_logs_visible() -> None:
 
 
 def use_color(wanted: bool | None) -> None:
-    """Force colour on or off for this process; None = decide by terminal and NO_COLOR."""
+    """Force color on or off for this process; None = decide by terminal and NO_COLOR."""
     global _color
     _color = wanted
     if wanted is False:

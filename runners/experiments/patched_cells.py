@@ -24,13 +24,13 @@ class PatchedCells:
 
     removal: ClassVar[str]
     """Why engines stop before the patches are removed, for the journal."""
-    analysed: ClassVar[str] = "cells"
+    analyzed: ClassVar[str] = "cells"
     """The part of the analysis whose length is in the cell's headline."""
 
-    def __init__(self, context: RunContext, analyse: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
-        """analyse: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""
+    def __init__(self, context: RunContext, analyze: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
+        """analyze: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""
         self._context = context
-        self._analyse_folder = analyse
+        self._analyze_folder = analyze
         self._patches = PatchUse(context.engine)
         self._kinds = {
             "preflight": self._preflight,
@@ -51,10 +51,10 @@ class PatchedCells:
             raise
 
     async def finish(self) -> None:
-        """Remove the patches and analyse again: cells were measured after both had been done."""
+        """Remove the patches and analyze again: cells were measured after both had been done."""
         if any(self._needs_patches(config) for config in self._context.configs):
             await asyncio.to_thread(self._patches.revert)
-        await asyncio.to_thread(self._analyse_folder, self._context.layout.root)
+        await asyncio.to_thread(self._analyze_folder, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
         """Stop the current engine."""
@@ -81,8 +81,8 @@ class PatchedCells:
         return CellOutcome({"applied": status.applied, "reason": status.reason})
 
     async def _run_analysis(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        analysis = await asyncio.to_thread(self._analyse_folder, self._context.layout.root)
-        return CellOutcome({name: len(getattr(analysis, name)) for name in (self.analysed, "gaps")})
+        analysis = await asyncio.to_thread(self._analyze_folder, self._context.layout.root)
+        return CellOutcome({name: len(getattr(analysis, name)) for name in (self.analyzed, "gaps")})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Launch the config and verify that it works on this host; where it does not, its later cells are skipped."""

@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 _ROUNDS = 4
 _CACHED_PIECES = 4096
-"""Serialised pieces in memory for the turns that share them, some 4 to 7 KB each."""
+"""Serialized pieces in memory for the turns that share them, some 4 to 7 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _draw_tail(shape: BlockShape, session: str, index: int, count: int) -> Itera
 
 @lru_cache(maxsize=_CACHED_PIECES)
 def _shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
-    """Whole blocks, serialised. Turns of a session begin alike, so most pieces are needed many times."""
+    """Whole blocks, serialized. Turns of a session begin alike, so most pieces are needed many times."""
     return _join_ids(_draw_blocks(key, hashes, block_tokens, low, high).ravel())
 
 
@@ -122,7 +122,7 @@ def _permute_values(values: Keys, key: int, size: int) -> Keys:
 
     The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
     """
-    if size < 1 << 64:  # mixed, so that runs of neighbours do not meet other runs of them
+    if size < 1 << 64:  # mixed, so that runs of neighbors do not meet other runs of them
         folded = mix_bits(values ^ np.uint64(key)) % np.uint64(size)
         values = np.where(values < np.uint64(size), values, folded)
     half = max(1, ((size - 1).bit_length() + 1) // 2)

@@ -268,7 +268,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
             "failed": self.counts.failed,
             "inflight": self._inflight,
             "pending_prefill_tokens": self._pending_prefill,
-            **asdict(self._latencies.summarise(now_ns)),
+            **asdict(self._latencies.summarize(now_ns)),
             "lateness_p99_s": self._recent_lateness.quantiles(now_ns, 0.99)[0],
         }
 

@@ -26,7 +26,7 @@ SLICE_TOKENS = 1024
 
 
 def _mix_bits(value: int) -> int:
-    """A bijection on 64 bits (the finaliser of SplitMix64)."""
+    """A bijection on 64 bits (the finalizer of SplitMix64)."""
     value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
     return value ^ (value >> 31)

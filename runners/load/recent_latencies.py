@@ -35,5 +35,5 @@ class Latencies:
     def __init__(self, window_s: float = LIVE_WINDOW_S) -> None:
         self.ttft, self.tpot = RecentValues(window_s), RecentValues(window_s)
 
-    def summarise(self, now_ns: int) -> LiveLatency:
+    def summarize(self, now_ns: int) -> LiveLatency:
         return LiveLatency(*self.ttft.quantiles(now_ns, 0.5, 0.9), *self.tpot.quantiles(now_ns, 0.5, 0.9))

@@ -315,6 +315,6 @@ def session_fields(
         "sessions": len(plan.sessions),
         "trace_span_s": plan.trace_span_s if spec.think != "none" else 0.0,
         "instances": tuple(
-            AnsweredBy(**asdict(latencies[name].summarise(now_ns)), instance=name) for name in sorted(latencies)
+            AnsweredBy(**asdict(latencies[name].summarize(now_ns)), instance=name) for name in sorted(latencies)
         ),
     }

@@ -158,7 +158,7 @@ def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Me
     )
     for name, text, value in totals:
         yield CounterMetricFamily(PREFIX + name, text, value=value)
-    labelled: tuple[tuple[str, str, tuple[str, ...], Counter[Any]], ...] = (
+    labeled: tuple[tuple[str, str, tuple[str, ...], Counter[Any]], ...] = (
         ("outcomes", "Ends of attempts.", ("instance", "status"), counts.outcomes),
         ("decisions", "Picks by what decided.", ("reason",), counts.decisions),
         ("migrations", "Migrations by what came of them.", ("status",), counts.migrations),
@@ -167,7 +167,7 @@ def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Me
         ("bindings_failures", DISAGREED_TEXT, ("kind",), counts.binding_failures),
         ("failures", "Failed attempts by kind.", ("instance", "kind"), counts.failures),
     )
-    for name, text, labels, counter in labelled:
+    for name, text, labels, counter in labeled:
         family = CounterMetricFamily(PREFIX + name, text, labels=labels)
         for key, value in counter.items():
             family.add_metric([key] if isinstance(key, str) else key, value)

@@ -1,6 +1,6 @@
 """The facts that the router reads from a request body: session, length, prefix.
 
-Bodies are never changed. A prompt of token ids is used as it is. Text is not tokenised: four bytes count as one token.
+Bodies are never changed. A prompt of token ids is used as it is. Text is not tokenized: four bytes count as one token.
 For a conversation the text is its `tools`, `system` and `instructions`, then its `messages` or `input`, byte for byte
 as in the body: a longer conversation of the same client then begins with the shorter one. A body that is not a JSON
 object, or has none of these, counts by its bytes; the instance refuses it.

@@ -12,7 +12,7 @@ from runners.router.spec import RouterTick, TickInstance
 def make_tick(
     t_ns: int, policy: str, cluster: Cluster, bindings: Bindings, counts: Counts, ledger: Ledger
 ) -> RouterTick:
-    """Settle the ledger and summarise it; the caller adds `migrations`."""
+    """Settle the ledger and summarize it; the caller adds `migrations`."""
     ledger.settle_records()
     rows = tuple(
         TickInstance(

@@ -244,7 +244,7 @@ def list_told_apart(rows: np.ndarray) -> list[int]:
 def _fit_mean(rows: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Coefficients, none below 0, with the least squared errors over the squares of what they give, begun with these.
 
-    The errors of steps are proportional to their length. Errors over the measured time would favour the short steps:
+    The errors of steps are proportional to their length. Errors over the measured time would favor the short steps:
     a model whose steps vary by 30 % would come out 13 % too fast, and with it every answer of many steps.
     """
     for _ in range(REFITS):

@@ -15,9 +15,9 @@ from itertools import combinations
 import numpy as np
 
 from results.records.count import format_count
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
-from results.records.estimate import Estimate
 from results.statistics.estimates import DRAWS, LEVEL, bound_draws, holm
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point
@@ -170,7 +170,7 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
     )
     apart, repeated = _describe_apart(near_saturation), [one for one in loads if one.repeats]
     if not repeated:
-        lacking = "no load was measured twice" if loads else "no cell was held out of the fit"
+        lacking = _name_lacking(loads, near_saturation)
         text = f"{lacking}: there is nothing to hold the error against{apart}"
         return Judgement(name, claim, rule, Outcome.OPEN, text)
     size, repetition = _average([one.size for one in loads]), _average([one.repetition for one in repeated])
@@ -195,6 +195,14 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
         quantity="bias",
         point=str(_join_outcomes([_hold_against(take_point(one), least, most) for one, least, most in limits])),
     )
+
+
+def _name_lacking(loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErrors]) -> str:
+    """Why no load that may be judged has a repetition."""
+    if not loads:
+        return "every held-out load is near saturation" if near_saturation else "no cell was held out of the fit"
+    twice = any(one.repeats for one in near_saturation)
+    return "every load that was measured twice is near saturation" if twice else "no load was measured twice"
 
 
 def _average(values: Sequence[float]) -> Estimate:

@@ -257,7 +257,7 @@ class SimulatedReplay:
             pending_prefill_tokens=sum(
                 one.turn.recorded.input_tokens for one in self._inflight.values() if one.first_ns is None
             ),
-            **asdict(self._seen.summarise(now_ns)),
+            **asdict(self._seen.summarize(now_ns)),
             **session_fields(self.plan, self.spec, self._sessions, self._seen_of, now_ns),
         )
 

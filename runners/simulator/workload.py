@@ -94,8 +94,8 @@ def _strip_turn(turn: Turn) -> Turn:
 
 
 def _number_words(words: Numbers) -> npt.NDArray[np.uint32]:
-    """Equal words get equal numbers from 1 on, in the order of their first appearance: neighbours in a prompt stay
-    neighbours in the tables of the simulation, and in the processor's caches."""
+    """Equal words get equal numbers from 1 on, in the order of their first appearance: neighbors in a prompt stay
+    neighbors in the tables of the simulation, and in the processor's caches."""
     _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
     number = np.empty(first.size, dtype=np.uint32)
     number[np.argsort(first)] = np.arange(1, first.size + 1, dtype=np.uint32)

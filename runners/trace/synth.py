@@ -29,7 +29,7 @@ THINK_SIGMA = 1.0
 _PLACE_BITS = 20
 
 
-def synthesise_trace(sessions: int, seed: int = 1, statistics: Mapping[str, Any] | None = None) -> Trace:
+def synthesize_trace(sessions: int, seed: int = 1, statistics: Mapping[str, Any] | None = None) -> Trace:
     """Generate a trace in memory; `statistics` override the defaults. Raises RunnerError for invalid parameters."""
     facts, generated = open_synthetic(sessions, seed, statistics)
     return Trace(facts, tuple(generated))
@@ -38,7 +38,7 @@ def synthesise_trace(sessions: int, seed: int = 1, statistics: Mapping[str, Any]
 def open_synthetic(
     sessions: int, seed: int = 1, statistics: Mapping[str, Any] | None = None
 ) -> tuple[TraceFacts, Iterator[Session]]:
-    """As `synthesise_trace`, as a stream in the order of arrival."""
+    """As `synthesize_trace`, as a stream in the order of arrival."""
     if not 1 <= sessions < 1 << 40:
         raise RunnerError(f"{sessions} sessions cannot be generated", remedy="set the number of sessions to 1 or more")
     if not 0 <= seed < 1 << 64:

@@ -1,13 +1,13 @@
-"""What a report costs: a run of 100 cells and 10 million step records, analysed, reported and drawn.
+"""What a report costs: a run of 100 cells and 10 million step records, analyzed, reported and drawn.
 
     python -m tests.benchmarks.bench_report [--cells 100] [--steps 100000] [--folder DIR] [--json]
 
 Writes a synthetic run below DIR (default: a temporary folder; about 4 GB, removed afterwards unless --keep), then
 measures, each in a process of its own:
 
-- report: `analyse`, what `tracon report` does, with the Parquet copies beside the JSONL as a run leaves them
+- report: `analyze`, what `tracon report` does, with the Parquet copies beside the JSONL as a run leaves them
 - files: `write_results`, the same and every file written, figures and HTML included
-- cold: `analyse` again without the Parquet copies, so that all JSONL is parsed, checksummed and copied to Parquet
+- cold: `analyze` again without the Parquet copies, so that all JSONL is parsed, checksummed and copied to Parquet
 - pandas: a plain `pandas.read_json(lines=True)` of a tenth of the step JSONL, one file at a time, scaled to all of it
 """
 
@@ -26,17 +26,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 CONFIGS = {
-    "plain": Behaviour(),
-    "noop_connector": Behaviour(0.204, 0.0101, engine_step_us=1515, callbacks_us=(1.0, 2.0, 1.0)),
-    "mooncake_both": Behaviour(0.29, 0.0125, 8.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1)),
-    "nixl_both": Behaviour(0.27, 0.0118, 16.0, engine_step_us=1650, callbacks_us=(1.7, 52.0, 3.1)),
-    "lmcache_only": Behaviour(0.25, 0.0112, 16.0, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
+    "plain": Behavior(),
+    "noop_connector": Behavior(0.204, 0.0101, engine_step_us=1515, callbacks_us=(1.0, 2.0, 1.0)),
+    "mooncake_both": Behavior(0.29, 0.0125, 8.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1)),
+    "nixl_both": Behavior(0.27, 0.0118, 16.0, engine_step_us=1650, callbacks_us=(1.7, 52.0, 3.1)),
+    "lmcache_only": Behavior(0.25, 0.0112, 16.0, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
 }
 RATES_PER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SHAPES = tuple((inputs, outputs) for inputs in (512, 4096, 32768) for outputs in (64, 256, 1024, 4096))
@@ -58,7 +58,7 @@ def step_files(root: Path) -> list[Path]:
 
 def report(root: Path) -> None:
     """What `tracon report` computes."""
-    analyse(root)
+    analyze(root)
 
 
 def files(root: Path) -> None:

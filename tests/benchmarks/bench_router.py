@@ -220,8 +220,8 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
     place = 0
     with TruthServer() as one, TruthServer() as two:
         for scenario in (scenario for scenario in SCENARIOS if options.only in scenario.name):
-            behaviour = {"ttft_ms": scenario.ttft_ms, "itl_ms": scenario.itl_ms, "running": 1, "ids": 0}
-            urls = [server.url(**behaviour) for server in (one, two)]
+            behavior = {"ttft_ms": scenario.ttft_ms, "itl_ms": scenario.itl_ms, "running": 1, "ids": 0}
+            urls = [server.url(**behavior) for server in (one, two)]
             with contextlib.ExitStack() as stack:
                 targets = [Target(DIRECT, urls[0], ()), stack.enter_context(our_router(urls, folder))]
                 if options.vllm_router:

@@ -38,7 +38,7 @@ from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationSpec
 from runners.trace.formats.mooncake import BLOCK_TOKENS
 from runners.trace.formats.tracon import write_trace
-from runners.trace.synth import synthesise_trace
+from runners.trace.synth import synthesize_trace
 
 SHAPES = ("mooncake", "agentic", "instances")
 ENGINE = "h20-qwen3-coder-30b-a3b"
@@ -123,7 +123,7 @@ def measure_spec(path: Path) -> dict[str, Any]:
     return row | {"apc": cached / prompts}
 
 
-def summarise_turns(path: Path) -> dict[str, float]:
+def summarize_turns(path: Path) -> dict[str, float]:
     """TTFT and TPOT of the turns in a file, as the report defines them."""
     firsts, paces = [], []
     with path.open("rb") as file:
@@ -157,7 +157,7 @@ def run_shapes(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
     for shape in options.shapes:
         trace, block, instances, scale = folder / f"{shape}.jsonl", BLOCK_TOKENS, 8, 1.0
         if shape == "agentic":
-            made = synthesise_trace(AGENTIC_SESSIONS, options.seed)
+            made = synthesize_trace(AGENTIC_SESSIONS, options.seed)
             write_trace(trace, made.facts, made.sessions)
             block, scale = made.facts.block_tokens, 1 / 3
         elif shape == "instances":
@@ -176,7 +176,7 @@ def compare_dynamo(options: argparse.Namespace, folder: Path) -> Iterator[dict[s
     model = read_engine(ENGINE).model
     for policy in ("round_robin", options.policy):
         row = run_spec(make_spec(trace, folder, policy, 8, BLOCK_TOKENS, 1.0), folder)
-        yield {"simulator": "tracon", "policy": policy} | row | summarise_turns(folder / "metrics.jsonl")
+        yield {"simulator": "tracon", "policy": policy} | row | summarize_turns(folder / "metrics.jsonl")
     engine = {
         "block_size": BLOCK_TOKENS,
         "num_gpu_blocks": model.kv_capacity_tokens // BLOCK_TOKENS,

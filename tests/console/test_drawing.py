@@ -109,7 +109,7 @@ def test_time_ticks_lie_on_the_axis_and_do_not_crowd(start: float, span: float, 
     assert sum(len(label) + 1 for label in axis.labels) <= columns + 9
 
 
-def test_states_differ_without_colour() -> None:
+def test_states_differ_without_color() -> None:
     states = [*RunState, *StageState, *CellState, *InstanceState]
     for glyphs in (UNICODE, ASCII):
         assert all(glyphs.sign(state).strip() for state in states)

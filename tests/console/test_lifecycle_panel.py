@@ -121,7 +121,7 @@ def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> Non
     assert all(len(text(line)) <= 80 for line in waterfall.list_phases(waterfall.latest_requests(view), "letters", 80))
 
 
-def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None:
+def test_every_phase_of_the_records_has_a_name_and_a_color_of_its_own() -> None:
     assert set(waterfall.PHASES) == {*RECORDED, *HANDSHAKE_PARTS}
     for drawn in (RECORDED, parts_of(lambda _: True)):
         phases = [waterfall.PHASES[name] for name in drawn]

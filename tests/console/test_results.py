@@ -16,16 +16,16 @@ import pytest
 from textual.pilot import Pilot
 
 from console.export import save_file
-from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder, list_sections
+from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyze_folder, list_sections
 from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import write_results
+from results.records.estimate import Estimate
 from results.records.events import CellState, RunChanged, RunState
 from results.records.percent import format_percent
 from results.report.table import Table
-from results.records.estimate import Estimate
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import (
@@ -40,7 +40,7 @@ from tests.console.conftest import (
     until,
     watching,
 )
-from tests.results.connector_tax.synthetic import Behaviour
+from tests.results.connector_tax.synthetic import Behavior
 from tests.results.connector_tax.synthetic import Run as TaxTruth
 from tests.results.connector_tax.synthetic import write_run as write_taxes
 from tests.results.pd_lifecycle import synthetic as lifecycle
@@ -52,14 +52,14 @@ TAXES = "substrate-tax-phase-a-shape"
 
 
 @pytest.fixture(scope="session")
-def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a known tax, a knee and a degraded nothing, and the files its analysis wrote."""
-    folder = tmp_path_factory.mktemp("analysed") / RUN
+    folder = tmp_path_factory.mktemp("analyzed") / RUN
     demo.write(folder)
     configs = {
-        "plain": Behaviour(knee_per_s=8.0),
-        "mooncake_both": Behaviour(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
-        "noop_connector": Behaviour(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
+        "plain": Behavior(knee_per_s=8.0),
+        "mooncake_both": Behavior(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
+        "noop_connector": Behavior(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
     }
     write_taxes(folder, TaxTruth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
     write_results(folder)
@@ -67,12 +67,12 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def measured_run(analysed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(analysed, tmp_path / "ws" / RUN))
+def measured_run(analyzed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(analyzed, tmp_path / "ws" / RUN))
 
 
 @pytest.fixture(scope="module")
-def finished(analysed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def finished(analyzed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A finished run of each experiment."""
     root = tmp_path_factory.mktemp("ws")
     routed, measured = root / ROUTING_RUN, root / LIFECYCLE_RUN
@@ -82,7 +82,7 @@ def finished(analysed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     demo.write(measured, tale=demo.LIFECYCLE)
     cells = tuple(lifecycle.grid(lifecycle.Truth(), sizes=(512, 8192), lengths=(32,)))
     lifecycle.write_run(measured, cells, analysis={"link_gbps": 12.5})
-    return {"connector-tax": analysed, "routing": routed, "pd-lifecycle": measured}
+    return {"connector-tax": analyzed, "routing": routed, "pd-lifecycle": measured}
 
 
 def panel_of(pilot: Pilot[None]) -> ResultsPanel:
@@ -109,7 +109,7 @@ async def open_section(pilot: Pilot[None], section: str) -> None:
 async def test_each_table_of_the_report_is_a_section_and_nothing_is_cut_off(
     finished: dict[str, Path], experiment: str
 ) -> None:
-    report = analyse_folder(finished[experiment], experiment).report
+    report = analyze_folder(finished[experiment], experiment).report
     assert report is not None
     async with watching(finished[experiment], NARROW) as pilot:
         panel = await opened(pilot, next(iter(report.sections)))
@@ -271,28 +271,28 @@ class Recorder:
         thread.join(60)
 
 
-def test_a_run_is_analysed_when_more_is_measured_and_not_more_often(measured_run: Path) -> None:
+def test_a_run_is_analyzed_when_more_is_measured_and_not_more_often(measured_run: Path) -> None:
     seen = Recorder()
     analyst = Analyst(measured_run, seen.post, clock=lambda: seen.now)
     with RunStore.open(measured_run, read_only=True) as store:
         view = store.view()
-    analyst.analyse_if_due(view)
+    analyst.analyze_if_due(view)
     seen.settle(analyst)
-    analyst.analyse_if_due(view)
+    analyst.analyze_if_due(view)
     assert not analyst.busy, "nothing changed"
     failed = next(cell for cell in view.cells.values() if cell.state is CellState.FAILED)
     again = replace(failed, attempt=failed.attempt + 1)
     later = replace(view, cells={**view.cells, failed.cell: again})
     seen.now = EVERY_S / 2
-    analyst.analyse_if_due(later)
+    analyst.analyze_if_due(later)
     assert not analyst.busy, "too soon"
     seen.now = EVERY_S + 1
-    analyst.analyse_if_due(later)
+    analyst.analyze_if_due(later)
     seen.settle(analyst)
     assert [findings.trouble for findings in seen.posted] == ["", ""]
 
 
-def test_opening_the_console_imports_nothing_that_analyses() -> None:
+def test_opening_the_console_imports_nothing_that_analyzes() -> None:
     heavy = ("pandas", "scipy", "pyarrow", "numpy", "matplotlib")
     code = f"import sys, console.__main__, console.app; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
@@ -322,7 +322,7 @@ def test_a_screenshot_needs_no_terminal_and_keeps_its_spaces(measured_run: Path,
 
 
 def test_a_folder_without_records_is_reported_not_raised(tmp_path: Path) -> None:
-    findings = analyse_folder(tmp_path / "nowhere", "pd-lifecycle")
+    findings = analyze_folder(tmp_path / "nowhere", "pd-lifecycle")
     assert findings.report is None
     assert findings.trouble
 
@@ -337,9 +337,9 @@ def test_axes_hold_every_value_and_label_what_was_measured() -> None:
 
 
 def test_a_chart_has_the_numbers_of_the_figure(measured_run: Path) -> None:
-    report = analyse_folder(measured_run, "connector-tax").report
+    report = analyze_folder(measured_run, "connector-tax").report
     assert report is not None
-    table = ttft_by_rate(analyse(measured_run)).table
+    table = ttft_by_rate(analyze(measured_run)).table
     points = [(line.name, point.x, point.value, point.mark) for line in report.charts[0].lines for point in line.points]
     marks = ["saturated" if saturated is True else "" for saturated in table["saturated"]]
     values = table["ttft_p90_s"] * 1e3

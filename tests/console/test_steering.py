@@ -9,13 +9,14 @@ from textual.widgets import Button, OptionList
 from typer.main import get_command
 
 from console import actions, steer
-from console.actions import ACTIONS, why_not
+from console.actions import ACTIONS, what_instead, why_not
 from console.screens.dialogs import Confirm, Menu, Skip
 from console.screens.help import Help
 from console.screens.run import RunScreen
 from console.screens.start import Start
-from results.records.events import RunState
+from results.records.events import CellChanged, CellState, RunState
 from runners.cli import app as cli
+from state.store import RunStore
 from tests.console.conftest import NARROW, RUN, asked, sees, shown, until, watching
 
 
@@ -31,6 +32,9 @@ async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
 
 @pytest.mark.parametrize(("key", "action"), [("t", "stop"), ("T", "stop_now"), ("R", "retry")])
 async def test_what_cannot_be_taken_back_asks_first_with_cancel_focused(live_run: Path, key: str, action: str) -> None:
+    with RunStore.open(live_run) as store:
+        cell = store.view().current_cells[0]
+        store.append(CellChanged(cell.cell, CellState.FAILED, cell.attempt, "the engine died"))
     async with watching(live_run, NARROW) as pilot:
         await pilot.press(key)
         await until(pilot, lambda: isinstance(pilot.app.screen, Confirm), "no question")
@@ -44,6 +48,39 @@ async def test_what_cannot_be_taken_back_asks_first_with_cancel_focused(live_run
         await pilot.press("right", "enter")
         await until(pilot, lambda: bool(asked(live_run)), "no request")
     assert [request.action for request in asked(live_run)] == [action]
+
+
+async def test_a_key_that_can_do_nothing_states_why_and_what_would(live_run: Path) -> None:
+    async with watching(live_run, notifications=True) as pilot:
+        await pilot.press("R")
+        await sees(pilot, "no cell has failed")
+        await sees(pilot, "once a cell has failed")
+        assert isinstance(pilot.app.screen, RunScreen)
+        await pilot.press("r")
+        await sees(pilot, "the run is running: p pauses it")
+    assert asked(live_run) == []
+
+
+async def test_a_letter_in_the_filter_is_no_key(live_run: Path) -> None:
+    async with watching(live_run, notifications=True) as pilot:
+        await pilot.press("slash", "R", "r")
+        await pilot.pause()
+        assert "no cell has failed" not in "\n".join(shown(pilot.app))
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "live", "instead"),
+    [
+        ("retry", RunState.DONE, False, "esc, then n, starts a new run"),
+        ("retry", RunState.INTERRUPTED, False, "r continues the run"),
+        ("retry", RunState.RUNNING, True, "R works once a cell has failed"),
+        ("pause", RunState.PAUSED, True, "r continues the run"),
+        ("stop", RunState.FAILED, False, "R puts the failed cells back to pending, then r runs them"),
+    ],
+)
+def test_what_an_operator_can_do_instead(action: str, state: RunState, live: bool, instead: str) -> None:
+    assert why_not(action, state, live, int(state is RunState.FAILED))
+    assert what_instead(action, state, live) == instead
 
 
 async def test_escape_is_cancel(live_run: Path) -> None:
@@ -214,12 +251,15 @@ def test_every_command_that_is_shown_is_one_the_command_line_knows(action: actio
         ("stop_now", RunState.INTERRUPTED, False, False),
         ("skip", RunState.INTERRUPTED, False, True),
         ("retry", RunState.FAILED, False, True),
+        ("retry", RunState.RUNNING, True, False),
+        ("retry", RunState.DONE, False, False),
     ],
 )
 def test_actions_are_offered_only_where_they_make_sense(
     action: str, state: RunState, live: bool, possible: bool
 ) -> None:
-    assert (why_not(action, state, live) == "") is possible
+    failed = int(state is RunState.FAILED)
+    assert (why_not(action, state, live, failed) == "") is possible
 
 
 def test_the_command_of_an_action_names_the_run_its_target_and_the_workspace(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Sessions move between two real engines behind a real router, and what becomes of them when things break.
 
 The engines schedule by priority, hold 131 072 tokens in blocks of 32, and free blocks that no target pulls after some
-seconds. A session migrates because its instance is hot: its neighbour's long prompt waits there, behind prompts that
+seconds. A session migrates because its instance is hot: its neighbor's long prompt waits there, behind prompts that
 the router knows nothing of.
 """
 
@@ -45,7 +45,7 @@ async def pair(engines: Pair) -> Pair:
 async def ear(
     pair: Pair, folder: Path, rules: TransferRules = RULES, members: tuple[InstanceSpec, ...] = ()
 ) -> AsyncIterator[Routed]:
-    """A router with EAR; session `s` and its neighbour `x` live on `h`."""
+    """A router with EAR; session `s` and its neighbor `x` live on `h`."""
     members = members or (pair.member("h"), pair.member("t"))
     async with routed(pair, folder, members, "ear", rules, **EAR) as made:
         homes = [(await made.turn(name, draw(2 * BLOCK))).headers["x-tracon-instance"] for name in ("s", "y", "x")]
@@ -55,12 +55,12 @@ async def ear(
 
 @contextlib.asynccontextmanager
 async def hot(made: Routed) -> AsyncIterator[None]:
-    """`h` is hot for the router: a prompt of its neighbour `x` waits behind others, for as long as the engine needs."""
+    """`h` is hot for the router: a prompt of its neighbor `x` waits behind others, for as long as the engine needs."""
     asked: list[asyncio.Task[Any]] = []
     try:
         async with asyncio.timeout(30):
             while (await made.loads())["h"]["pending_prefill_tokens"] <= EAR["hot_tokens"]:
-                if not asked or asked[-1].done():  # done: the neighbour was answered before anybody looked
+                if not asked or asked[-1].done():  # done: the neighbor was answered before anybody looked
                     asked += [asyncio.create_task(made.pair.complete("h", draw(4000))) for _ in range(WAITING)]
                     await asyncio.sleep(0.05)
                     asked.append(asyncio.create_task(made.turn("x", draw(3900))))
@@ -163,10 +163,10 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
         async with hot(made):
             answer = await made.turn("s", context + draw(60))
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
-        neighbours = draw(PREFIX)
-        await made.turn("x", neighbours)
+        neighbors = draw(PREFIX)
+        await made.turn("x", neighbors)
         async with hot(made):
-            follows = await made.turn("x", neighbours)
+            follows = await made.turn("x", neighbors)
             assert follows.headers["x-tracon-instance"] == "t"
         assert await no_transfers(made)
     first, second = moved(made)

@@ -58,10 +58,10 @@ Documents = dict[str, Any]
 def collect_documents(experiment: str, into: Path) -> Documents:
     """Unpack the fixture into `into` and collect everything that is said of it. Figures are not drawn."""
     run = unpack(HERE / experiment / ARCHIVE, into)
-    return analyse_again(run) | ask_commands(run, COMMANDS[experiment])
+    return analyze_again(run) | ask_commands(run, COMMANDS[experiment])
 
 
-def analyse_again(run: Path) -> Documents:
+def analyze_again(run: Path) -> Documents:
     """What `tracon report --again --json` writes into the run's folder and prints."""
     with (
         patch("results.report.figure_files.draw", lambda *_: UNDRAWN),
@@ -76,7 +76,7 @@ def analyse_again(run: Path) -> Documents:
 
 
 def ask_commands(run: Path, commands: Mapping[str, Sequence[str]]) -> Documents:
-    """What `report`, `status` and `commands` print of a run that was analysed."""
+    """What `report`, `status` and `commands` print of a run that was analyzed."""
     documents: Documents = {"report.stdout.txt": call(run, "report", "RUN")}
     documents["status.stdout.json"] = shorten(msgspec.json.decode(call(run, "status", "RUN", "--json")))
     for name, arguments in commands.items():

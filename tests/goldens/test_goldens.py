@@ -21,7 +21,7 @@ from tests.goldens.outputs import (
     EXPERIMENTS,
     RAW_MTIME,
     Documents,
-    analyse_again,
+    analyze_again,
     collect_documents,
     digest_table,
     page_text,
@@ -115,7 +115,7 @@ def test_one_number_of_one_raw_record_changes_the_golden(experiment: str, tmp_pa
     write_checksums(run)
     for path in (mutated, *run.rglob("*.json")):
         os.utime(path, (RAW_MTIME, RAW_MTIME))
-    actual, folder = analyse_again(run), HERE / experiment
+    actual, folder = analyze_again(run), HERE / experiment
     expected = {name: document for name, document in read_expected(folder / "expected").items() if name in actual}
     changed = differences(expected, actual, read_renames(folder / "renames.toml"))
     assert "aggregate.json" in changed

@@ -23,7 +23,7 @@ LONG_S = 3600.0
 FREE, HELD = 100 << 20, 60 << 30
 
 
-async def test_a_neighbour_on_another_gpu_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_neighbor_on_another_gpu_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_host(tmp_path, monkeypatch, FakeGpu(used=HELD), FakeGpu(used=FREE))
     text = await wait_for_release(("1",), LONG_S)
     assert text == "waited 0 s; GPU memory in use 100 MiB"

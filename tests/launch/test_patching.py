@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,17 +102,24 @@ def test_a_changed_file_shows_and_apply_mends_it(python: Path) -> None:
     assert apply(python).intact
 
 
-def test_another_build_is_replaced_with_all_its_files(
-    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "own" / "patches"
-    own.mkdir(parents=True)
+@contextmanager
+def another_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within it, Tracon carries other patches, of version 9.9."""
+    own = folder / "own" / "patches"
+    own.mkdir(parents=True, exist_ok=True)
     (own / "__init__.py").write_text('"""Other."""\n__version__ = "9.9"\n')
     (own / "plugin.py").write_text("def register(): pass\n")
     (own / "only_here.py").write_text("")
     with monkeypatch.context() as patched:
         spec = importlib_spec(own)
         patched.setattr("importlib.util.find_spec", lambda name: spec)
+        yield
+
+
+def test_another_build_is_replaced_with_all_its_files(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with another_build(tmp_path, monkeypatch):
         assert apply(python).version == "9.9"
     found = status(python)
     assert found.intact
@@ -196,6 +204,8 @@ def test_a_package_installer_knows_it_too(python: Path) -> None:
     assert everything(python) == before
 
 
+RUN = Path("/runs/20260131-120000-routing-cpu-tiny")
+LOCKS = Path("/proc/locks")
 USER = """
 import sys, pathlib
 from launch.patching import PatchUse
@@ -209,7 +219,8 @@ sys.stdin.read()
 @pytest.fixture
 def other_run(python: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that uses the patches of the same environment."""
-    command = [sys.executable, "-c", USER, str(python)]
+    as_a_run = ["-m", "runners.cli", "work", str(RUN)]  # its command line is that of a run process
+    command = [sys.executable, "-c", USER, str(python), *as_a_run]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in use\n"
@@ -226,6 +237,35 @@ def test_the_first_run_to_end_leaves_the_patches_to_the_other(python: Path, othe
     assert "uses them" in left.reason
     other_run.communicate(timeout=30)  # it ends as it should
     assert not own.revert().applied
+
+
+def test_another_build_does_not_replace_the_one_that_a_run_uses(
+    python: Path, other_run: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = everything(python)
+    use = PatchUse(python)
+    for ask_for_it in (use.apply, lambda: apply(python)):
+        with another_build(tmp_path, monkeypatch), pytest.raises(PatchFailed, match="another build") as refused:
+            ask_for_it()
+        assert everything(python) == before
+        if LOCKS.exists():
+            assert f"run {RUN.name} (process {other_run.pid}) uses" in str(refused.value)
+            assert f"`tracon stop {RUN}`" in refused.value.remedy
+        assert "--engine-python" in refused.value.remedy
+    assert "uses them" in revert(python).reason, "the refusals left the run's own mark"
+    other_run.communicate(timeout=30)
+    with another_build(tmp_path, monkeypatch):
+        assert use.apply().version == "9.9"
+    with pytest.raises(PatchFailed, match="another build"):
+        apply(python)
+    assert status(python).version == "9.9"
+    assert not use.revert().applied, "no refused attempt still uses them"
+
+
+def test_a_damaged_build_is_mended_under_a_run_that_uses_it(python: Path, other_run: subprocess.Popen[str]) -> None:
+    (site_packages(python) / PACKAGE / "plugin.py").unlink()
+    assert PatchUse(python).apply().intact
+    assert other_run.poll() is None
 
 
 def test_a_run_that_was_killed_uses_nothing_any_more(python: Path, other_run: subprocess.Popen[str]) -> None:

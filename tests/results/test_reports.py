@@ -29,9 +29,9 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 def write_tax_run(root: Path) -> None:
-    mooncake = tax_runs.Behaviour(0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4)
+    mooncake = tax_runs.Behavior(0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4)
     run = tax_runs.Run(
-        configs={"plain": tax_runs.Behaviour(), "mooncake_both": mooncake}, rates_per_s=(1, 2, 4), shapes=((512, 64),),
+        configs={"plain": tax_runs.Behavior(), "mooncake_both": mooncake}, rates_per_s=(1, 2, 4), shapes=((512, 64),),
         ref_safe_per_s=2.0, skipped={"lmcache_only": HOSTILE}, requests=80, steps=200,
     )  # fmt: skip
     tax_runs.write_run(root, run)
@@ -196,6 +196,6 @@ def test_a_run_without_anything_lists_every_figure_with_a_reason(experiment: str
     assert (tmp_path / "report.html").read_text().count("Not drawn") == len(expected.drawn | expected.missing)
     assert (tmp_path / "report.md").is_file()
     with pytest.raises(ResultsError) as refused:
-        results.analyse(tmp_path / "nowhere")
+        results.analyze(tmp_path / "nowhere")
     assert refused.value.remedy
     assert refused.value.exit_code == 2

@@ -35,7 +35,7 @@ def test_an_event_of_a_newer_version_is_kept() -> None:
 
 
 def test_a_field_of_a_newer_version_is_passed_over() -> None:
-    event = decode("noted", b'{"level": "info", "subject": "a", "text": "b", "colour": "green"}')
+    event = decode("noted", b'{"level": "info", "subject": "a", "text": "b", "color": "green"}')
     assert event == Noted("info", "a", "b")
 
 

@@ -30,7 +30,7 @@ from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
 from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params
 from runners.experiments.routing.simulation import make_simulation_spec
-from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
+from runners.experiments.routing.trace import prepare_traces, require_trace, summarize_trace
 from runners.simulator.places import Simulations, open_simulations
 from runners.simulator.spec import SimulationTick
 from state.model import RunView
@@ -77,7 +77,7 @@ class Capacity:
         if cell.kind == "trace":
             max_tokens = context.profile.engine.max_model_len
             record = await asyncio.to_thread(prepare_traces, self._grid.routing, max_tokens, context.layout)
-            return CellOutcome(summarise_trace(record))
+            return CellOutcome(summarize_trace(record))
         if cell.kind == "analysis":
             await self.finish()
             return CellOutcome()

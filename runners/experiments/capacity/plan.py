@@ -46,7 +46,7 @@ AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
 EXAMPLE = "search.max_instances=16"
 REMEDY = "correct that key in the profile or in --set; docs/simulator.md lists them"
 CHECKS = 4
-"""Steps beyond doubling and halving: neighbours of the answer, and undecided sizes below it."""
+"""Steps beyond doubling and halving: neighbors of the answer, and undecided sizes below it."""
 SPLITS = 4
 """Splits that a search with pools simulates for each number of instances, for the number of steps."""
 COMPUTE_S = 5.0

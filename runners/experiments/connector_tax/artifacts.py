@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from launch.instance import Instance
-from results.connector_tax.read import analyse_cell, headline
+from results.connector_tax.read import analyze_cell, headline
 from results.measures.step_records import cut_steps
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, is_complete, parquet_beside, publish, sha256, write_indented_json
@@ -35,7 +35,7 @@ def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     for config in context.layout.configs():
         record = config.cell(cell.params["phase"], cell.params["stem"])
         if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
-            summary = analyse_cell(record)
+            summary = analyze_cell(record)
             return CellOutcome(headline(summary), summary.degraded)
     return None
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from launch.instance import Instance
-from results.connector_tax.read import analyse_cell, headline
+from results.connector_tax.read import analyze_cell, headline
 from results.records.events import CellProgressed, InstanceSampled
 from results.records.layout import AttemptLayout
 from results.records.plan import CellPlan
@@ -54,7 +54,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
         )
     await asyncio.sleep(STEP_SETTLE_S)
     record_path = await asyncio.to_thread(publish_cell, cell, attempt, spec, outcome, instance, context, folder)
-    summary = await asyncio.to_thread(analyse_cell, record_path)
+    summary = await asyncio.to_thread(analyze_cell, record_path)
     return CellOutcome(headline(summary), summary.degraded)
 
 

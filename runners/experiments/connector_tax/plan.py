@@ -266,6 +266,6 @@ def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float, c
 
 
 def _join_sum(values: Sequence[float]) -> str:
-    """Equal neighbours as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
+    """Equal neighbors as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
     runs = [(value, len(list(same))) for value, same in groupby(round(value) for value in values)]
     return " + ".join(f"{count} x {value:g}" if count > 1 else f"{value:g}" for value, count in runs)

@@ -1,7 +1,7 @@
 """Collects the lines that router and engines write about the requests of one cell.
 
 The decision log and the probe's files grow as long as router and engines live. A cell copies its own part, so that its
-folder can be analysed alone. It also verifies C for each measured request (specs/pd_lifecycle, "D-Side Cache
+folder can be analyzed alone. It also verifies C for each measured request (specs/pd_lifecycle, "D-Side Cache
 Verification"): the cell checks both caches before the request, and compares the result with the request's own events.
 """
 

@@ -33,7 +33,7 @@ from state.model import RunView
 
 class PdLifecycle(PatchedCells):
     removal = "the probes are removed"
-    analysed = "records"
+    analyzed = "records"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid

@@ -27,7 +27,7 @@ from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
-from results.routing.summary import summarise_cell
+from results.routing.summary import summarize_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome
@@ -98,7 +98,7 @@ def publish_cell(
     turns, gaps = read_turns(written.metrics, record.t_start_ns)
     if turns is None:
         raise CellFailed(f"the turn records cannot be read: {gaps[-1].reason}")
-    summary, breakdown = summarise_cell(turns, decisions, record, samples)
+    summary, breakdown = summarize_cell(turns, decisions, record, samples)
     if decisions is not None:
         summary["movements"] = count_movements(decisions)
     write_indented_json(written.summary, summary)

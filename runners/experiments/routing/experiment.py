@@ -29,7 +29,7 @@ from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
-from runners.experiments.routing.trace import prepare_traces, require_trace, summarise_trace
+from runners.experiments.routing.trace import prepare_traces, require_trace, summarize_trace
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -71,7 +71,7 @@ class Routing(PatchedCells):
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
         context, max_tokens = self._context, self._context.profile.engine.max_model_len
         record = await asyncio.to_thread(prepare_traces, self._grid, max_tokens, context.layout)
-        return CellOutcome(summarise_trace(record))
+        return CellOutcome(summarize_trace(record))
 
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine

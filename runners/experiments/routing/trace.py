@@ -21,7 +21,7 @@ from runners.experiments.routing.plan import TRACE_CELL, list_traces
 from runners.trace.formats import read_trace
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Trace
-from runners.trace.synth import synthesise_trace
+from runners.trace.synth import synthesize_trace
 from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
@@ -72,7 +72,7 @@ def prepare_traces(grid: Grid, max_tokens: int, layout: RunLayout) -> TraceRecor
     return record
 
 
-def summarise_trace(record: TraceRecord) -> dict[str, object]:
+def summarize_trace(record: TraceRecord) -> dict[str, object]:
     """What the journal holds of a trace."""
     names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
     return {name: getattr(record, name) for name in names}
@@ -102,6 +102,6 @@ def _record_beside(path: Path) -> Path:
 
 def _read_source(choice: TraceChoice) -> Trace:
     if choice.source == SYNTH:
-        return synthesise_trace(choice.sessions, choice.seed, choice.statistics)
+        return synthesize_trace(choice.sessions, choice.seed, choice.statistics)
     trace = read_trace(Path(choice.source), choice.format)
     return sample_trace(trace, choice.sessions, choice.seed) if choice.sessions else trace

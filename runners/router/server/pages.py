@@ -36,7 +36,7 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 
 PASSED_ON_S = {"GET": 10.0, "POST": 60.0}
-"""Time limits by method; tokenising a long text takes an engine long."""
+"""Time limits by method; tokenizing a long text takes an engine long."""
 ADMIN = "/admin/instances"
 FOREIGN = frozenset((b"origin", b"referer", b"sec-fetch-site", b"forwarded", b"via", b"x-real-ip"))
 """Headers of browsers and proxies, besides every `x-forwarded-*`."""

@@ -1,4 +1,4 @@
-"""The transport's requests to engines: prefill and decode requests, tokenisation, counters, engine ids."""
+"""The transport's requests to engines: prefill and decode requests, tokenization, counters, engine ids."""
 
 from __future__ import annotations
 

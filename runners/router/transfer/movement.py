@@ -136,7 +136,7 @@ class Movement:
             self.transfer = replace(self.transfer, **changes)  # type: ignore[arg-type]
 
     def settle_transfer(self, reason: str = "") -> None:
-        """Finalise and report the transfer; `reason`: why counts are null."""
+        """Finalize and report the transfer; `reason`: why counts are null."""
         if self.settled:
             return
         if reason and not self.transfer.counted_reason:

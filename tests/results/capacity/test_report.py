@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
+from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
 from results.capacity.figures import build_figures
 from results.capacity.report import build_page, build_report, describe_answer
 from results.capacity.search import Answer, Assessed, Search, Size, answer

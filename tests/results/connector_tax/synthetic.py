@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis
+from results.connector_tax.analyze import Analysis
 from results.connector_tax.report import build_report
 from results.connector_tax.saturation import choose_reference_rates
 from results.measures.step_records import write_steps
@@ -34,7 +34,7 @@ THRESHOLDS: Mapping[str, float] = {"throughput_ratio": 0.95, "waiting_p50": 1.0,
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behavior:
     """One config's truth."""
 
     ttft_p50_s: float = 0.200
@@ -89,7 +89,7 @@ class Cell:
     """What one cell is made of; a test changes what it is about."""
 
     config: str
-    behaviour: Behaviour
+    behavior: Behavior
     load: Load
     seed: int = 0
     steps: int = 500
@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def saturated(self) -> bool:
-        return self.load.rate_per_s >= self.behaviour.knee_per_s
+        return self.load.rate_per_s >= self.behavior.knee_per_s
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def write_cell(folder: ConfigLayout, cell: Cell) -> Path:
     timing: dict[str, Any] = {"available": cell.steps > 0, "reason": None if cell.steps else "no probe"}
     if cell.steps:
         write_steps(step_table(cell, rng), steps)
-        if cell.behaviour.callbacks_us is None:
+        if cell.behavior.callbacks_us is None:
             names = ("build_meta_us", "get_finished_us", "start_load_kv_us", "wait_for_save_us")
             timing["unavailable_fields"] = dict.fromkeys(names, "no KV connector in this engine")
     begin, end = cell.window_ns
@@ -170,7 +170,7 @@ def write_cell(folder: ConfigLayout, cell: Cell) -> Path:
 
 def request_records(cell: Cell, rng: np.random.Generator) -> list[RequestRecord]:
     """Requests at a constant rate from the start of the warm-up to the window's end."""
-    load, truth = cell.load, cell.behaviour
+    load, truth = cell.load, cell.behavior
     warm = round(load.warmup_s * load.rate_per_s)
     total = warm + load.requests
     slow = cell.slow * (4.0 if cell.saturated else 1.0) * truth.slow_by_input.get(load.input_tokens, 1.0)
@@ -238,7 +238,7 @@ def scrapes(cell: Cell) -> list[MetricsRecord]:
 
 def step_table(cell: Cell, rng: np.random.Generator) -> pa.Table:
     """Steps evenly over the window; every tenth is empty and ten times as long, so counting it would show."""
-    truth, steps = cell.behaviour, cell.steps
+    truth, steps = cell.behavior, cell.steps
     begin, end = cell.window_ns
     empty = np.arange(steps) % 10 == 9
 
@@ -279,7 +279,7 @@ def step_table(cell: Cell, rng: np.random.Generator) -> pa.Table:
 class Run:
     """A whole run's truth."""
 
-    configs: Mapping[str, Behaviour]
+    configs: Mapping[str, Behavior]
     rates_per_s: Sequence[float] = (2.0, 4.0, 8.0)
     shapes: Sequence[tuple[int, int]] = ()
     ref_safe_per_s: float | None = None

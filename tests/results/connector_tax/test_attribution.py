@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
 from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
-from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import Metric, TaxRow
 from results.records.estimate import Estimate
 from tests.results.connector_tax.cells import SHAPE, make_cell
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 NOOP: Mapping[str, Any] = {"all_callbacks_p50_us": 7.0, "all_callbacks_mean_us": 9.0}
 PLAIN = make_cell("plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0)
@@ -105,10 +105,10 @@ def test_bursts_in_prefill_steps_count_by_their_mean() -> None:
 
 def test_what_a_connector_saves_counts_as_its_callback(tmp_path: Path) -> None:
     """LMCache copies a prompt's KV in `wait_for_save`, which is in no other callback."""
-    noop = Behaviour(callbacks_us=(0.3, 2.0, 0.7))
-    configs = {"plain": Behaviour(), "noop_connector": noop, "lmcache_only": replace(noop, save_us=600.0)}
+    noop = Behavior(callbacks_us=(0.3, 2.0, 0.7))
+    configs = {"plain": Behavior(), "noop_connector": noop, "lmcache_only": replace(noop, save_us=600.0)}
     write_run(tmp_path, Run(configs, (2,), requests=60, steps=200))
-    found = {one.row.config: one for one in analyse(tmp_path).attribution if one.row.metric == Metric.TPOT_P90}
+    found = {one.row.config: one for one in analyze(tmp_path).attribution if one.row.metric == Metric.TPOT_P90}
     assert found["lmcache_only"].callbacks_mean_us == pytest.approx(603, rel=0.02)
     assert found["lmcache_only"].share_p50 == pytest.approx(603 / 1500, rel=0.02)
     assert found["noop_connector"].callbacks_mean_us == pytest.approx(3, rel=0.02)

@@ -12,12 +12,12 @@ from results.connector_tax.capacity import CapacityCost, capacity_table, measure
 from results.connector_tax.goodput import Slo, measure_goodput
 from results.connector_tax.saturation import judge_cells
 from results.connector_tax.summary import CellSummary
-from results.records.layout import ConfigLayout
 from results.records.estimate import Estimate
+from results.records.layout import ConfigLayout
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import make_cell
-from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
+from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 
 GOODPUT = {"plain": 10.0, "nixl_both": 7.0}
 
@@ -150,6 +150,16 @@ def test_one_launch_below_its_limit_leaves_a_lower_bound_of_all() -> None:
     assert "the highest rate (16 req/s) in 1 of 3 launches" in str(peak.reason)
 
 
+def test_a_launch_without_throughput_is_named_beside_those_that_have_one() -> None:
+    lost = [make_cell("plain", rate, trial=3, cohort_ratio=0.5, waiting_p50=0.0, effective_throughput_per_s=None)
+            for rate in (4.0, 8.0, 16.0)]  # fmt: skip
+    cells = [cell for trial, peak in enumerate((9.0, 9.3, 8.8)) for cell in sweep("plain", trial, peak)]
+    peak = measure([*cells, *lost])["plain"].peak_per_s
+    assert peak.value == pytest.approx(27.1 / 3)
+    assert peak.reason == "1 of 4 launches have no throughput: lost"
+    assert measure(lost)["plain"].peak_per_s.reason == "no cell has a throughput: lost"
+
+
 def test_goodput_is_shown_where_there_is_an_objective() -> None:
     found = measure([*sweep("plain", 0, 9.0), *sweep("nixl_both", 0, 6.0)], goodput=True)
     change = found["nixl_both"].goodput_change
@@ -173,7 +183,7 @@ def test_launches_that_agree_to_the_last_digit_give_goodput_and_capacity_no_inte
 
 
 def test_goodput_counts_requests_that_meet_both_limits(tmp_path: Path) -> None:
-    truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
+    truth = Behavior(ttft_p50_s=0.2, tpot_p50_s=0.01)
     path = write_cell(ConfigLayout(tmp_path / "results" / "20260131_plain"), Cell("plain", truth, Load(requests=1000)))
     all_of_them = measure_goodput(path, Slo(ttft_s=9.0, tpot_s=9.0))
     assert all_of_them.value == pytest.approx(4.0)

@@ -14,24 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.registry import compare_runs
 from results.report.comparison import Change, Comparison, describe_comparison, to_json
-from results.records.estimate import Estimate
 from results.statistics.estimates import bootstrap_quantiles
 from results.statistics.independent import compare_ratio, subtract_estimates
 from results.statistics.judgement import Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, write_run
 from tests.results.statistics.in_memory import covers
 
 FIRST = Run(
-    configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.25)},
+    configs={"plain": Behavior(), "mooncake_both": Behavior(0.25)},
     rates_per_s=(1, 2),
     requests=400,
     steps=0,
     trials=3,
 )
-SECOND = replace(FIRST, configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.35)}, seed=3)
+SECOND = replace(FIRST, configs={"plain": Behavior(), "mooncake_both": Behavior(0.35)}, seed=3)
 """One interval in twenty misses its truth: these two seeds are not among those."""
 
 
@@ -93,7 +93,7 @@ def test_taxes_stand_side_by_side_with_their_difference(comparison: Comparison) 
 
 
 def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    other = replace(SECOND, configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.35, knee_per_s=2)})
+    other = replace(SECOND, configs={"plain": Behavior(), "mooncake_both": Behavior(0.35, knee_per_s=2)})
     write_run(tmp_path / "knee", other)
     comparison = compare_runs(roots[0], tmp_path / "knee")
     rows = rows_of(comparison, "Taxes", reference="ref_safe", tax="TTFT p90")

@@ -10,30 +10,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.compare import build_comparable
 from results.connector_tax.draw import _cell_text
 from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.page import build_page
+from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
-from results.connector_tax.saturation import ReferenceRates
 from results.records.layout import RunLayout
 from results.records.schemas import RequestStatus
 from results.statistics.blocks import detectable_effect
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, report_text, write_cell, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Cell, Load, Run, report_text, write_cell, write_run
 from tests.results.statistics.in_memory import covers
 
 SHAPES = ((512, 64), (512, 256), (4096, 64), (4096, 256))
 
 
-def taxed(ttft: float, **more: object) -> Behaviour:
-    return Behaviour(ttft_p50_s=0.2 * (1 + ttft), sigma=0.05, **more)  # type: ignore[arg-type]
+def taxed(ttft: float, **more: object) -> Behavior:
+    return Behavior(ttft_p50_s=0.2 * (1 + ttft), sigma=0.05, **more)  # type: ignore[arg-type]
 
 
 RUN = Run(
@@ -63,7 +63,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse(original)
+    return analyze(original)
 
 
 def tax_of(analysis: Analysis, config: str, phase: str, shape: str, metric: Metric = Metric.TTFT_P90) -> TaxRow:
@@ -107,7 +107,7 @@ def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Ana
     for path in root.glob("results/*/cell_[AB]*_*.json"):
         if path.name != "cell_A_r2.json":  # one tells which shape Phase A has
             path.unlink()
-    less = analyse(root)
+    less = analyze(root)
     assert [row.estimate for row in less.taxes] == [row.estimate for row in analysis.taxes]
     assert [one.outcome for one in less.verdicts] == [one.outcome for one in analysis.verdicts]
     assert less.attribution == analysis.attribution
@@ -117,7 +117,7 @@ def test_a_load_that_is_not_confirmed_yet_shows_the_sweep_without_a_verdict(orig
     root = Path(shutil.copytree(original, tmp_path / "run"))
     for path in root.glob("results/*/cell_C_512x64-ref_safe*.json"):
         path.unlink()
-    found = analyse(root)
+    found = analyze(root)
     row = tax_of(found, "mooncake_both", "B", "512x64")
     assert (row.estimate.launches, row.verdict) == (1, None)
     assert tax_of(found, "mooncake_both", "B", "512x256").estimate.launches == 3
@@ -127,7 +127,7 @@ def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_pa
     root = Path(shutil.copytree(original, tmp_path / "run"))
     for path in root.glob("results/*/cell_C_*_t2.json"):
         path.unlink()
-    found = analyse(root)
+    found = analyze(root)
     assert {row.verdict for row in found.taxes} == {None}
     assert all("2 launches per config" in row.withheld for row in found.taxes if row.metric == Metric.TTFT_P90)
     lacking = [gap for gap in found.gaps if "512x256-ref_safe_t2" in gap.reason]
@@ -172,7 +172,7 @@ def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_p
     for launch, trial in enumerate(("", "_t1", "_t2")):
         slow_down(root, "mooncake_both", f"4096x256-ref_load{trial}", 1.0 + launch)
     saturate(root, "mooncake_both", "4096x256-ref_load")
-    found = analyse(root)
+    found = analyze(root)
 
     def noise(of: Analysis) -> LaunchNoise:
         wanted = ("A", "ref_load", TTFT)
@@ -198,7 +198,7 @@ def test_against_a_plain_with_a_queue_at_ref_load_there_is_a_mark_and_no_verdict
     root = Path(shutil.copytree(original, tmp_path / "run"))
     for config in ("plain", "mooncake_both"):
         saturate(root, config, "4096x256-ref_load")
-    found = analyse(root)
+    found = analyze(root)
     rows = [row for row in found.taxes if (row.phase, row.reference, row.metric) == ("A", "ref_load", TTFT)]
     assert {row.config for row in rows if row.estimate.value is not None} >= {"mooncake_both", "nixl_both"}
     assert {(row.saturated, row.verdict) for row in rows} == {("plain", None)}
@@ -235,7 +235,7 @@ def test_requests_without_a_latency_are_counted_where_verdicts_rest(original: Pa
     ended = {30: RequestStatus.ERROR, 40: RequestStatus.DROPPED, 41: RequestStatus.DROPPED}
     cell = Cell("nixl_both", RUN.configs["nixl_both"], load, RUN.seed, RUN.steps, statuses=ended)
     write_cell(RunLayout(root).config(DATE, "nixl_both"), cell)
-    found = analyse(root)
+    found = analyze(root)
     table = build_launch_table(found.cells, found.saturation)
     place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "requests lost")}
     lost = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["requests lost"]]
@@ -248,7 +248,7 @@ def test_launches_that_were_lost_stand_against_the_plan(original: Path, tmp_path
     root = Path(shutil.copytree(original, tmp_path / "run"))
     folder = root / "results" / f"{DATE}_nixl_both"
     (folder / "cell_C_4096x256-ref_safe_t1.json").unlink()
-    found = analyse(root)
+    found = analyze(root)
     table = next(table for table in build_tables(found) if table.title == "Confirm stage")
     place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "launches")}
     counts = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["launches"]]
@@ -258,7 +258,7 @@ def test_launches_that_were_lost_stand_against_the_plan(original: Path, tmp_path
     assert " 3 launches per config" in build_page(found).setting[1], "each was launched three times"
     for path in folder.glob("cell_C_*_t1.json"):
         path.unlink()
-    assert " 2 to 3 of 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 2 to 3 of 3 launches per config" in build_page(analyze(root)).setting[1]
 
 
 def test_lateness_stands_beside_ttft_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_lateness_stands_beside_ttft_where_verdicts_rest(original: Path, tmp_pat
     path = root / "results" / f"{DATE}_nixl_both" / "cell_C_4096x256-ref_safe_t1.json"
     record = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode(record | {"fidelity": record["fidelity"] | {"lateness_p90_s": 0.0032}}))
-    found = analyse(root)
+    found = analyze(root)
     table = build_launch_table(found.cells, found.saturation)
     late = table.columns.index("late p90 ms")
     assert late == table.columns.index("TTFT p90 ms") + 1
@@ -294,7 +294,7 @@ def queued(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     saturate(root, "plain", "4096x64-ref_safe")
     saturate(root, "plain", "512x256-ref_load")
     saturate(root, "nixl_both", "512x256-ref_safe", trials=("_t1",))
-    return analyse(root)
+    return analyze(root)
 
 
 def saturate(root: Path, config: str, stem: str, trials: tuple[str, ...] = ("", "_t1")) -> None:
@@ -321,7 +321,7 @@ def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(
     """The sweep that chose the rate is one launch."""
     root = Path(shutil.copytree(original, tmp_path / "run"))
     saturate(root, "mooncake_both", "4096x256-ref_safe")
-    found = analyse(root)
+    found = analyze(root)
     row = tax_of(found, "mooncake_both", "A", "4096x256")
     assert (row.estimate.reason, row.saturated) == ("mooncake_both is saturated at this load", "mooncake_both")
     assert hypothesis(found, "H1").outcome == Outcome.OPEN

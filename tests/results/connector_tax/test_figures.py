@@ -1,4 +1,4 @@
-"""Every figure is there with its numbers, or says why not; the same run draws the same bytes, in grey too."""
+"""Every figure is there with its numbers, or says why not; the same run draws the same bytes, in gray too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.configs import BASELINE, CONFIG_PENS, CONFIGS, REPEAT
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
@@ -21,7 +21,7 @@ from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -30,14 +30,14 @@ from tests.results.connector_tax.synthetic import (
     write_run,
 )
 
-MOONCAKE = Behaviour(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
+MOONCAKE = Behavior(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
 RUN = Run(
     configs={
-        "plain": Behaviour(),
-        "noop_connector": Behaviour(0.21, 0.0102, engine_step_us=1520, callbacks_us=(1.0, 2.0, 1.0)),
+        "plain": Behavior(),
+        "noop_connector": Behavior(0.21, 0.0102, engine_step_us=1520, callbacks_us=(1.0, 2.0, 1.0)),
         "mooncake_both": MOONCAKE,
-        "lmcache_only": Behaviour(0.25, 0.0112, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
-        "multi_mooncake_lmcache": Behaviour(0.36, 0.0140, 4.0, engine_step_us=1850, callbacks_us=(8.0, 190.0, 15.0)),
+        "lmcache_only": Behavior(0.25, 0.0112, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
+        "multi_mooncake_lmcache": Behavior(0.36, 0.0140, 4.0, engine_step_us=1850, callbacks_us=(8.0, 190.0, 15.0)),
     },
     rates_per_s=(1, 2, 4),
     shapes=((512, 64), (4096, 64)),
@@ -57,7 +57,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse(original)
+    return analyze(original)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _figure(root: Path, number: int) -> Figure:
-    return _find_figure(analyse(root), root, number)
+    return _find_figure(analyze(root), root, number)
 
 
 def _find_figure(analysis: Analysis, root: Path, number: int) -> Figure:
@@ -108,7 +108,7 @@ def test_captions_say_what_is_drawn(drawn: dict[int, Figure], root: Path) -> Non
     assert "criterion 1 judges the cohort ratio instead" in drawn[3].caption
     assert "so that two lines differ also by what two launches do" in drawn[6].caption
     assert "Left: schedule entry to the end of update_from_output" in drawn[6].caption
-    plain = Cell("plain", Behaviour(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})
+    plain = Cell("plain", Behavior(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})
     write_cell(RunLayout(root).config(DATE, "plain"), plain)
     write_cell(RunLayout(root).config(DATE, "plain"), replace(plain, load=Load(2.0, requests=120, trial=1)))
     overlapping = _figure(root, 6)
@@ -139,14 +139,14 @@ def test_captions_state_the_launches_the_unit_and_what_the_bars_are(drawn: dict[
     assert "Bars span the 95 % spread within the launch (1 launch per config)" in drawn[4].caption
     configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
     write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
-    several = {figure.number: figure.caption for figure in build_figures(analyse(tmp_path), tmp_path)}
+    several = {figure.number: figure.caption for figure in build_figures(analyze(tmp_path), tmp_path)}
     assert "Bars span the 95 % interval between launches (3 launches per config)" in several[4]
     assert "range of the trials, line through their mean; 3 launches per config." in several[1]
 
 
 def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, steps=0))
-    found = build_figures(analyse(tmp_path), tmp_path)
+    found = build_figures(analyze(tmp_path), tmp_path)
     missing = {figure.number: figure.missing for figure in found if figure.missing}
     assert missing == {6: "no step timing at 2 req/s: no probe"}
     assert "no step timing" in found[6].caption
@@ -185,7 +185,7 @@ def test_several_trials_give_one_point_with_their_range(tmp_path: Path) -> None:
 
 def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
-    write_cell(layout, Cell("plain", Behaviour(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
+    write_cell(layout, Cell("plain", Behavior(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
     figure = _figure(root, 1)
     marked = figure.table[figure.table["degraded"] != ""]
     assert marked[["config", "rate_per_s"]].to_numpy().tolist() == [["plain", 4.0]]
@@ -193,7 +193,7 @@ def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     draw(figure, DRAWERS)
 
 
-def test_configs_are_told_apart_without_colour() -> None:
+def test_configs_are_told_apart_without_color() -> None:
     made = pens([*CONFIGS, "mine"], CONFIG_PENS)
     known = [made[config] for config in CONFIGS]
     assert len({pen.marker for pen in known}) == len(CONFIGS)
@@ -204,7 +204,7 @@ def test_configs_are_told_apart_without_colour() -> None:
     assert again[REPEAT].marker not in {again[config].marker for config in CONFIGS}
 
 
-def test_more_names_than_colours_differ_in_their_marks() -> None:
+def test_more_names_than_colors_differ_in_their_marks() -> None:
     made = pens(f"policy {number}" for number in range(16))
     assert len({(pen.color, pen.marker) for pen in made.values()}) == 16
 
@@ -217,14 +217,14 @@ def test_a_figure_may_have_its_specifications_name() -> None:
 
 def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path) -> None:
     configs = {
-        "plain": Behaviour(),
-        "noop_connector": Behaviour(0.15, 0.008),
-        "mooncake_both": Behaviour(20.0, 0.5),
-        "lmcache_only": Behaviour(0.21),
-        "multi_mooncake_lmcache": Behaviour(0.18),
+        "plain": Behavior(),
+        "noop_connector": Behavior(0.15, 0.008),
+        "mooncake_both": Behavior(20.0, 0.5),
+        "lmcache_only": Behavior(0.21),
+        "multi_mooncake_lmcache": Behavior(0.18),
     }
     write_run(tmp_path, replace(RUN, configs=configs))
-    for figure in build_figures(analyse(tmp_path), tmp_path):
+    for figure in build_figures(analyze(tmp_path), tmp_path):
         if not figure.missing:
             assert draw(figure, DRAWERS)["png"]
 

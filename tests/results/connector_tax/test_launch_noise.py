@@ -12,27 +12,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.figures import decomposition_figure
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
 from results.connector_tax.page import build_page
-from results.connector_tax.tax import Metric, TaxRow
-from results.connector_tax.write import write_results
 from results.connector_tax.saturation import REF_SAFE
 from results.connector_tax.summary import Shape
+from results.connector_tax.tax import Metric, TaxRow
+from results.connector_tax.write import write_results
 from results.statistics.judgement import Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, run_cells, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, run_cells, write_run
 
 SIGMA = 0.10
 RUN = Run(
     configs={
-        BASELINE: Behaviour(),
-        REPEAT: Behaviour(),
-        "noop_connector": Behaviour(),
-        "mooncake_both": Behaviour(ttft_p50_s=0.2 * 1.6),
-        "nixl_both": Behaviour(),
+        BASELINE: Behavior(),
+        REPEAT: Behavior(),
+        "noop_connector": Behavior(),
+        "mooncake_both": Behavior(ttft_p50_s=0.2 * 1.6),
+        "nixl_both": Behavior(),
     },
     rates_per_s=(2,),
     requests=200,
@@ -99,7 +99,7 @@ def test_what_of_the_noise_is_the_host_s_speed_is_told_where_it_was_timed(tmp_pa
             for at, work in zip(times, (9e9, 140 * cell.slow), strict=True)
         ]
     layout.host_csv.write_text("\n".join(lines) + "\n")
-    found = analyse(tmp_path)
+    found = analyze(tmp_path)
     row = noise(found)
     assert row.sigma == noise(analysis).sigma, "descriptive: the noise that verdicts rest on stays"
     assert row.sigma_at_one_speed is not None
@@ -167,14 +167,14 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
 def test_a_launch_of_one_plain_that_is_missing_takes_no_launch_from_the_taxes(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=3))
     (tmp_path / "results" / f"{DATE}_{REPEAT}" / "cell_A_r2_t2.json").unlink()
-    row = rows(analyse(tmp_path), "mooncake_both")
+    row = rows(analyze(tmp_path), "mooncake_both")
     assert (row.estimate.launches, row.withheld) == (3, "")
     assert row.verdict is not None
 
 
 def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=2))
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert noise(analysis).detectable is None
     assert "detect taxes" not in build_page(analysis).noise
     assert "100 % takes" not in build_page(analysis).noise
@@ -183,7 +183,7 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
 
 def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, trials=1))
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert analysis.launch_noise == ()
     assert "is not known (one launch per config" in build_page(analysis).noise
     assert rows(analysis, "mooncake_both").p is None

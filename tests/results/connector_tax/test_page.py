@@ -12,27 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT
 from results.connector_tax.page import TAXES, build_page, format_fraction
 from results.connector_tax.remedies import find_remedy
 from results.connector_tax.report import list_limits
 from results.connector_tax.tax import Metric
 from results.connector_tax.write import write_results
+from results.records.estimate import Estimate
 from results.records.host import HEADER
 from results.records.layout import RunLayout
 from results.report.page import Page, PageAnswer
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_run
 
 DEMO = Run(
     configs={
-        BASELINE: Behaviour(),
-        REPEAT: Behaviour(),
-        "noop_connector": Behaviour(callbacks_us=(0.3, 2.0, 0.7)),
-        "mooncake_both": Behaviour(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1)),
-        "nixl_both": Behaviour(ttft_p50_s=0.26, callbacks_us=(1.0, 80.0, 1.0)),
+        BASELINE: Behavior(),
+        REPEAT: Behavior(),
+        "noop_connector": Behavior(callbacks_us=(0.3, 2.0, 0.7)),
+        "mooncake_both": Behavior(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1)),
+        "nixl_both": Behavior(ttft_p50_s=0.26, callbacks_us=(1.0, 80.0, 1.0)),
     },
     rates_per_s=(2,),
     requests=60,
@@ -51,7 +51,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="module")
-def analyses(roots: dict[int, Path]) -> dict[int, Analysis]:
+def analyzes(roots: dict[int, Path]) -> dict[int, Analysis]:
     return {trials: write_results(root) for trials, root in roots.items()}
 
 
@@ -60,9 +60,9 @@ def answer_of(page: Page, name: str) -> PageAnswer:
 
 
 def test_plain_twice_is_the_noise_floor_and_no_connectors_tax(
-    analyses: dict[int, Analysis], roots: dict[int, Path]
+    analyzes: dict[int, Analysis], roots: dict[int, Path]
 ) -> None:
-    analysis = analyses[3]
+    analysis = analyzes[3]
     assert REPEAT not in {row.config for row in analysis.taxes}
     assert REPEAT not in {row.config for row in analysis.decomposition}
     assert REPEAT not in {row.config for row in analysis.amplification}
@@ -76,8 +76,8 @@ def test_plain_twice_is_the_noise_floor_and_no_connectors_tax(
     assert [one.name for one in page.answers[:3]] == ["noop_connector", "mooncake_both", "nixl_both"]
 
 
-def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyses: dict[int, Analysis]) -> None:
-    judged, once = (build_page(analyses[trials]) for trials in (3, 1))
+def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyzes: dict[int, Analysis]) -> None:
+    judged, once = (build_page(analyzes[trials]) for trials in (3, 1))
     assert answer_of(judged, "mooncake_both").outcome.startswith("higher")
     assert "interval over launches" in judged.setting[1]
     together = "for all configs together, per latency and load (hypotheses, hooks and the noise floor: each by itself)"
@@ -97,63 +97,64 @@ def test_two_launches_have_a_whole_report_and_no_verdict(tmp_path: Path) -> None
     assert (root / "figures" / "figure_1.svg").is_file()
 
 
-def test_callbacks_stand_beside_each_tax(analyses: dict[int, Analysis]) -> None:
-    text = answer_of(build_page(analyses[3]), "mooncake_both").text
+def test_callbacks_stand_beside_each_tax(analyzes: dict[int, Analysis]) -> None:
+    text = answer_of(build_page(analyzes[3]), "mooncake_both").text
     hooks = re.search(r"hooks (\d+)", text)
     assert hooks is not None
     assert float(hooks[1]) == pytest.approx(157, abs=4)
     assert " us per step at the median" in text, "work that comes with a few steps does not move it"
-    bases = {row.estimate.basis for row in analyses[3].taxes if row.metric == Metric.CALLBACK_P50 and row.estimate.low}
+    bases = {row.estimate.basis for row in analyzes[3].taxes if row.metric == Metric.CALLBACK_P50 and row.estimate.low}
     assert bases == {"over 3 launches, by itself"}, "no launch of plain is paired with them"
 
 
-def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyses: dict[int, Analysis]) -> None:
+def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyzes: dict[int, Analysis]) -> None:
     """The bound is not rounded to less than the interval allows."""
-    text = answer_of(build_page(analyses[3]), "noop_connector").text
+    text = answer_of(build_page(analyzes[3]), "noop_connector").text
     assert re.search(r"TPOT p90 [^,]+, [^,]+ \(above \d+(\.\d+)? % excluded\)", text), text
     wanted = ("noop_connector", Metric.TPOT_P90, "ref_safe")
-    (row,) = (row for row in analyses[3].taxes if (row.config, row.metric, row.reference) == wanted)
+    (row,) = (row for row in analyzes[3].taxes if (row.config, row.metric, row.reference) == wanted)
     assert row.estimate.high is not None
     assert f"(above {100 * row.estimate.high:.1f} % excluded)" in text
 
 
-def test_reference_rates_say_how_many_launches_chose_them(analyses: dict[int, Analysis]) -> None:
-    once, often = (answer_of(build_page(analyses[trials]), "Rates without saturation").text for trials in (1, 3))
+def test_reference_rates_say_how_many_launches_chose_them(analyzes: dict[int, Analysis]) -> None:
+    once, often = (answer_of(build_page(analyzes[trials]), "Rates without saturation").text for trials in (1, 3))
     assert "(steps of the grid, by one launch per config: no interval)" in once
     assert "(steps of the grid: no interval)" in often
 
 
-def test_a_whole_run_with_verdicts_offers_no_other_one(analyses: dict[int, Analysis]) -> None:
+def test_a_whole_run_with_verdicts_offers_no_other_one(analyzes: dict[int, Analysis]) -> None:
     whole = {
         trials: replace(one, facts=replace(one.facts, preset="full", configs=(*CONFIGS, REPEAT)))
-        for trials, one in analyses.items()
+        for trials, one in analyzes.items()
     }
     again = ("tracon run connector-tax --profile cpu-tiny --trials 3", "all configs, rates and shapes, with verdicts")
     assert build_page(whole[3]).again is None
     assert build_page(whole[1]).again == again
-    assert build_page(analyses[3]).again == again
+    assert build_page(analyzes[3]).again == again
 
 
 def test_a_config_with_fewer_launches_shows_in_their_number(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[3], tmp_path / roots[3].name))
-    assert " 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 3 launches per config" in build_page(analyze(root)).setting[1]
     (root / "results" / f"{DATE}_nixl_both" / "cell_A_r2_t2.json").unlink()
-    assert " 2 to 3 of 3 launches per config" in build_page(analyse(root)).setting[1]
+    assert " 2 to 3 of 3 launches per config" in build_page(analyze(root)).setting[1]
     for config in DEMO.configs:
         (root / "results" / f"{DATE}_{config}" / "cell_A_r2_t1.json").unlink()
-    found = analyse(root)
+    found = analyze(root)
     assert " 1 to 2 of 3 launches per config" in build_page(found).setting[1]
     (question,) = build_page(found).undecided
     assert question.decides.startswith("the run plans 3: `tracon retry`, then `tracon resume`"), "not another run"
     (limit,) = (text for text in list_limits(found) if "fewer than 3 times" in text)
-    assert limit.endswith("The run plans 3: `tracon retry`, then `tracon resume`, measures those that are missing.")
+    retry = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded."
+    assert limit.endswith(f"The run plans 3: {retry}")
 
 
-def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyses: dict[int, Analysis]) -> None:
+def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyzes: dict[int, Analysis]) -> None:
     """Its H1 and H2 are compared with priors of another model on other hardware."""
 
     def find(kind: str) -> list[str]:
-        analysis = replace(analyses[3], facts=replace(analyses[3].facts, engine_kind=kind))
+        analysis = replace(analyzes[3], facts=replace(analyzes[3].facts, engine_kind=kind))
         return [text for text in list_limits(analysis) if "that trace replay is neither confirmed nor refuted" in text]
 
     assert (len(find("cpu")), find("cuda")) == (1, [])
@@ -161,19 +162,19 @@ def test_a_run_on_a_cpu_does_not_judge_the_trace_replay_on_gpus(analyses: dict[i
 
 def test_cells_of_a_disturbed_host_are_counted(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
-    first, second = analyse(root).cells[:2]
+    first, second = analyze(root).cells[:2]
     seconds = [(first.cell, first.t_start_unix_s - 5), (second.cell, second.t_start_unix_s + 5)]
     rows = [f"{cell},{at_unix_s},3.0,0.5,0.0,0.1,100.0" for cell, at_unix_s in seconds]
     RunLayout(root).host_csv.write_text("\n".join([",".join(HEADER), *rows]) + "\n")
-    found = analyse(root)
+    found = analyze(root)
     assert found.disturbed == (second.cell,), "the first one's engine was still starting"
     assert f"the host was disturbed in 1 of {len(found.cells)} cells, which take part" in build_page(found).trouble
-    assert "disturbed" not in build_page(analyse(roots[1])).trouble
+    assert "disturbed" not in build_page(analyze(roots[1])).trouble
 
 
 def write_work(root: Path, work_us: Sequence[float]) -> None:
     """A second of the host for each of these times, in turn beside all cells of the run."""
-    cells = analyse(root).cells
+    cells = analyze(root).cells
     rows = [
         f"{cell.cell},{cell.t_start_unix_s + 5},0.0,0.5,0.0,0.1,{work}"
         for cell, work in zip(itertools.cycle(cells), work_us, strict=False)
@@ -184,14 +185,14 @@ def write_work(root: Path, work_us: Sequence[float]) -> None:
 def test_a_share_of_slow_seconds_that_explains_noise_is_named(roots: dict[int, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(roots[1], tmp_path / roots[1].name))
     write_work(root, [100.0] * 66 + [200.0] * 34)
-    assert "a core was slow in 34 % of the seconds under load" in build_page(analyse(root)).trouble
+    assert "a core was slow in 34 % of the seconds under load" in build_page(analyze(root)).trouble
     write_work(root, [100.0] * 97 + [200.0] * 3)
-    assert "slow" not in build_page(analyse(root)).trouble
+    assert "slow" not in build_page(analyze(root)).trouble
 
 
-def test_cells_whose_client_was_late_beside_ttft_are_counted(analyses: dict[int, Analysis]) -> None:
+def test_cells_whose_client_was_late_beside_ttft_are_counted(analyzes: dict[int, Analysis]) -> None:
     """TTFT begins at the actual send; the arrivals were others all the same."""
-    found = analyses[1]
+    found = analyzes[1]
     assert "sent late" not in build_page(found).trouble
     first, second, *others = found.cells
     late = [replace(cell, fidelity={"lateness_p90_s": share * (cell.value("ttft_p90_s") or 0)})
@@ -202,16 +203,16 @@ def test_cells_whose_client_was_late_beside_ttft_are_counted(analyses: dict[int,
     )
 
 
-def test_what_would_decide_is_launches_that_tell_more(analyses: dict[int, Analysis]) -> None:
+def test_what_would_decide_is_launches_that_tell_more(analyzes: dict[int, Analysis]) -> None:
     """Also where 10 % is detected already: the interval goes on narrowing with the root of their number."""
     undecided = Judgement("H2", "", "", Outcome.UNDECIDED, "")
 
     def find(needed: int | None, name: str = "H2") -> str:
         noise = tuple(
             replace(row, launches_for_named=needed, sigma=0.21, sigma_for_named=0.031)
-            for row in analyses[3].launch_noise
+            for row in analyzes[3].launch_noise
         )
-        return find_remedy(replace(analyses[3], launch_noise=noise), replace(undecided, name=name))
+        return find_remedy(replace(analyzes[3], launch_noise=noise), replace(undecided, name=name))
 
     # a launch of each of five configs every five minutes
     assert find(3) == (
@@ -229,9 +230,9 @@ def test_what_would_decide_is_launches_that_tell_more(analyses: dict[int, Analys
     assert find(None) == f"{calmer}; at the sigma here, 21 %, it takes more than 200 launches"
 
 
-def test_the_page_says_how_long_the_launches_for_a_named_tax_take(analyses: dict[int, Analysis]) -> None:
-    noise = tuple(replace(row, launches_for_named=150) for row in analyses[3].launch_noise)
-    text = build_page(replace(analyses[3], launch_noise=noise)).noise
+def test_the_page_says_how_long_the_launches_for_a_named_tax_take(analyzes: dict[int, Analysis]) -> None:
+    noise = tuple(replace(row, launches_for_named=150) for row in analyzes[3].launch_noise)
+    text = build_page(replace(analyzes[3], launch_noise=noise)).noise
     assert "10 % takes 150 launches per config, about 12 h." in text
 
 

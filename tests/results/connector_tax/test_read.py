@@ -16,16 +16,16 @@ import pytest
 
 from results.connector_tax.measurements import Load as JudgedLoad
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.read import analyse_cell, headline, read_cell_record, request_samples, step_samples
-from results.measures.step_durations import STEP_SERIES, step_values
+from results.connector_tax.read import analyze_cell, headline, read_cell_record, request_samples, step_samples
 from results.connector_tax.summary import CellSummary
+from results.measures.step_durations import STEP_SERIES, step_values
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus
-from tests.results.connector_tax.synthetic import SIGMA, Z90, Behaviour, Cell, Load, request_records, write_cell
+from tests.results.connector_tax.synthetic import SIGMA, Z90, Behavior, Cell, Load, request_records, write_cell
 from tests.results.statistics.in_memory import covers
 
-CONNECTOR = Behaviour(callbacks_us=(1.5, 150.0, 3.0))
+CONNECTOR = Behavior(callbacks_us=(1.5, 150.0, 3.0))
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> ConfigLayout:
     return ConfigLayout(tmp_path / "results" / "20260131_x")
 
 
-def _analyse(folder: ConfigLayout, cell: Cell) -> CellSummary:
-    return analyse_cell(write_cell(folder, cell))
+def _analyze(folder: ConfigLayout, cell: Cell) -> CellSummary:
+    return analyze_cell(write_cell(folder, cell))
 
 
 def _rewrite(path: Path, records: list[RequestRecord]) -> None:
@@ -55,8 +55,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_the_true_latencies_lie_in_their_intervals(folder: ConfigLayout) -> None:
-    truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
-    summary = _analyse(folder, Cell("plain", truth, Load(requests=1000, rate_per_s=20)))
+    truth = Behavior(ttft_p50_s=0.2, tpot_p50_s=0.01)
+    summary = _analyze(folder, Cell("plain", truth, Load(requests=1000, rate_per_s=20)))
     assert covers(summary.estimate("ttft_p50_s"), 0.2)
     assert covers(summary.estimate("ttft_p90_s"), truth.ttft_p90_s)
     assert covers(summary.estimate("tpot_p50_s"), 0.01)
@@ -66,7 +66,7 @@ def test_the_true_latencies_lie_in_their_intervals(folder: ConfigLayout) -> None
 
 
 def test_each_latency_is_computed_from_its_own_stamps(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     begin, _ = cell.window_ns
     one = replace(
@@ -75,18 +75,18 @@ def test_each_latency_is_computed_from_its_own_stamps(folder: ConfigLayout) -> N
         t_last_token_ns=begin + 603_000_000, t_end_ns=begin + 604_000_000, completion_tokens=11,
     )  # fmt: skip
     _rewrite(path, [one])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     assert summary.value("ttft_p50_s") == pytest.approx(0.100)  # from the send, not from the intended time
     assert summary.value("tpot_p50_s") == pytest.approx(0.050)  # ten gaps
     assert summary.value("e2e_p50_s") == pytest.approx(0.600)
 
 
 def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     records = request_records(cell, np.random.default_rng(0))
     _rewrite(path, [replace(r, completion_tokens=1, t_last_token_ns=r.t_first_token_ns) for r in records])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     assert summary.value("tpot_p90_s") is None
     assert summary.estimate("tpot_p90_s").reason == "no samples"
     assert summary.value("ttft_p90_s") is not None
@@ -94,15 +94,15 @@ def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -
 
 def test_warm_up_is_cut(folder: ConfigLayout) -> None:
     """A cold start of ten seconds in the warm-up leaves no trace in the latencies."""
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
-    before = analyse_cell(path)
+    before = analyze_cell(path)
     records = [
         replace(r, t_first_token_ns=(r.t_first_token_ns or 0) + 10**10) if r.warmup else r
         for r in request_records(cell, cell.rng())
     ]
     _rewrite(path, records)
-    after = analyse_cell(path)
+    after = analyze_cell(path)
     assert after.estimate("ttft_p99_s") == before.estimate("ttft_p99_s")
     assert after.counts["warmup"] == 20
 
@@ -112,7 +112,7 @@ def test_requests_that_did_not_end_well_are_counted_apart(folder: ConfigLayout) 
         30: RequestStatus.ERROR, 31: RequestStatus.ERROR, 40: RequestStatus.DROPPED, 50: RequestStatus.CUT,
         2: RequestStatus.ERROR,
     }  # fmt: skip
-    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), statuses=statuses))
+    summary = _analyze(folder, Cell("plain", Behavior(), Load(), statuses=statuses))
     assert summary.counts["completed"] == 196
     assert (summary.counts["failed"], summary.counts["dropped"], summary.counts["cut"]) == (2, 1, 1)
     assert summary.estimate("e2e_p50_s").n == 197  # of the one that was cut it is known that it took longer
@@ -120,13 +120,13 @@ def test_requests_that_did_not_end_well_are_counted_apart(folder: ConfigLayout) 
 
 
 def test_throughput_counts_what_ended_inside_the_window(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     begin, end = cell.window_ns
     rows = request_records(cell, np.random.default_rng(0))
     ends = {0: begin - 1, 1: begin, 100: end - 1, 101: end, 102: end + 10**9}
     _rewrite(path, [replace(rows[index], t_end_ns=t_ns) for index, t_ns in ends.items()])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     assert summary.value("effective_throughput_per_s") == pytest.approx(2 / 50)  # 1 (sent in the warm-up) and 100
     assert summary.value("throughput_ratio") == pytest.approx(2 / 50 / 4)
     assert summary.value("requested_throughput_per_s") == 4
@@ -144,11 +144,11 @@ def _cut_after(record: RequestRecord, waited_s: float) -> RequestRecord:
 
 def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """An engine that leaves a fifth of its requests without a token has no fast p90."""
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     rows = request_records(cell, cell.rng())
     _rewrite(path, [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in rows])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     p90 = summary.estimate("ttft_p90_s")
     assert (p90.value, p90.n) == (None, 200)
     assert p90.low == pytest.approx(30)
@@ -167,17 +167,17 @@ def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayou
 
 def test_requests_that_timed_out_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """A fifth waits for 30 s in vain, another request stalls after its first token: both count as slow."""
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     rows = [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in request_records(cell, cell.rng())]
     rows[31] = replace(rows[31], status=RequestStatus.CUT, t_last_token_ns=None)
     _rewrite(path, rows)
-    cut = analyse_cell(path)
+    cut = analyze_cell(path)
     late = "timed out: not finished 30 s after the send"
     timed_out = [replace(row, status=RequestStatus.ERROR, error=late) if row.status == "cut" else row for row in rows]
     timed_out[32] = replace(rows[32], status=RequestStatus.ERROR, error="HTTP 500: no")
     _rewrite(path, timed_out)
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     assert (summary.counts["failed"], summary.counts["cut"]) == (42, 0), "they are still counted as failed"
     for name in ("ttft_p90_s", "e2e_p90_s"):
         assert summary.estimate(name).value is None
@@ -197,11 +197,11 @@ def _cut_decoding(record: RequestRecord, waited_s: float) -> RequestRecord:
 
 def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """An eighth is cut 300 s after the first of 256 tokens: 1.2 s a token at least, where the others take 10 ms."""
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     rows = request_records(cell, cell.rng())
     _rewrite(path, [_cut_decoding(row, 300.0) if row.index % 8 == 0 else row for row in rows])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     p90 = summary.estimate("tpot_p90_s")
     assert (p90.value, p90.n) == (None, 200)
     assert p90.low == pytest.approx(300 / 255, rel=0.01)
@@ -218,32 +218,32 @@ def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayou
 @pytest.mark.parametrize(("every", "lost"), [(20, 10), (10, 20)])
 def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, every: int, lost: int) -> None:
     """One in twenty moves p90 less than its own spread; of one in ten the others are perhaps the faster ones."""
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     rows = request_records(cell, cell.rng())
     _rewrite(path, [_cut_after(row, 300.0) if row.index % every == 0 else row for row in rows])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     p90 = summary.estimate("tpot_p90_s")
     assert summary.counts["cut"] == lost, "their number stands beside it"
     if lost == 10:
         assert (p90.n, p90.reason) == (190, None)
-        assert p90.value == pytest.approx(Behaviour().tpot_p50_s * math.exp(SIGMA * Z90), rel=0.1)
+        assert p90.value == pytest.approx(Behavior().tpot_p50_s * math.exp(SIGMA * Z90), rel=0.1)
         return
     assert (p90.value, p90.n) == (None, 200)
     assert p90.reason == "20 of 200 requests were cut or timed out before their first token and have no TPOT"
     assert p90.low is not None
-    assert p90.low < Behaviour().tpot_p50_s * math.exp(SIGMA * Z90), "the least it can be"
+    assert p90.low < Behavior().tpot_p50_s * math.exp(SIGMA * Z90), "the least it can be"
     measurements = Measurements([summary], lambda _: request_samples(path))
     taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "tpot_s")
     assert (dict(taken.trials), taken.reason) == ({}, f"plain: {p90.reason}"), "no tax uses it"
 
 
 def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behaviour(), Load())
+    cell = Cell("plain", Behavior(), Load())
     path = write_cell(folder, cell)
     rows = request_records(cell, cell.rng())
     _rewrite(path, [_cut_after(row, 0.001) if row.index == 100 else row for row in rows])
-    p50 = analyse_cell(path).estimate("ttft_p50_s")
+    p50 = analyze_cell(path).estimate("ttft_p50_s")
     assert p50.value is None
     assert p50.low is not None
     assert p50.high is not None
@@ -252,7 +252,7 @@ def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: Config
 
 def test_the_cohort_is_followed_until_its_last_request_completes(folder: ConfigLayout) -> None:
     """E2E of 15 s in a window of 50 s: fewer completions inside it than were sent, and an engine that keeps up."""
-    summary = _analyse(folder, Cell("plain", Behaviour(tpot_p50_s=15 / 255, sigma=0.001), Load()))
+    summary = _analyze(folder, Cell("plain", Behavior(tpot_p50_s=15 / 255, sigma=0.001), Load()))
     specified, cohort = summary.value("throughput_ratio"), summary.value("cohort_ratio")
     assert specified is not None
     assert specified < 0.95
@@ -261,11 +261,11 @@ def test_the_cohort_is_followed_until_its_last_request_completes(folder: ConfigL
 
 
 def test_one_slow_request_at_the_end_is_no_saturation(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behaviour(sigma=0.01), Load(requests=60, rate_per_s=10))
+    cell = Cell("plain", Behavior(sigma=0.01), Load(requests=60, rate_per_s=10))
     path = write_cell(folder, cell)
     rows = request_records(cell, cell.rng())
     _rewrite_at(path, 10, [replace(r, t_end_ns=(r.t_end_ns or 0) + 10**9) if r is rows[-1] else r for r in rows])
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     cohort = summary.estimate("cohort_ratio")
     assert cohort.value is not None
     assert cohort.high is not None
@@ -275,20 +275,20 @@ def test_one_slow_request_at_the_end_is_no_saturation(folder: ConfigLayout) -> N
 
 def test_dropped_requests_were_due_all_the_same(folder: ConfigLayout) -> None:
     dropped = dict.fromkeys(range(100, 200), RequestStatus.DROPPED)
-    cell = Cell("plain", Behaviour(sigma=0.001), Load(), statuses=dropped)
-    assert _analyse(folder, cell).value("cohort_ratio") == pytest.approx(0.5, abs=0.02)
+    cell = Cell("plain", Behavior(sigma=0.001), Load(), statuses=dropped)
+    assert _analyze(folder, cell).value("cohort_ratio") == pytest.approx(0.5, abs=0.02)
 
 
 def test_an_engine_that_keeps_up_has_a_ratio_of_one_and_one_that_does_not_has_less(folder: ConfigLayout) -> None:
-    assert _analyse(folder, Cell("plain", Behaviour(), Load())).value("throughput_ratio") == pytest.approx(1, abs=0.02)
-    saturated = _analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load()))
+    assert _analyze(folder, Cell("plain", Behavior(), Load())).value("throughput_ratio") == pytest.approx(1, abs=0.02)
+    saturated = _analyze(folder, Cell("plain", Behavior(knee_per_s=4), Load()))
     ratio = saturated.value("throughput_ratio")
     assert ratio is not None
     assert ratio < 0.9
 
 
 def test_gauges_are_of_the_window_and_counters_are_differences(folder: ConfigLayout) -> None:
-    summary = _analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load()))
+    summary = _analyze(folder, Cell("plain", Behavior(knee_per_s=4), Load()))
     assert summary.value("waiting_p50") == 9.0
     assert summary.value("running_p50") == 3.0
     assert summary.value("prefix_cache_hit_tokens") == 0.0  # 128 hits lie before the window
@@ -297,20 +297,20 @@ def test_gauges_are_of_the_window_and_counters_are_differences(folder: ConfigLay
 
 
 def test_a_counter_that_went_back_is_not_a_number(folder: ConfigLayout) -> None:
-    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    path = write_cell(folder, Cell("plain", Behavior(), Load()))
     metrics = path.with_name("metrics_A_r4.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     for row in rows[30:]:
         row["values"]["vllm:generation_tokens_total"] -= 25_000
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     _edit(path, lambda row: row["checksums"].update({metrics.name: sha256(metrics)}))
-    estimate = analyse_cell(path).estimate("generation_tokens_per_s")
+    estimate = analyze_cell(path).estimate("generation_tokens_per_s")
     assert estimate.value is None
     assert "went back" in str(estimate.reason)
 
 
 def test_steps_with_work_count_and_empty_ones_are_counted(folder: ConfigLayout) -> None:
-    summary = _analyse(folder, Cell("mooncake_both", CONNECTOR, Load()))
+    summary = _analyze(folder, Cell("mooncake_both", CONNECTOR, Load()))
     assert (summary.counts["steps"], summary.counts["empty_steps"]) == (450, 50)
     assert summary.value("step_duration_p50_us") == pytest.approx(40, rel=0.02)
     assert summary.value("engine_step_p50_us") == pytest.approx(1500, rel=0.02)
@@ -337,7 +337,7 @@ def test_steps_that_hold_prefill_tokens_are_averaged_apart(folder: ConfigLayout)
 
 
 def test_without_a_connector_the_callbacks_are_null_with_the_reason(folder: ConfigLayout) -> None:
-    summary = _analyse(folder, Cell("plain", Behaviour(), Load()))
+    summary = _analyze(folder, Cell("plain", Behavior(), Load()))
     for name in ("build_meta_p50_us", "connector_total_p50_us", "all_callbacks_p50_us"):
         assert summary.value(name) is None
         assert "no KV connector" in str(summary.estimate(name).reason)
@@ -346,7 +346,7 @@ def test_without_a_connector_the_callbacks_are_null_with_the_reason(folder: Conf
 
 def test_without_step_timing_everything_else_stands(folder: ConfigLayout) -> None:
     """The fallback of the specification: client-side numbers only, and no gap for what was not promised."""
-    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), steps=0))
+    summary = _analyze(folder, Cell("plain", Behavior(), Load(), steps=0))
     assert summary.value("engine_step_p50_us") is None
     assert summary.estimate("engine_step_p50_us").reason == "no step timing: no probe"
     assert summary.counts["steps"] is None
@@ -356,7 +356,7 @@ def test_without_step_timing_everything_else_stands(folder: ConfigLayout) -> Non
 
 def test_without_token_counts_idle_steps_cannot_be_told_apart(folder: ConfigLayout) -> None:
     timing = {"unavailable_fields": {"decode_tokens": "SchedulerOutput has changed"}}
-    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), step_timing=timing))
+    summary = _analyze(folder, Cell("plain", Behavior(), Load(), step_timing=timing))
     assert summary.value("engine_step_p50_us") is None
     assert "SchedulerOutput has changed" in str(summary.estimate("engine_step_p50_us").reason)
     assert summary.counts["steps"] is None
@@ -383,7 +383,7 @@ def test_a_lost_artifact_costs_its_own_numbers_and_is_named(
         target.write_bytes(data[: len(data) // 2])
     if damage == "altered":
         target.write_bytes(data.replace(b"1", b"2", 1))
-    summary = analyse_cell(path)
+    summary = analyze_cell(path)
     assert summary.value(lost) is None
     assert summary.estimate(lost).reason
     assert summary.value(kept) is not None
@@ -394,41 +394,41 @@ def test_a_lost_artifact_costs_its_own_numbers_and_is_named(
 
 
 def test_a_record_that_cannot_be_read_is_an_error_with_a_remedy(folder: ConfigLayout) -> None:
-    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    path = write_cell(folder, Cell("plain", Behavior(), Load()))
     _edit(path, lambda row: row["load"].pop("rate_per_s"))
     with pytest.raises(ArtifactError, match="does not state rate_per_s"):
-        analyse_cell(path)
+        analyze_cell(path)
     path.write_text('{"cell": ')
     with pytest.raises(ArtifactError, match=r"results/20260131_x/cell_A_r4\.json is damaged") as caught:
-        analyse_cell(path)
+        analyze_cell(path)
     assert caught.value.remedy
 
 
 def test_the_summary_survives_json(folder: ConfigLayout) -> None:
-    summary = _analyse(folder, Cell("mooncake_both", CONNECTOR, Load(), degraded="client used 0.97 of a core"))
+    summary = _analyze(folder, Cell("mooncake_both", CONNECTOR, Load(), degraded="client used 0.97 of a core"))
     assert msgspec.json.decode(msgspec.json.encode(summary), type=CellSummary) == summary
     assert summary.degraded == "client used 0.97 of a core"
 
 
 def test_completions_of_other_lengths_degrade_a_cell_beside_a_client_that_fell_behind(folder: ConfigLayout) -> None:
-    path = write_cell(folder, Cell("plain", Behaviour(), Load(), degraded="slow client"))
+    path = write_cell(folder, Cell("plain", Behavior(), Load(), degraded="slow client"))
     _edit(path, lambda row: row.update({"client": {"wrong_length": 2}}))
-    assert analyse_cell(path).degraded == "slow client; 2 completions had other lengths than asked for"
+    assert analyze_cell(path).degraded == "slow client; 2 completions had other lengths than asked for"
 
 
 def test_the_headline_is_small_flat_and_plain(folder: ConfigLayout) -> None:
-    found = headline(_analyse(folder, Cell("mooncake_both", CONNECTOR, Load())))
+    found = headline(_analyze(folder, Cell("mooncake_both", CONNECTOR, Load())))
     assert found["saturated"] is False
     assert found["ttft_p90_low_s"] < found["ttft_p90_s"] < found["ttft_p90_high_s"]
     assert found["step_p50_us"] == pytest.approx(1500, rel=0.02)
     assert all(value is None or isinstance(value, int | float) for value in found.values())
     assert json.loads(json.dumps(found)) == found
-    assert headline(_analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load())))["saturated"] is True
-    assert headline(_analyse(folder, Cell("plain", Behaviour(), Load(), degraded="slow")))["saturated"] is None
+    assert headline(_analyze(folder, Cell("plain", Behavior(knee_per_s=4), Load())))["saturated"] is True
+    assert headline(_analyze(folder, Cell("plain", Behavior(), Load(), degraded="slow")))["saturated"] is None
 
 
 def test_samples_come_in_order_and_empty_where_there_are_none(folder: ConfigLayout) -> None:
-    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    path = write_cell(folder, Cell("plain", Behavior(), Load()))
     assert len(request_samples(path)["ttft_s"]) == 200
     steps = step_samples(path)
     assert len(steps["engine_step_us"]) == 450

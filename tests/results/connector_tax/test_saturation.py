@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge
 from results.connector_tax.summary import CellSummary, Shape
+from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
-from results.records.schemas import CellRecord
 from results.records.estimate import Estimate, unknown
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from results.records.schemas import CellRecord
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 SHAPE = Shape(4096, 256)
 
@@ -282,7 +282,7 @@ def test_the_choice_survives_json_and_damage_is_an_error() -> None:
 
 
 def test_the_knee_of_a_run_folder_is_found(tmp_path: Path) -> None:
-    configs = {"plain": Behaviour(knee_per_s=8), "mooncake_both": Behaviour(knee_per_s=4)}
+    configs = {"plain": Behavior(knee_per_s=8), "mooncake_both": Behavior(knee_per_s=4)}
     write_run(tmp_path, Run(configs, rates_per_s=(1, 2, 4, 8), steps=0))
     found = choose_reference_rates(tmp_path)
     assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, 4.0)

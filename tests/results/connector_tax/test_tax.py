@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
-from results.records.layout import RunLayout
 from results.records.estimate import Estimate
+from results.records.layout import RunLayout
 from results.statistics.judgement import Verdict, judged
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -28,12 +28,12 @@ from tests.results.connector_tax.synthetic import (
 )
 from tests.results.statistics.in_memory import covers
 
-PLAIN = Behaviour(step_us=40, engine_step_us=1500)
-MOONCAKE = Behaviour(
+PLAIN = Behavior(step_us=40, engine_step_us=1500)
+MOONCAKE = Behavior(
     ttft_p50_s=0.2 * 1.45, tpot_p50_s=0.01 * 1.25, step_us=42, engine_step_us=1680, callbacks_us=(1.7, 152.0, 3.1),
     knee_per_s=8,
 )  # fmt: skip
-SAME = Behaviour(step_us=40, engine_step_us=1500, callbacks_us=(0.3, 2.0, 0.7))
+SAME = Behavior(step_us=40, engine_step_us=1500, callbacks_us=(0.3, 2.0, 0.7))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     configs = {"plain": PLAIN, "mooncake_both": MOONCAKE, "noop_connector": SAME}
     shapes = ((512, 64), (4096, 64))
     write_run(root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2))
-    return analyse(root)
+    return analyze(root)
 
 
 def _row(analysis: Analysis, config: str, metric: Metric, **where: object) -> TaxRow:
@@ -148,26 +148,26 @@ def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
         tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0)
     )
     _without(layout, "nixl_both", "r2")
-    row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
+    row = _row(analyze(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None
     assert row.estimate.reason == "nixl_both was not measured at this load"
     assert row.verdict is None
     _without(layout, "plain", "r2")
-    row = _row(analyse(tmp_path), "mooncake_both", Metric.TTFT_P90)
+    row = _row(analyze(tmp_path), "mooncake_both", Metric.TTFT_P90)
     assert row.estimate.reason == "plain was not measured at this load"
 
 
 def test_a_degraded_side_is_not_a_tax(tmp_path: Path) -> None:
     layout = write_measured_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
     write_cell(layout.config(DATE, "plain"), Cell("plain", PLAIN, Load(2.0), steps=0, degraded="slow client"))
-    row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
+    row = _row(analyze(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None
     assert "plain is degraded at this load: slow client" in str(row.estimate.reason)
 
 
 def test_without_step_timing_the_latency_taxes_stand(tmp_path: Path) -> None:
     write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0))
-    found = analyse(tmp_path)
+    found = analyze(tmp_path)
     assert _row(found, "mooncake_both", Metric.TTFT_P90).estimate.value is not None
     step = _row(found, "mooncake_both", Metric.STEP_P50).estimate
     assert step.value is None
@@ -177,7 +177,7 @@ def test_without_step_timing_the_latency_taxes_stand(tmp_path: Path) -> None:
 
 def test_the_same_folder_gives_the_same_intervals(tmp_path: Path) -> None:
     write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0))
-    assert analyse(tmp_path).taxes == analyse(tmp_path).taxes
+    assert analyze(tmp_path).taxes == analyze(tmp_path).taxes
 
 
 def test_an_interval_on_one_side_of_zero_is_a_verdict_and_none_is_none(analysis: Analysis) -> None:

@@ -14,10 +14,10 @@ from results.connector_tax import verdicts as criteria
 from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, judge_sum
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.run_folder import PreflightDecision
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome
 
 HOLDS, FAILS, UNDECIDED, OPEN = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.OPEN
@@ -251,10 +251,10 @@ CRITERIA: list[tuple[Judgement, Outcome, str]] = [
     (criteria.gap_reported(h2(about(0.04, 0.08))), UNDECIDED, "by the point: +6.0 pp agrees; by the interval"),
     (criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
     (criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
-    (criteria.cost_labelled(rules.judge_framework(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
-    (criteria.cost_labelled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "by the point: 30.0 %, mixed;"),
-    (criteria.cost_labelled(rules.judge_framework(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
-    (criteria.cost_labelled(rules.judge_framework(split(MISSING, MISSING))), FAILS, "not measured"),
+    (criteria.cost_labeled(rules.judge_framework(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
+    (criteria.cost_labeled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "by the point: 30.0 %, mixed;"),
+    (criteria.cost_labeled(rules.judge_framework(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
+    (criteria.cost_labeled(rules.judge_framework(split(MISSING, MISSING))), FAILS, "not measured"),
     (criteria.additivity_decided(rules.judge_additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
     (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
     (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.132, 0.4)))), UNDECIDED, "+26.6 % is linear;"),

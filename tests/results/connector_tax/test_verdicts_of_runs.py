@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.combined_taxes import Additive
 from results.connector_tax.figures import additivity_figure
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import flat_taxes, write_results
 from results.measures.drift import DriftVerdict
 from results.statistics.judgement import Judgement, Outcome, Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_measured_run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_measured_run, write_run
 from tests.results.statistics.in_memory import covers
 
 LENGTHS = ((512, 64), (512, 256), (4096, 64), (4096, 256))
 
 
-def taxed(ttft: float, tpot: float = 0.0, **more: Any) -> Behaviour:
+def taxed(ttft: float, tpot: float = 0.0, **more: Any) -> Behavior:
     """A config with these taxes; latencies vary by 1 %."""
-    return Behaviour(ttft_p50_s=0.2 * (1 + ttft), tpot_p50_s=0.01 * (1 + tpot), sigma=0.01, **more)
+    return Behavior(ttft_p50_s=0.2 * (1 + ttft), tpot_p50_s=0.01 * (1 + tpot), sigma=0.01, **more)
 
 
 MOONCAKE = taxed(0.45, 0.25, knee_per_s=4, slow_by_input={512: 0.9}, slow_by_output={64: 0.95})
@@ -59,14 +59,14 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
-    return analyse(original)
+    return analyze(original)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("small") / NAME
     write_measured_run(root, SMALL)
-    assert Outcome.UNDECIDED not in {verdict.outcome for verdict in analyse(root).verdicts}
+    assert Outcome.UNDECIDED not in {verdict.outcome for verdict in analyze(root).verdicts}
     return root
 
 
@@ -121,7 +121,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Analysis]:
     for trials in (1, 2):
         root = tmp_path_factory.mktemp(f"few{trials}") / NAME
         write_run(root, replace(RUN, trials=trials))
-        found[trials] = analyse(root)
+        found[trials] = analyze(root)
     return found
 
 
@@ -191,7 +191,7 @@ def test_a_lost_artifact_takes_its_verdicts_and_no_other(
             path.unlink()
         else:
             path.write_bytes(b'{"a": \x00')
-    found = analyse(root)
+    found = analyze(root)
     assert {verdict.name for verdict in found.verdicts if verdict.outcome == Outcome.OPEN} == set(taken)
     for name in taken:
         assert _verdict(found, name).measured.value is None
@@ -214,7 +214,7 @@ def test_a_config_that_was_skipped_leaves_its_verdict_open_and_the_artifacts_com
     configs = {name: EIGHT[name] for name in ("plain", "mooncake_both", "nixl_both")}
     skipped = {"multi_mooncake_lmcache": "LMCache is not installed"}
     write_run(tmp_path, replace(SMALL, configs=configs, shapes=(), skipped=skipped))
-    found = analyse(tmp_path)
+    found = analyze(tmp_path)
     assert _verdict(found, "H2").outcome == Outcome.HOLDS
     assert (_verdict(found, "H4").outcome, found.criteria[3].outcome) == (Outcome.OPEN, Outcome.FAILS)
     assert found.criteria[5].outcome == Outcome.HOLDS
@@ -254,10 +254,10 @@ def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
 def test_a_trial_that_lost_its_baseline_is_left_out_and_said(tmp_path: Path) -> None:
     write_run(tmp_path, TRIALS)
     (tmp_path / "results" / f"{DATE}_plain" / "cell_A_r2_t3.json").unlink()
-    whole = _tax(analyse(tmp_path), "mooncake_both").estimate
+    whole = _tax(analyze(tmp_path), "mooncake_both").estimate
     assert (whole.basis, whole.launches) == ("over 3 launches, all configs together", 3)
     (tmp_path / "results" / f"{DATE}_plain" / "cell_A_r2_t2.json").unlink()
-    less = _tax(analyse(tmp_path), "mooncake_both").estimate
+    less = _tax(analyze(tmp_path), "mooncake_both").estimate
     assert less.basis == "spread within 2 launches"
     assert less.low is not None
 
@@ -266,8 +266,9 @@ def test_a_run_of_four_launches_that_lost_two_is_not_told_to_make_three(tmp_path
     write_run(tmp_path, TRIALS)
     for trial in (2, 3):
         (tmp_path / "results" / f"{DATE}_plain" / f"cell_A_r2_t{trial}.json").unlink()
-    found = analyse(tmp_path)
-    remedy = "the run plans 4: `tracon retry`, then `tracon resume`, measures those that are missing"
+    found = analyze(tmp_path)
+    retry = "`tracon retry`, then `tracon resume`, measures those that failed, a new run those that are degraded"
+    remedy = f"the run plans 4: {retry}"
     withheld = _tax(found, "mooncake_both").withheld
     assert withheld.startswith(f"2 launches per config: two launches of one config differ too; {remedy}")
     for text in (withheld, *(_verdict(found, name).reason for name in ("H1", "H2", "H3"))):

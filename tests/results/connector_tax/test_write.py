@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from results.connector_tax.analyse import analyse
+from results.connector_tax.analyze import analyze
 from results.connector_tax.figures import build_figures
 from results.connector_tax.tables import build_tables
 from results.connector_tax.write import write_results
@@ -16,7 +16,7 @@ from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 from tests.results.connector_tax.synthetic import (
     DATE,
-    Behaviour,
+    Behavior,
     Cell,
     Load,
     Run,
@@ -28,8 +28,8 @@ from tests.results.connector_tax.synthetic import (
 
 RUN = Run(
     configs={
-        "plain": Behaviour(),
-        "mooncake_both": Behaviour(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4),
+        "plain": Behavior(),
+        "mooncake_both": Behavior(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4),
     },
     rates_per_s=(1, 2, 4),
     shapes=((512, 64),),
@@ -44,7 +44,7 @@ RUN = Run(
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
     write_measured_run(root, RUN)
-    analyse(root)  # makes the Parquet files once for all copies of it
+    analyze(root)  # makes the Parquet files once for all copies of it
     return root
 
 
@@ -54,7 +54,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _gaps(root: Path) -> dict[str, str]:
-    return {gap.artifact: gap.reason for gap in analyse(root).gaps}
+    return {gap.artifact: gap.reason for gap in analyze(root).gaps}
 
 
 def test_a_whole_run_has_no_gap(root: Path) -> None:
@@ -76,8 +76,8 @@ def test_the_manifest_has_a_row_per_config_skips_included(root: Path) -> None:
 
 
 def test_a_cell_without_step_timing_shows_in_the_manifest(root: Path) -> None:
-    write_cell(RunLayout(root).config(DATE, "plain"), Cell("plain", Behaviour(), Load(2.0), steps=0))
-    row = next(row for row in analyse(root).manifest if row.config == "plain")
+    write_cell(RunLayout(root).config(DATE, "plain"), Cell("plain", Behavior(), Load(2.0), steps=0))
+    row = next(row for row in analyze(root).manifest if row.config == "plain")
     assert (row.step_timing_available, row.step_timing_reason) == (False, "no probe")
 
 
@@ -88,7 +88,7 @@ def test_cells_that_failed_or_were_never_tried_are_counted(root: Path) -> None:
         for path in folder.root.glob(f"*_{stem}.*"):
             path.unlink()
     layout.attempt("phase-a/plain/r2", 1).mkdir(parents=True)
-    row = next(row for row in analyse(root).manifest if row.config == "plain")
+    row = next(row for row in analyze(root).manifest if row.config == "plain")
     assert (row.cells_done, row.cells_failed, row.cells_dropped) == (2, 1, 1)
     assert _gaps(root)["plain, phase A"] == "not measured: r2, r4"
 
@@ -108,7 +108,7 @@ def _artifacts(root: Path) -> list[str]:
 def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str) -> None:
     (root / artifact).unlink()
     (root / artifact).with_suffix(".parquet").unlink(missing_ok=True)
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert artifact in {gap.artifact for gap in analysis.gaps}
     assert artifact in report_text(analysis, build_figures(analysis, root))
 
@@ -120,7 +120,7 @@ def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifac
 def test_corrupting_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str, content: bytes) -> None:
     (root / artifact).write_bytes(content)
     (root / artifact).with_suffix(".parquet").unlink(missing_ok=True)
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert artifact in {gap.artifact for gap in analysis.gaps}
     report_text(analysis)
 
@@ -143,17 +143,17 @@ def test_nothing_lost_becomes_zero(root: Path) -> None:
 def test_the_rates_the_run_used_stand_and_a_contradiction_is_named(root: Path) -> None:
     layout = RunLayout(root)
     folder = layout.config(DATE, "mooncake_both")
-    write_cell(folder, Cell("mooncake_both", Behaviour(knee_per_s=2), Load(2.0)))
-    analysis = analyse(root)
+    write_cell(folder, Cell("mooncake_both", Behavior(knee_per_s=2), Load(2.0)))
+    analysis = analyze(root)
     assert analysis.rates.ref_safe_per_s == 2.0
     assert "says ref_safe = 2 req/s, but the cells now give 1 req/s" in {gap.reason for gap in analysis.gaps}
 
 
 def test_the_rates_that_the_specification_would_choose_stand_beside_ours(tmp_path: Path) -> None:
     """A request of 13 s in a warm-up of 5 s: its throughput ratio falls below 0.95 from 2 req/s on."""
-    slow = Behaviour(tpot_p50_s=0.05, sigma=0.01)
+    slow = Behavior(tpot_p50_s=0.05, sigma=0.01)
     write_measured_run(tmp_path, Run({"plain": slow, "nixl_both": slow}, (1, 2, 4), steps=0))
-    (table,) = (table for table in build_tables(analyse(tmp_path)) if table.title == "Reference rates")
+    (table,) = (table for table in build_tables(analyze(tmp_path)) if table.title == "Reference rates")
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["rate"] for row in rows] == ["4 req/s", "4 req/s"]
     assert [row["by the specification's rules"] for row in rows] == ["1 req/s", "1 req/s"]
@@ -162,11 +162,11 @@ def test_the_rates_that_the_specification_would_choose_stand_beside_ours(tmp_pat
 def test_lost_or_damaged_reference_rates_are_made_again_and_named(root: Path) -> None:
     path = RunLayout(root).reference_rates
     path.write_bytes(b"{")
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert analysis.rates.ref_safe_per_s == 2.0
     assert "reference_rates.json" in {gap.artifact for gap in analysis.gaps}
     path.unlink()
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert analysis.rates.ref_safe_per_s == 2.0
     assert "reference_rates.json" in {gap.artifact for gap in analysis.gaps}
 
@@ -177,22 +177,22 @@ def test_a_folder_with_nothing_in_it_is_a_report_of_gaps(tmp_path: Path) -> None
     assert {gap.artifact for gap in analysis.gaps} == {"plan.json", "preflight/preflight_status.json"}
     assert "plain was not measured" in (tmp_path / "report.md").read_text()
     with pytest.raises(ResultsError) as caught:
-        analyse(tmp_path / "nowhere")
+        analyze(tmp_path / "nowhere")
     assert caught.value.remedy
     assert caught.value.exit_code == 2
 
 
-def test_a_run_without_a_plan_is_analysed_all_the_same(root: Path) -> None:
-    whole = analyse(root)
+def test_a_run_without_a_plan_is_analyzed_all_the_same(root: Path) -> None:
+    whole = analyze(root)
     RunLayout(root).plan.unlink()
-    bare = analyse(root)
+    bare = analyze(root)
     assert bare.cells == whole.cells
     assert bare.taxes == whole.taxes
 
 
 def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
-    write_cell(layout, Cell("plain", Behaviour(), Load(4.0), degraded="client used 0.97 of a core"))
+    write_cell(layout, Cell("plain", Behavior(), Load(4.0), degraded="client used 0.97 of a core"))
     write_results(root)
     text = (root / "report.md").read_text()
     for part in (
@@ -204,8 +204,8 @@ def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None
 
 
 def test_a_tax_of_too_few_requests_is_shown_without_a_verdict(tmp_path: Path) -> None:
-    write_run(tmp_path, Run({"plain": Behaviour(), "nixl_both": Behaviour(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
-    text = report_text(analyse(tmp_path))
+    write_run(tmp_path, Run({"plain": Behavior(), "nixl_both": Behavior(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
+    text = report_text(analyze(tmp_path))
     (line,) = [line for line in text.splitlines() if line.startswith("| ref_safe | 2 | nixl_both | +")]
     assert "(n = 20: no spread)" in line
     assert "higher" not in line

@@ -80,7 +80,7 @@ def test_a_clock_that_is_set_is_found_where_it_was_set(by_ms: float, at: int) ->
             assert abs(one.offset_ns - truth) <= one.error_ns
 
 
-def test_a_clock_set_during_an_exchange_spoils_it_and_its_neighbours() -> None:
+def test_a_clock_set_during_an_exchange_spoils_it_and_its_neighbors() -> None:
     exchanges = _exchanges(lambda _: 0.0, range(20))
     spoilt = exchanges[10]
     exchanges[10] = Exchange(spoilt.asked, spoilt.heard, spoilt.answered + 50_000_000, spoilt.got)

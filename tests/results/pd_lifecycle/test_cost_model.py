@@ -14,8 +14,8 @@ from results.pd_lifecycle.bandwidth_curve import bandwidth_of
 from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import Transfers, fit_least_squares, solve_each, transfers_of
-from results.records.lifecycle import RequestConfig
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import RequestConfig
 from results.statistics.estimates import Samples
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 
@@ -83,7 +83,7 @@ def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
 
 
 def test_a_bandwidth_is_the_inverse_of_the_launches_mean_beta() -> None:
-    """The mean of their bandwidths would favour the fast launch. 1 / beta falls with beta: the bounds are swapped."""
+    """The mean of their bandwidths would favor the fast launch. 1 / beta falls with beta: the bounds are swapped."""
     launches = [_slow_down(_transfers(seed), by) for seed, by in enumerate((0.9, 1.0, 1.1))]
     costs = _fit(_join(launches))
     beta, bandwidth = costs.relative.beta_ms_per_mb, costs.relative.bandwidth_gbps
@@ -109,6 +109,20 @@ def test_the_measured_knee_over_launches_is_that_of_the_medians_in_the_table() -
     assert costs.knee.measured_bytes == 16384 * 512, "the first of the table's shares above 90 %"
     alphas = [_fit(one).knee.alpha_ms or 0.0 for one in launches]
     assert costs.knee.alpha_ms == pytest.approx(np.mean(alphas))
+
+
+def test_a_knee_over_launches_states_why_launches_lack_it() -> None:
+    launches = [_transfers(seed, alpha=alpha, noise=0.01) for seed, alpha in enumerate((0.5, 0.5, -0.2))]
+    assert _fit(launches[2]).knee.bytes.value is None
+    why = _fit(launches[2]).knee.bytes.reason
+    costs = _fit(_join(launches))
+    assert costs.knee.bytes.value is not None, "all transfers together have one"
+    assert costs.knee.bytes.reason == f"2 of 3 launches have this number: {why}"
+    six = _transfers(0, noise=0.01, per_size=1)
+    assert _fit(six).knee.asymptote_gbps.value is not None
+    knee = _fit(replace(six, launch=np.arange(six.n) // 2)).knee
+    assert (knee.asymptote_gbps.value, knee.bytes.value) == (None, None)
+    assert "2 counted transfers" in knee.reason, "each of the three launches has two"
 
 
 def _slow_down(transfers: Transfers, by: float) -> Transfers:

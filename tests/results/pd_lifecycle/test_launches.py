@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from results.pd_lifecycle import verdicts
-from results.pd_lifecycle.analyse import analyse
+from results.pd_lifecycle.analyze import analyze
 from results.pd_lifecycle.draw import DRAWERS, draw_overhead
 from results.pd_lifecycle.figures import build_figures, list_baselines
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
@@ -29,9 +29,9 @@ from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import list_limits
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.tables import build_tables
+from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.report.figure_files import draw
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import covers
@@ -252,7 +252,7 @@ def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Pa
     write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
     records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
     plain = measure_overheads(records, plain=True)
-    one = analyse(tmp_path)
+    one = analyze(tmp_path)
     over_grid = measure_grid_overheads(records)
     three = replace(
         one, launches=3, overheads=measure_overheads(records), plain_overheads=plain, grid_overheads=over_grid
@@ -291,7 +291,7 @@ def test_a_result_that_moves_with_the_order_of_the_launches_is_said(tmp_path: Pa
     between = slopes[COMBINED_ENGINE, PLAIN_ENGINE]
     assert between is not None
     assert between.value == pytest.approx(0.0, abs=0.01)
-    one_launch = analyse(tmp_path)
+    one_launch = analyze(tmp_path)
     assert not any("order of the launches" in text for text in list_limits(one_launch))
     limits = list_limits(replace(one_launch, launches=5, grid_overheads=overheads))
     (limit,) = (text for text in limits if "order of the launches" in text)
@@ -302,7 +302,7 @@ def test_figure_4_has_a_panel_for_each_combined_engine(tmp_path: Path) -> None:
     write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
     records = tuple(_launched(np.random.default_rng(7), overhead=0.5, connector=0.2))
     plain = measure_overheads(records, plain=True)
-    both = replace(analyse(tmp_path), launches=3, overheads=measure_overheads(records), plain_overheads=plain)
+    both = replace(analyze(tmp_path), launches=3, overheads=measure_overheads(records), plain_overheads=plain)
     figure = build_figures(both)[3]
     assert list_baselines(figure.table) == [PLAIN_ENGINE, COMBINED_ENGINE]
     assert f"less that of the {PLAIN_ENGINE} (top) and of the {COMBINED_ENGINE} (bottom)" in figure.caption

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
+from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
 from results.pd_lifecycle.bandwidth_curve import no_knee
 from results.pd_lifecycle.consistency import measure_drifts
 from results.pd_lifecycle.figures import build_figures
@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(root: Path) -> LifecycleAnalysis:
-    return analyse(root)
+    return analyze(root)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_summary_begins_with_the_specifications_columns(root: Path) -> None:
 
 def test_the_summary_of_known_requests(tmp_path: Path) -> None:
     write_run(tmp_path, tuple(grid(Truth(noise=0.0, jitter_ms=0.0), (4096,), (8192,), (32,))))
-    write_frame(tmp_path / "summary.csv", build_summary_rows(analyse(tmp_path).configs, half_step=False))
+    write_frame(tmp_path / "summary.csv", build_summary_rows(analyze(tmp_path).configs, half_step=False))
     with (tmp_path / "summary.csv").open() as file:
         (row,) = csv.DictReader(file)
     actual = {name: round(float(row[name]), 3) for name in SPECIFIED.split(",")}
@@ -96,7 +96,7 @@ def test_the_summary_of_known_requests(tmp_path: Path) -> None:
 def test_medians_stand_beside_the_means_of_every_duration(tmp_path: Path) -> None:
     """One repetition of three waits for half a second: that moves a mean, not a median."""
     write_run(tmp_path, [*SMALL[:4], seen(Truth(wait_ms=512.0), ONE, 5).record()])
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     rows = {table.title: dict(zip(table.columns, table.rows[0], strict=True)) for table in build_tables(run_analysis)}
     assert rows["Medians of the phases"]["zmq_handshake"] == "12.6"
     assert float(rows["Phases"]["zmq_handshake"]) > 100
@@ -165,7 +165,7 @@ def test_a_cell_that_failed_says_why_and_what_it_threw_away(tmp_path: Path, smal
     assert (row["prior_context"], row["skip_reason"], row["discarded"]) == (131_072, "2 preemptions", 2)
     assert len(run_analysis.discards) == 2
     failed.write_text("{")
-    assert any("failed.json cannot be read" in gap.reason for gap in analyse(tmp_path).gaps)
+    assert any("failed.json cannot be read" in gap.reason for gap in analyze(tmp_path).gaps)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_links_limit_is_drawn_with_who_says_so(
     run = tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,)))
     write_run(tmp_path, run, analysis={"link_gbps": stated_gbps})
     LifecycleLayout(tmp_path).link.write_text(json.dumps(measured))
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     figure = build_figures(run_analysis)[1]
     assert {name: level for name, level in figure.lines.items() if "link" in name} == lines
     assert text in figure.caption
@@ -203,7 +203,7 @@ def test_a_preemption_within_a_cell_and_the_share_of_the_cache_are_a_check(
             for side, count in (("prefill", 0), ("decode", 2))}  # fmt: skip
     engines = {side: {"block_tokens": 128, "kv_capacity_tokens": 5130} for side in ("prefill", "decode")}
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"load": load, "engines": engines}))
-    read = analyse(tmp_path)
+    read = analyze(tmp_path)
     (check,) = (one for one in read.checks if "preempted" in one.what)
     assert (check.agree, check.of) == (0, 1)
     assert check.text == "the largest request takes 10.0 % of the smallest KV cache"
@@ -238,7 +238,7 @@ def test_checks_that_can_fail_do(tmp_path: Path, analysis: LifecycleAnalysis) ->
         wrong[-1], more_ms={**wrong[-1].more_ms, "p_reply": None}, gaps={"p_reply": "a precedes b by 1 ms"}
     )
     write_run(tmp_path, [*wrong[:-1], turned])
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert [(one.agree, one.of) for one in run_analysis.checks] == [(17, 18), (0, 3), (0, 3)]
     assert "a precedes b by 1 ms" in run_analysis.checks[0].text
 
@@ -246,7 +246,7 @@ def test_checks_that_can_fail_do(tmp_path: Path, analysis: LifecycleAnalysis) ->
 def test_bytes_that_are_not_their_blocks_are_a_gap(tmp_path: Path) -> None:
     records = [seen(Truth(), ONE, n).record(kv_bytes_per_token=256) for n in range(3, 6)]
     write_run(tmp_path, records)
-    (gap,) = (gap for gap in analyse(tmp_path).gaps if gap.artifact == "C0_N512_O1")
+    (gap,) = (gap for gap in analyze(tmp_path).gaps if gap.artifact == "C0_N512_O1")
     assert gap.reason.startswith(
         "3 transfers: bytes are not blocks x block tokens x KV bytes per token, but 2 to 2 times"
     )
@@ -295,7 +295,7 @@ def test_different_numbers_of_operations_are_said(analysis: LifecycleAnalysis) -
 def test_half_a_step_is_said_wherever_it_is_taken_off(tmp_path: Path, analysis: LifecycleAnalysis) -> None:
     records = tuple(grid(Truth(noise=0.0), contexts=(0,), sizes=(512, 2048, 4096), lengths=(32,)))
     write_run(tmp_path, records, analysis={"subtract_half_step": True})
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert run_analysis.records[0].breakdown_ms["d_promotion"] == pytest.approx(2.2 - 1.0)
     assert records[0].breakdown_ms["d_promotion"] == pytest.approx(2.2), "the record keeps the whole"
     record = run_analysis.records[0]
@@ -308,7 +308,7 @@ def test_half_a_step_is_said_wherever_it_is_taken_off(tmp_path: Path, analysis: 
 
 def test_settings_that_make_no_sense_are_a_gap(tmp_path: Path) -> None:
     write_run(tmp_path, SMALL, analysis={"link_gbps": "fast"})
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert run_analysis.settings.link_gbps is None
     assert any(gap.artifact == "plan.json" and "link_gbps" in gap.reason for gap in run_analysis.gaps)
 
@@ -316,7 +316,7 @@ def test_settings_that_make_no_sense_are_a_gap(tmp_path: Path) -> None:
 def test_an_unfinished_cell_does_not_count(tmp_path: Path) -> None:
     write_run(tmp_path, tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048), lengths=(1,))))
     LifecycleLayout(tmp_path).cell(ONE).unlink()
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert {record.config.current_new_tokens for record in run_analysis.records} == {2048}
     reasons = {gap.artifact: gap.reason for gap in run_analysis.gaps}
     assert reasons["C0_N512_O1"] == "the cell was not finished: its records are not counted"
@@ -327,7 +327,7 @@ def test_a_record_that_was_changed_or_damaged_does_not_count(tmp_path: Path, sma
     write_indented_json(small.record(ONE, 3), replace(SMALL[2], transport="nixl"))
     small.record(ONE, 4).write_bytes(b"{")
     write_indented_json(small.record(ONE, 6), replace(SMALL[2], repetition=6))
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert [record.repetition for record in run_analysis.records] == [1, 2, 5]
     reasons = {gap.artifact: gap.reason for gap in run_analysis.gaps}
     assert reasons["results/lifecycle/C0_N512_O1_rep3.json"] == "differs from the checksum in its cell's commit mark"
@@ -340,7 +340,7 @@ def test_discarded_measurements_are_counted_and_reported(tmp_path: Path) -> None
     mark = LifecycleLayout(tmp_path).cell(ONE)
     mark_content = json.loads(mark.read_text()) | {"discarded": [{"repetition": 5, "reason": "the prefix was gone"}]}
     mark.write_text(json.dumps(mark_content))
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     (row,) = run_analysis.configs
     assert (row.counted, row.warmups, row.discarded) == (2, 2, 2)
     shown = _text(run_analysis)
@@ -368,7 +368,7 @@ def test_a_read_that_ends_when_the_worker_looks_is_said_to(tmp_path: Path, end_f
     """NIXL's own account of a read ends when it is asked, too."""
     one = seen(Truth(), ONE).record()
     write_run(tmp_path, [replace(one, counts=replace(one.counts, write_end_from=end_from))])
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     limit = "In 1 requests the end of the transfer is the worker's next poll"
     assert any(limit in text for text in list_limits(run_analysis))
     assert not any("next poll" in text for text in list_limits(replace(run_analysis, records=(one,))))
@@ -380,7 +380,7 @@ def test_two_hosts_are_set_against_each_other_by_all_exchanges(tmp_path: Path) -
     config = RequestConfig(0, 8192, 32)
     records = [seen(early if n < 12 else late, config, n, start_ns=T0_NS + n * 10**9).record() for n in range(3, 20)]
     write_run(tmp_path, records)
-    run_analysis = analyse(tmp_path)
+    run_analysis = analyze(tmp_path)
     assert len(run_analysis.clock_steps) == 1
     assert any(gap.artifact == "clocks" and "was set by about +50 ms" in gap.reason for gap in run_analysis.gaps)
     first = run_analysis.records[0]

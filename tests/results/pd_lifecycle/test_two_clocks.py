@@ -13,8 +13,8 @@ from time import perf_counter_ns as now
 
 import pytest
 
-from results.pd_lifecycle.analyse import recompute_durations
 from results.pd_lifecycle.analysis_settings import DEFAULT
+from results.pd_lifecycle.analyze import recompute_durations
 from results.pd_lifecycle.clock_offsets import align_clocks
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from tests.results.pd_lifecycle.synthetic import Truth, seen

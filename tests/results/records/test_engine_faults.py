@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from results.connector_tax.analyse import analyse
-from results.pd_lifecycle.analyse import analyse as analyse_lifecycle
+from results.connector_tax.analyze import analyze
+from results.pd_lifecycle.analyze import analyze as analyze_lifecycle
 from results.records.engine_faults import engine_fault_gaps
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
-from results.routing.analyse import analyse as analyse_routing
+from results.routing.analyze import analyze as analyze_routing
 
 DEATH = EngineFault(
     1.0, "e0-3", "plain", "death", "was ended by SIGILL", "vllm/x.py:1 in f", "SIGILL", ("one", "the last line")
@@ -27,8 +27,8 @@ def test_every_report_lists_the_deaths_and_stalls_of_its_run(tmp_path: Path) -> 
         ("engine e0-3", "was ended by SIGILL. Its log ends: one | the last line"),
         ("engine e1-1", "a step has run for 5 s: last Python frame vllm/y.py:2 in g"),
     ]
-    for analysed in (analyse(tmp_path), analyse_routing(tmp_path), analyse_lifecycle(tmp_path)):
-        assert set(gaps) < set(analysed.gaps)
+    for analyzed in (analyze(tmp_path), analyze_routing(tmp_path), analyze_lifecycle(tmp_path)):
+        assert set(gaps) < set(analyzed.gaps)
 
 
 def test_a_damaged_line_is_a_gap_of_its_own(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from results.records.frames import Gap, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, parquet_beside, sha256
-from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
+from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 
 WAITING = "vllm:num_requests_waiting"
 
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Path:
-    return write_cell(ConfigLayout(tmp_path / "results" / "20260131_plain"), Cell("plain", Behaviour(), Load()))
+    return write_cell(ConfigLayout(tmp_path / "results" / "20260131_plain"), Cell("plain", Behavior(), Load()))
 
 
 def _requests(cell: Path) -> Path:

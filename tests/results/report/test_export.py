@@ -117,7 +117,7 @@ def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Pa
 
 @pytest.mark.parametrize("experiment", WRITERS)
 def test_a_run_folder_is_never_written_into(made: Callable[[str], Exported], experiment: str) -> None:
-    """It is refused before the run is analysed."""
+    """It is refused before the run is analyzed."""
     run = made(experiment).run
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     for target in (run, run / "below"):

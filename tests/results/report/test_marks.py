@@ -1,4 +1,4 @@
-"""The marks of figures: nothing clipped, nothing flattened, no colour for two things."""
+"""The marks of figures: nothing clipped, nothing flattened, no color for two things."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_dot_is_clipped_at_the_edge(values: tuple[float, ...]) -> None:
     assert not dots.get_clip_on()
 
 
-def test_no_colour_stands_for_two_things() -> None:
+def test_no_color_stands_for_two_things() -> None:
     twelve = pens(f"policy {number}" for number in range(12))
     assert {pen.marker for pen in twelve.values()} == {rf"$\mathrm{{{letter}}}$" for letter in "ABCDEFGHIJKL"}
     few = pens(["mine", "theirs", "own"], {"own": PENS[0]})

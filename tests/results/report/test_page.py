@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.registry import results_named
 from results.report.content import ReportText
 from results.report.document import APPENDIX, render_markdown
@@ -22,6 +24,7 @@ from results.report.page import (
     Page,
     PageAnswer,
     cut_text,
+    describe_sentence,
     explain_interval,
     fit_page,
     group_remedies,
@@ -29,7 +32,6 @@ from results.report.page import (
     split_judgements,
 )
 from results.report.stored_page import read_page
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.test_reports import EXPERIMENTS
 
@@ -161,6 +163,43 @@ def test_judgements_become_answers_and_questions() -> None:
     assert answers == [PageAnswer("H1", "holds", "It persists: +45 % [+40, +50] lies at or above 10 %.", 4)]
     assert questions == [OpenQuestion("H1", "It persists: +5 % [-4, +14] straddles 10 %.", "more launches", 4)]
     assert group_remedies([*questions, *questions]) == [("H1, H1", "more launches")]
+
+
+def test_claims_with_one_outcome_and_reason_share_a_sentence() -> None:
+    reason = "every session of the trace has one turn"
+    rows = [
+        replace(judgement(outcome, why, measured), name=name)
+        for name, outcome, why, measured in (
+            ("C1", Outcome.OPEN, reason, Estimate(1.06, 1.05, 1.07)),
+            ("C2", Outcome.UNDECIDED, "the interval allows both", Estimate(0.1, -0.1, 0.3)),
+            ("C3", Outcome.OPEN, reason, Estimate(None, reason=reason)),
+            ("C4", Outcome.UNDECIDED, "the interval allows both", Estimate(0.2, -0.2, 0.6)),
+            ("C5", Outcome.OPEN, "plain was not measured", Estimate(None, reason="plain was not measured")),
+            ("C6", Outcome.OPEN, reason, Estimate(7.85, 4.09, 15.1)),
+            ("C7", Outcome.OPEN, "plain was not measured", Estimate(None, reason="plain was not measured")),
+        )
+    ]
+    answers, questions = split_judgements(rows, lambda one: f"a run for {one.outcome}", 2)
+    assert not answers
+    assert [one.name for one in questions] == ["C1, C3 and C6", "C2", "C4", "C5 and C7"], "C2 and C4 differ by interval"
+    together = questions[0]
+    assert f"{together.name}{describe_sentence(together)}" == (
+        f"C1, C3 and C6 stay open: {reason} (no interval here: verdicts.json has each claim's)."
+    )
+    assert describe_sentence(questions[3]) == " stay open: plain was not measured."
+    assert group_remedies(questions) == [
+        ("C1, C3, C6, C5, C7", "a run for open"),
+        ("C2, C4", "a run for undecided"),
+    ]
+    page = Page("?", (), "", (), tuple(questions))
+    assert "C1, C3 and C6 stay open: every session" in " ".join(render_terminal(page, Path("run"), 80).plain.split())
+    assert "- **C1, C3 and C6** stay open: every session" in render_markdown("run", ReportText("", (), ()), [], page)
+
+
+def test_claims_that_need_different_runs_do_not_share_a_sentence() -> None:
+    rows = [replace(judgement(Outcome.OPEN, "not measured", Estimate(None)), name=name) for name in ("3", "4")]
+    _, questions = split_judgements(rows, lambda one: f"`--set {one.name}`", 1)
+    assert [(one.name, one.decides) for one in questions] == [("3", "`--set 3`"), ("4", "`--set 4`")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ PAGE = Page("?", ("Here.",), "Noise floor: none.", (PageAnswer("a", "higher", "s
 
 
 @pytest.fixture(scope="module")
-def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
     write_tax_run(root)
     results_named("connector-tax").write(root)
@@ -26,9 +26,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(analysed: Path, tmp_path: Path) -> Path:
+def root(analyzed: Path, tmp_path: Path) -> Path:
     """A copy with the times of the original."""
-    return Path(shutil.copytree(analysed, tmp_path / analysed.name))
+    return Path(shutil.copytree(analyzed, tmp_path / analyzed.name))
 
 
 def _requests(root: Path) -> Path:

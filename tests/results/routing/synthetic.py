@@ -28,11 +28,11 @@ from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.report.document import render_markdown
-from results.routing.analyse import RoutingAnalysis
+from results.routing.analyze import RoutingAnalysis
 from results.routing.experiment import RESULTS
 from results.routing.measurements import Measurements
 from results.routing.read import LoadedCell, count_picks
-from results.routing.summary import summarise_cell, summary_of
+from results.routing.summary import summarize_cell, summary_of
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 BLOCK = 16
@@ -362,7 +362,7 @@ def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 
     layout.config.write_text("{}")
     layout.apc.write_text("{}")
     layout.gpu_util.write_text("t_unix_s,gpu,utilisation\n# no GPU on this host\n")
-    summary, breakdown = summarise_cell(turns_from(turns), picks, record)
+    summary, breakdown = summarize_cell(turns_from(turns), picks, record)
     layout.summary.write_bytes(msgspec.json.encode(summary))
     layout.breakdown.write_bytes(msgspec.json.encode(breakdown))
     checksums = {path.name: sha256(path) for path in (layout.metrics, layout.decisions, layout.engines)}

@@ -13,7 +13,7 @@ from results.records.engine_gates import EngineGate, EngineGates
 from results.records.estimate import Estimate
 from results.records.layout import RunLayout, digest_cells, trial_layouts, write_indented_json
 from results.report.engine_gates import describe_gates
-from results.routing.analyse import analyse
+from results.routing.analyze import analyze
 from results.routing.page import build_page
 from results.routing.write import build_verdicts
 from tests.results.routing.synthetic import Truth, World, report_text, write_run
@@ -42,12 +42,12 @@ def record_gates(root: Path, *gates: EngineGate) -> None:
 
 
 def list_setting(root: Path) -> str:
-    return " ".join(build_page(analyse(root)).setting)
+    return " ".join(build_page(analyze(root)).setting)
 
 
 def test_a_run_of_real_engines_has_no_gates(tmp_path: Path) -> None:
     root = make_run(tmp_path, simulated="")
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert analysis.engine_gates is None
     assert TITLE not in report_text(analysis)
     assert "Gates of the engine model" not in list_setting(root)
@@ -55,7 +55,7 @@ def test_a_run_of_real_engines_has_no_gates(tmp_path: Path) -> None:
 
 def test_a_simulated_run_that_was_not_checked_says_so_and_names_the_command(tmp_path: Path) -> None:
     root = make_run(tmp_path)
-    section = report_text(analyse(root)).partition(TITLE)[2]
+    section = report_text(analyze(root)).partition(TITLE)[2]
     for text in (section, list_setting(root)):
         assert f"no gate was checked for this engine model; `tracon simulate check LIVE_RUN {root.name}" in text
 
@@ -63,7 +63,7 @@ def test_a_simulated_run_that_was_not_checked_says_so_and_names_the_command(tmp_
 def test_what_a_check_found_is_shown_with_its_numbers_and_summed_up_on_the_first_page(tmp_path: Path) -> None:
     root = make_run(tmp_path)
     record_gates(root, PARITY, APC)
-    analysis = analyse(root)
+    analysis = analyze(root)
     section = report_text(analysis).partition(TITLE)[2].partition("\n##")[0]
     for text in ("9 of 9 decisions are equal", "maybe 3 points off", "live-run", "Two turn round."):
         assert text in section, text
@@ -78,7 +78,7 @@ def test_gates_of_cells_that_changed_since_do_not_count(tmp_path: Path) -> None:
     record_gates(root, PARITY)
     cell = trial_layouts(root)[0].cell
     cell.write_bytes(cell.read_bytes() + b"\n")
-    section = report_text(analyse(root)).partition(TITLE)[2]
+    section = report_text(analyze(root)).partition(TITLE)[2]
     assert "cells of this run changed after it was checked" in section
     assert f"`tracon simulate check {root.name} live-run`" in section
     assert "9 of 9" not in section
@@ -88,7 +88,7 @@ def test_gates_of_cells_that_changed_since_do_not_count(tmp_path: Path) -> None:
 def test_a_damaged_record_is_named_and_breaks_nothing(tmp_path: Path, content: bytes) -> None:
     root = make_run(tmp_path)
     RunLayout(root).engine_gates.write_bytes(content)
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert analysis.engine_gates is not None
     assert analysis.engine_gates.judgements == ()
     assert "engine_gates.json" in describe_gates(analysis.engine_gates)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import (
@@ -28,7 +29,6 @@ from results.routing.load_floor import (
     measure_load_floor,
 )
 from results.routing.transfers import Moved
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
 from tests.results.routing.logs import Log, facts_of_logs, moved
@@ -131,9 +131,13 @@ Variant = tuple[Mapping[str, Any], Log]
 
 
 def measured_floor(
-    variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None
+    variants: Mapping[str, Variant],
+    routers: Mapping[str, Mapping[str, Any]] | None = None,
+    kv_bytes: Mapping[str, int] | None = None,
 ) -> LoadFloor | None:
-    """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router."""
+    """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router;
+    `kv_bytes`: of labels whose KV cache has its own size.
+    """
     engines = tuple(engine(name, "both") for name in "abc")
     facts, measurements = facts_of_logs(
         WORLD,
@@ -141,13 +145,18 @@ def measured_floor(
         {label: [log] * WORLD.trials for label, (_, log) in variants.items()},
         lambda label: {
             "parameters": variants[label][0], "engines": engines, "router": (routers or {}).get(label, {}),
+            "kv_cache_memory_bytes": (kv_bytes or {}).get(label),
         },
     )  # fmt: skip
     return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
 
 
-def floor_of(variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None) -> LoadFloor:
-    floor = measured_floor(variants, routers)
+def floor_of(
+    variants: Mapping[str, Variant],
+    routers: Mapping[str, Mapping[str, Any]] | None = None,
+    kv_bytes: Mapping[str, int] | None = None,
+) -> LoadFloor:
+    floor = measured_floor(variants, routers, kv_bytes)
     assert floor is not None
     return floor
 
@@ -540,6 +549,59 @@ def test_two_timeouts_that_contradict_each_other_decide_nothing() -> None:
     worse = replace(pair, lost_share=Estimate(0.5, 0.4, 0.6, launches=3))
     for pairs, outcome in (((pair, pair), Outcome.HOLDS), ((pair, worse), Outcome.UNDECIDED)):
         assert answered(replace(found, timeouts=pairs))["D2"].outcome == outcome
+
+
+def test_arms_under_two_loads_leave_a_decision_point_open() -> None:
+    """A smaller KV cache would make the bonus lose transfers; it is no bonus that does."""
+    arms: dict[str, Variant] = {
+        "plain": ({}, lose_handovers(2)),
+        "200": (BONUS, lose_handovers(8)),
+        "50": ({"load_floor_bonus": 50}, lose_handovers(8)),
+        "max": ({"load_floor_bonus": 50, "floor_form": "max"}, lose_handovers(8)),
+    }
+    assert answered(floor_of(arms))["D1"].outcome == Outcome.FAILS
+    found = floor_of(arms, kv_bytes={"200": 16 << 20})
+    said = answered(found)
+    apart = "the arms that it compares were not under one load: plain, 50, max (as the preset); 200 (KV cache 16 MiB)"
+    for name in ("D1", "D3", "D7", "Q1"):
+        assert (said[name].outcome, said[name].reason, said[name].p) == (Outcome.OPEN, apart, None)
+    assert said["D6"].reason == apart.replace("50, max", "50"), "the grid of K has no other form"
+    assert "not under one load" not in said["D5"].reason, "both forms ran under one load, at K = 50"
+    bonus = next(one for one in found.variants if one.label == "200")
+    assert not bonus.differences
+    assert not bonus.against
+    half = floor_of(arms, kv_bytes={"max": 16 << 20})
+    assert "50 (as the preset); max (KV cache 16 MiB)" in answered(half)["D5"].reason
+
+
+def test_arms_of_another_rate_are_named_by_it() -> None:
+    load = {"time_scale": 0.01, "kv_cache_memory_bytes": None, "trace": ""}
+    plain = variant("plain", failed_turns=30, load=load)
+    bonus = variant("b", parameters=BONUS, load={**load, "time_scale": 0.02})
+    assert "plain (time_scale 0.01); b (time_scale 0.02)" in answered(run_of(plain, bonus))["D1"].reason
+
+
+def test_timeouts_and_quarantines_under_two_loads_decide_nothing() -> None:
+    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
+    long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
+    arms: dict[str, Variant] = {
+        "bonus": (BONUS, PLAIN[1]), "plain": ({}, short), "patient": ({}, long), "closing": ({}, long),
+    }  # fmt: skip
+    routers = {
+        "bonus": rules(4, failures_to_quarantine=3),
+        "plain": rules(4, failures_to_quarantine=3),
+        "patient": rules(15, failures_to_quarantine=3),
+        "closing": rules(4, failures_to_quarantine=1),
+    }
+    one_load = answered(floor_of(arms, routers))
+    assert (one_load["D2"].outcome, one_load["Q1.D"].outcome) == (Outcome.HOLDS, Outcome.FAILS)
+    two_loads = answered(floor_of(arms, routers, {"plain": 16 << 20}))
+    for name, loads in (
+        ("D2", "plain (KV cache 16 MiB); patient (as the preset)"),
+        ("Q1.D", "closing (as the preset); plain (KV cache 16 MiB)"),
+    ):
+        assert (two_loads[name].outcome, two_loads[name].p) == (Outcome.OPEN, None)
+        assert f"alone, under one load: {loads}" in two_loads[name].reason
 
 
 def test_a_grid_without_the_asked_k_leaves_it_open() -> None:

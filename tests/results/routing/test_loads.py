@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from results.report.page import Page
-from results.routing.analyse import RoutingAnalysis, analyse
+from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.compare import build_comparable
 from results.routing.experiment import RESULTS
 from results.routing.load_figures import COUPLING, collect_coupling, draw_coupling
@@ -33,7 +33,7 @@ def by_rate(tmp_path_factory: pytest.TempPathFactory) -> RoutingAnalysis:
         )
         for scale, ttft_s in zip((0.02, 0.01), times, strict=True)
     ]
-    return analyse(write_run(tmp_path_factory.mktemp("rates"), WORLD, truths))
+    return analyze(write_run(tmp_path_factory.mktemp("rates"), WORLD, truths))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def by_trace(tmp_path_factory: pytest.TempPathFactory) -> RoutingAnalysis:
         Truth("EAR trace=more-skew", "ear", FAST, parameters=EAR, trace="more-skew"),
         Truth("sticky kv_cache_memory_bytes=16777216", "sticky", SLOW, kv_cache_memory_bytes=16 * MIB),
     ]
-    return analyse(write_run(tmp_path_factory.mktemp("traces"), WORLD, truths))
+    return analyze(write_run(tmp_path_factory.mktemp("traces"), WORLD, truths))
 
 
 def test_only_policies_under_one_load_are_compared(by_rate: RoutingAnalysis) -> None:
@@ -124,7 +124,7 @@ def test_figure_9b_has_every_policy_under_every_load_and_its_distance_to_ear(by_
 
 
 def test_one_load_has_no_figure_9b_and_says_what_has(tmp_path: Path) -> None:
-    figure = LOADS.build(analyse(write_run(tmp_path, WORLD, [Truth("sticky"), Truth("unified")])))
+    figure = LOADS.build(analyze(write_run(tmp_path, WORLD, [Truth("sticky"), Truth("unified")])))
     assert "skew-and-pool" in figure.missing
 
 

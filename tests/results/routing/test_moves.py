@@ -14,9 +14,9 @@ from results.records.decisions import Gate
 from results.records.turns import RoutedEngine
 from results.routing.logs import LogFacts
 from results.routing.measurements import Measurements
-from results.routing.migrations import PolicyMigrations, summarise_migrations
+from results.routing.migrations import PolicyMigrations, summarize_migrations
 from results.routing.recomputing import compare_with_recomputing
-from results.routing.transfers import PolicyTransfers, summarise_transfers
+from results.routing.transfers import PolicyTransfers, summarize_transfers
 from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import World
 
@@ -61,13 +61,13 @@ def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
 def transfers_of(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
     moved = {trial: log.moved for trial, log in facts.items()}
     totals = {trial: log.external_total_tokens for trial, log in facts.items()}
-    return summarise_transfers("ear", moved, totals, measurements)
+    return summarize_transfers("ear", moved, totals, measurements)
 
 
 def migrations_of(
     facts: Mapping[int, LogFacts], measurements: Measurements, parameters: Mapping[str, Any] = PARAMETERS
 ) -> PolicyMigrations:
-    return summarise_migrations("ear", {t: log.migrations for t, log in facts.items()}, parameters, measurements)
+    return summarize_migrations("ear", {t: log.migrations for t, log in facts.items()}, parameters, measurements)
 
 
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from results.routing.interference import read_interference, summarise_interference
+from results.records.estimate import Estimate
+from results.routing.interference import read_interference, summarize_interference
 from results.routing.occupancy import (
     Deployment,
     Footprints,
@@ -17,7 +18,6 @@ from results.routing.occupancy import (
     measure_footprints,
 )
 from results.routing.read import LoadedCell
-from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
 from tests.results.statistics.in_memory import bounds
 
@@ -93,7 +93,7 @@ def test_a_known_slowdown_is_found(tmp_path: Path) -> None:
     write_interference(tmp_path, {512: 1.5, 8192: 66.0})
     rows, gaps = read_interference(tmp_path)
     assert gaps == ()
-    found = {row.prefill_tokens: row for row in summarise_interference(rows)}
+    found = {row.prefill_tokens: row for row in summarize_interference(rows)}
     assert found[8192].slowdown.value == pytest.approx(66.0)
     low, high = bounds(found[8192].before_s)
     assert low < 0.0102 < high
@@ -107,7 +107,7 @@ def test_a_repeat_that_was_not_measured_is_left_out(tmp_path: Path) -> None:
         '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "itl_before_s": 0.01, "itl_during_s": 0.02}\n'
         '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "itl_before_s": null, "itl_during_s": null}\n'
     )
-    (row,) = summarise_interference(read_interference(tmp_path)[0])
+    (row,) = summarize_interference(read_interference(tmp_path)[0])
     assert (row.repeats, row.slowdown.n, row.slowdown.value) == (2, 1, 2.0)
 
 

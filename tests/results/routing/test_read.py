@@ -15,7 +15,7 @@ from results.records.errors import ResultsError
 from results.records.frames import TURN_SCHEMA, Gap, read_table
 from results.records.layout import TrialLayout
 from results.records.turns import TurnRecord
-from results.routing.analyse import analyse
+from results.routing.analyze import analyze
 from results.routing.figures import build_figures
 from results.routing.read import LoadedCell, load_cells
 from results.routing.summary import summary_of
@@ -43,7 +43,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _gaps(root: Path) -> dict[str, str]:
-    return {gap.artifact: gap.reason for gap in analyse(root).gaps}
+    return {gap.artifact: gap.reason for gap in analyze(root).gaps}
 
 
 def _load(root: Path) -> LoadedCell:
@@ -51,7 +51,7 @@ def _load(root: Path) -> LoadedCell:
 
 
 def test_a_whole_run_has_no_gap(root: Path) -> None:
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert analysis.gaps == ()
     assert [cell.place for cell in analysis.cells] == [0, 1, 2, 3]
     assert analysis.labels == ("round_robin", "unified")
@@ -76,7 +76,7 @@ def test_a_damaged_artifact_is_a_gap_and_no_crash(root: Path, name: str, content
 @pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b'{"cells": 5}', b"null"])
 def test_a_damaged_plan_is_no_crash(root: Path, content: bytes) -> None:
     (root / "plan.json").write_bytes(content)
-    assert len(analyse(root).cells) == 4
+    assert len(analyze(root).cells) == 4
 
 
 def test_every_field_of_a_turn_is_kept(root: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_record_that_was_changed_is_not_read(root: Path) -> None:
     path = root / CELL / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"e1"', b'"e0"'))
     assert "differs from the checksum" in _gaps(root)[f"{CELL}/metrics.jsonl"]
-    cell = next(cell for cell in analyse(root).cells if cell.path.startswith(CELL))
+    cell = next(cell for cell in analyze(root).cells if cell.path.startswith(CELL))
     assert cell.counts["completed"] is None
     assert cell.estimate("ttft_p90_s").reason == "the turn records cannot be read"
 
@@ -152,11 +152,11 @@ def test_a_planned_prefill_length_without_a_row_is_a_gap(root: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no run folder"):
-        analyse(tmp_path / "nothing")
+        analyze(tmp_path / "nothing")
 
 
 def test_a_run_without_anything_says_so(tmp_path: Path) -> None:
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert (analysis.cells, analysis.labels, analysis.standings) == ((), (), ())
     assert {gap.artifact for gap in analysis.gaps} == {"plan.json"}
 
@@ -193,12 +193,12 @@ NEVER_SENT: dict[str, object] = {
     ],
 )
 @pytest.mark.parametrize("cells", [[CELL], EVERY], ids=["one", "every"])
-def test_whatever_came_of_a_cell_can_be_analysed(
+def test_whatever_came_of_a_cell_can_be_analyzed(
     root: Path, cells: list[str], turns: dict[str, object] | None, record: dict[str, object]
 ) -> None:
     for cell in cells:
         _rewrite(root / cell, turns=turns, record=record)
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert len(analysis.cells) == 4
     assert report_text(analysis)
     assert build_figures(analysis)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from results.records.estimate import Estimate
 from results.report.figure_files import draw
-from results.routing.analyse import RoutingAnalysis, analyse
+from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.cautions import find_stalls
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.report import describe_opening, describe_verdict, list_limits
 from results.routing.shown import name_units
 from results.routing.summary import summary_of
 from results.routing.write import build_pair_rows, write_results
-from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)
@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def analysis(root: Path) -> RoutingAnalysis:
-    return analyse(root)
+    return analyze(root)
 
 
 def test_the_numbers_beside_are_those_of_the_analysis(root: Path, analysis: RoutingAnalysis) -> None:
@@ -104,7 +104,7 @@ def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> No
 @pytest.mark.parametrize(("trials", "said"), [(1, "One launch per policy: two"), (2, "2 launches per policy: two")])
 def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, trials: int, said: str) -> None:
     write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     text = report_text(analysis)
     assert said in text.split(". ")[0]
     assert said in describe_verdict(analysis)
@@ -118,7 +118,7 @@ def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, tr
 def test_a_policy_with_fewer_trials_than_the_others_is_named_and_not_judged(tmp_path: Path) -> None:
     late = replace(POLICIES[2], degraded={0: "the client was late"})
     write_run(tmp_path, WORLD, (*POLICIES[:2], late))
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert not any("unified" in (*row.behind, *row.level) for row in analysis.standings)
     assert re.search(r"\| unified \| fewer than 3 trials that count", report_text(analysis))
 
@@ -139,7 +139,7 @@ def test_the_report_names_the_stalled_cell_before_any_number(tmp_path: Path) -> 
     write_run(tmp_path, WORLD, POLICIES[:2])
     shutil.rmtree(tmp_path / "results" / "20260131_sticky" / "trial_1")
     write_cell(tmp_path, WORLD, replace(POLICIES[1], ttft_s=10 * POLICIES[1].ttft_s), 1)
-    text = report_text(analyse(tmp_path))
+    text = report_text(analyze(tmp_path))
     assert "Stalled, see `Read this first`: sticky in trial 1." in text.split("\n## ")[0]
     assert re.search(r"## Read this first\n.*\| sticky, trial 1 \| stalled: TTFT p90 \d+ ms", text, re.S)
 
@@ -158,7 +158,7 @@ def test_the_load_floors_variants_are_set_against_the_one_without_a_fix(tmp_path
         Truth("B: floor", "kv_aware", parameters={"load_floor_bonus": 200}),
     )
     write_run(tmp_path, WORLD, policies)
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert analysis.labels == ("overlap first", "A: cold", "B: floor")
     assert analysis.baseline == "overlap first"
     assert "## Against overlap first, as ratios" in report_text(analysis)
@@ -181,7 +181,7 @@ def test_captions_state_the_trials_the_unit_and_what_the_bars_are(analysis: Rout
     assert "ITL in ms" in captions["4d"]
     assert "95 % spread within the launch (over " in captions["4d"]
     write_run(tmp_path, replace(WORLD, trials=1), POLICIES)
-    once = {figure.name: figure.caption for figure in build_figures(analyse(tmp_path))}["6"]
+    once = {figure.name: figure.caption for figure in build_figures(analyze(tmp_path))}["6"]
     assert "Bars: 95 % spread within the launch (sessions resampled, 1 trial). " in once
     assert "Trials per policy: 1, a launch each." in once
     assert name_units(("apc", "ttft_p50_s", "ttft_p90_s")) == "In %: APC; in ms: TTFT p50, TTFT p90. "
@@ -189,7 +189,7 @@ def test_captions_state_the_trials_the_unit_and_what_the_bars_are(analysis: Rout
 
 def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
     write_run(tmp_path, replace(WORLD, trials=1, sessions=3, turns=2), POLICIES[:1])
-    found = {figure.name: figure for figure in build_figures(analyse(tmp_path))}
+    found = {figure.name: figure for figure in build_figures(analyze(tmp_path))}
     for name in ("4c", "8"):
         assert draw(found[name], DRAWERS)["png"]
 
@@ -204,7 +204,7 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_figures_of_migration_hold_the_numbers_of_the_analysis(moving: Path) -> None:
-    analysis = analyse(moving)
+    analysis = analyze(moving)
     ablation = pd.read_csv(moving / "figures" / "figure_7.csv").set_index(["variant", "metric"])
     assert ablation.loc[("EAR (affinity only)", "apc"), "value"] == pytest.approx(
         analysis.value("EAR (affinity only)", "apc").value
@@ -252,7 +252,7 @@ def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting
         for label, moves in (("EAR", True), ("EAR, KV not moved", False))
     ]
     write_run(tmp_path, WORLD, arms)
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert (analysis.paper[-1].label, analysis.paper[-1].others) == ("EAR", ())
     assert analysis.settings == ()
     found = {row.label: row.arm for row in analysis.moves.recomputing}
@@ -271,7 +271,7 @@ def test_the_effect_of_knowing_the_output_length_is_a_row(tmp_path: Path) -> Non
         for label, reserved in (("EAR", 0), ("EAR, output known", "max_tokens"), ("EAR, 500", 500))
     ]
     write_run(tmp_path, WORLD, arms)
-    analysis = analyse(tmp_path)
+    analysis = analyze(tmp_path)
     assert analysis.knowing == {"EAR, output known": "EAR"}
     text = report_text(analysis)
     assert "## Effect of knowing the output length" in text
@@ -299,7 +299,7 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
 def test_the_logs_order_of_policies_is_judged_for_the_labels_that_were_run(tmp_path: Path) -> None:
     truths = [Truth("mine", "lmetric", hit_share=0.8), Truth("by load", "load_only", hit_share=0.2)]
     write_run(tmp_path, WORLD, truths)
-    claims = {one.name: one for one in analyse(tmp_path).claims}
+    claims = {one.name: one for one in analyze(tmp_path).claims}
     assert claims["log: LMetric has soft affinity"].point.startswith("holds: +")
     assert claims["log: LMetric before load_only"].label == "not testable at this scale"
     assert not [name for name in claims if "unified" in name or "sticky" in name]
@@ -313,7 +313,7 @@ def test_a_split_of_static_pools_is_judged_under_its_own_name(tmp_path: Path) ->
     walls = {}
     for name, truths in (("both", [balanced, even, uneven]), ("alone", [balanced, uneven])):
         write_run(tmp_path / name, world, truths)
-        walls[name] = [one.name for one in analyse(tmp_path / name).claims if one.name.startswith("3.2")]
+        walls[name] = [one.name for one in analyze(tmp_path / name).claims if one.name.startswith("3.2")]
     wall = "3.2: static pools meet the KV wall"
     assert walls == {"both": [wall, f"{wall}, 1P+3D"], "alone": [f"{wall}, 1P+3D"]}
 
@@ -321,6 +321,6 @@ def test_a_split_of_static_pools_is_judged_under_its_own_name(tmp_path: Path) ->
 def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(moving, tmp_path / moving.name))
     (root / "results" / "20260131_EAR" / "trial_1" / "decisions.jsonl").write_bytes(b"{")
-    analysis = analyse(root)
+    analysis = analyze(root)
     assert [gap.artifact for gap in analysis.gaps] == ["results/20260131_EAR/trial_1/decisions.jsonl"]
     assert next(row for row in analysis.moves.migrations if row.label == "EAR").trials == 2

@@ -18,7 +18,7 @@ from results.routing.summary import (
     RoutedSummary,
     amplification_of,
     engines_apc,
-    summarise_cell,
+    summarize_cell,
     summary_of,
 )
 from tests.examples import examples
@@ -78,7 +78,7 @@ def test_samples_tell_how_full_an_instance_was_and_how_long_its_queue() -> None:
     rows = [EngineSample(place, "e0", 1.0, float(place), place / 10, 0, 1) for place in range(5)]
     rows.append(EngineSample(9, "e0", None, None, None, None, None))  # a scrape that failed
     turns = _turns()
-    _, breakdown = summarise_cell(turns_from(turns), (), cell_record(WORLD, TRUTH, 0, turns), rows)
+    _, breakdown = summarize_cell(turns_from(turns), (), cell_record(WORLD, TRUTH, 0, turns), rows)
     values = {one["instance"]: one["values"] for one in breakdown["instances"]}
     assert (values["e0"]["kv_usage_max"]["value"], values["e0"]["waiting_p90"]["value"]) == (0.4, pytest.approx(3.6))
     assert values["e1"]["kv_usage_max"]["value"] is None
@@ -130,7 +130,7 @@ def test_without_turns_nothing_is_zero() -> None:
 
 def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
     turns = _turns()
-    summary, breakdown = summarise_cell(
+    summary, breakdown = summarize_cell(
         turns_from(turns), decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns)
     )
     assert summary["counts"]["picks"] == 24

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from results.connector_tax.read import analyse_cell
+from results.connector_tax.read import analyze_cell
 from results.measures.latency import RequestMetric, declare
 from results.measures.replay_numbers import replay_numbers
 from results.records.frames import artifact_name
@@ -20,7 +20,7 @@ from results.routing.read import load_cells
 from results.routing.write import write_results
 from runners.cli import app
 from tests.doc_code import declared_metric
-from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
+from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 from tests.results.routing.synthetic import Truth, World, write_run
 
 
@@ -61,7 +61,7 @@ def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> Non
 def test_where_records_lack_a_field_that_it_reads_it_alone_is_unknown(metric: RequestMetric, tmp_path: Path) -> None:
     """Requests of the open loop have no `t_due_ns`."""
     folder = ConfigLayout(tmp_path / "results" / "20260131_plain")
-    values = analyse_cell(write_cell(folder, Cell("plain", Behaviour(), Load(requests=40), steps=0))).values
+    values = analyze_cell(write_cell(folder, Cell("plain", Behavior(), Load(requests=40), steps=0))).values
     assert values["wait_p50_s"].value is None
     assert values["wait_p50_s"].reason
     assert values["ttft_p50_s"].value is not None

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair
 from results.routing.recomputing import AgainstArm, AgainstRecomputing
-from results.routing.scale import Scale, measure_scale
+from results.routing.scale import ONE_TURN, TOO_SMALL, Scale, measure_scale
 from results.routing.specification import (
     AFFINITY_ONLY,
     FULL,
@@ -27,7 +28,6 @@ from results.routing.specification import (
     threshold_settings,
 )
 from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
 from tests.results.routing.synthetic import Truth, World, loaded
 
@@ -68,6 +68,24 @@ def test_without_a_second_turn_no_claim_about_sessions_is_judged() -> None:
     ablations = [one for name, one in judge(labels, pairs, scale=one_turn).items() if "ablation" in name]
     assert ablations
     assert all("has one turn" in one.reason for one in ablations)
+
+
+def test_what_a_run_lacks_carries_the_label_of_the_claim_that_it_leaves_open() -> None:
+    one_turn = replace(LARGE, follows_sessions=False)
+    claims = judge(labels_of(ROWS), in_order(), scale=one_turn)
+    assert claims["ablation: affinity only keeps locality"].label == ONE_TURN
+    lacks = {
+        "trace": one_turn.lacks,
+        "trace and a limit": replace(one_turn, max_inflight_sessions=32).lacks,
+        "instances and trace": replace(one_turn, instances=2).lacks,
+        "rate": replace(LARGE, no_loop={"every session of the trace has one turn": "no steady state"}).lacks_loop(
+            "every session of the trace has one turn"
+        ),
+    }
+    assert {name: lack.label for name, lack in lacks.items()} == {
+        "trace": ONE_TURN, "trace and a limit": ONE_TURN, "instances and trace": TOO_SMALL, "rate": TOO_SMALL,
+    }  # fmt: skip
+    assert not LARGE.lacks
 
 
 def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:

@@ -99,7 +99,7 @@ def test_the_interval_of_a_ratio_covers_the_true_tax(p: float, n: int) -> None:
     assert 0.88 < covered / trials < 1.0
 
 
-def test_alike_neighbours_widen_the_interval_of_a_difference() -> None:
+def test_alike_neighbors_widen_the_interval_of_a_difference() -> None:
     """Requests that queue together are fewer observations than they look."""
     rng = np.random.default_rng(3)
 

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.statistics.estimates import ALL_AGREE
-from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
+from results.statistics.estimates import ALL_AGREE, Estimate, unknown
+from results.statistics.launch_fit import (
+    LaunchSpread,
+    SizeFit,
+    fit_sizes,
+    mean_over_launches,
+    merge_launches,
+    slope_over_launches,
+)
 
 SIZES, LAUNCHES = 12, 3
 
@@ -83,6 +90,16 @@ def test_a_mean_over_launches_needs_all_of_them() -> None:
     assert (lacking.value, lacking.low) == (2.0, None)
     assert "2 of 3" in (lacking.reason or "")
     assert mean_over_launches([None]).value is None
+
+
+def test_the_launches_reasons_survive_their_mean() -> None:
+    known = [Estimate(value) for value in (1.0, 2.0, 3.0)]
+    assert merge_launches(known) == mean_over_launches([1.0, 2.0, 3.0])
+    lacking = merge_launches([*known[:2], unknown("3 transfers; a line needs 5")])
+    assert lacking.value == 1.5
+    assert lacking.reason == "2 of 3 launches have this number: 3 transfers; a line needs 5"
+    none = merge_launches([unknown("too few"), unknown("no cost"), unknown("too few")])
+    assert (none.value, none.reason) == (None, "too few; no cost")
 
 
 def test_a_slope_over_launches_is_the_regression_of_their_means() -> None:

@@ -1,4 +1,4 @@
-"""f2a to f2c come with their numbers, are distinguishable in grey, or give the reason why they are missing."""
+"""f2a to f2c come with their numbers, are distinguishable in gray, or give the reason why they are missing."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_the_same_numbers_give_the_same_bytes(folder: Path) -> None:
         assert (folder / f"figure_2c.{form}").read_bytes() == image
 
 
-def test_bars_are_distinguishable_in_grey(folder: Path) -> None:
+def test_bars_are_distinguishable_in_gray(folder: Path) -> None:
     from PIL import Image
 
     for stem in ("figure_2a", "figure_2c"):
         image = Image.open(io.BytesIO((folder / f"{stem}.png").read_bytes()))
         assert min(image.size) > 400
         colored = np.asarray(image.convert("RGB"), dtype=np.int64)
-        assert (colored.max(axis=2) - colored.min(axis=2)).max() == 0  # fill and hatch say it all: there is no colour
+        assert (colored.max(axis=2) - colored.min(axis=2)).max() == 0  # fill and hatch say it all: there is no color
 
 
 def test_without_sessions_skew_is_missing_and_reuse_shows_what_there_is(tmp_path: Path) -> None:

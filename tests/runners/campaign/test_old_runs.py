@@ -30,7 +30,7 @@ from runners.router.spec import InstanceSpec
 from state.model import RunView
 from state.store import RunStore
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
-from tests.goldens.outputs import EXPERIMENTS, analyse_again, call
+from tests.goldens.outputs import EXPERIMENTS, analyze_again, call
 
 OLD = HERE.parent / "old_runs"
 FINISHED = (
@@ -86,8 +86,8 @@ def test_it_opens_and_reports(old_run: Path) -> None:
     assert status["lease"]["live"] is False
     assert all(cell["state"] == "done" for cell in status["cells"]) is is_finished
     assert call(old_run, "report", "RUN")
-    analysed = analyse_again(old_run)
-    assert (analysed["aggregate.json"]["gaps"] == []) is is_finished
+    analyzed = analyze_again(old_run)
+    assert (analyzed["aggregate.json"]["gaps"] == []) is is_finished
 
 
 def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
@@ -100,7 +100,7 @@ def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
 def test_its_numbers_are_those_that_its_own_version_computed(finished: Path) -> None:
     path = RunLayout(finished).aggregate_json
     before = dict(values_of(msgspec.json.decode(path.read_bytes())))
-    analyse_again(finished)
+    analyze_again(finished)
     after = dict(values_of(msgspec.json.decode(path.read_bytes())))
     assert len(before) > 50
     assert {name: value for name, value in before.items() if not is_same(value, after[name])} == {}
@@ -112,9 +112,9 @@ def is_same(before: float | None, after: float | None) -> bool:
     return math.isclose(before, after, rel_tol=1e-12)
 
 
-def test_it_compares_with_itself_as_its_own_version_analysed_it(finished: Path, tmp_path: Path) -> None:
+def test_it_compares_with_itself_as_its_own_version_analyzed_it(finished: Path, tmp_path: Path) -> None:
     again = unpack(OLD / f"{finished.name}.tar.xz", tmp_path / "again")
-    analyse_again(again)
+    analyze_again(again)
     compared = msgspec.json.decode(call(finished, "compare", "RUN", str(again), "--json"))
     assert compared["changes"]
     assert [change for change in compared["changes"] if change["first"]["value"] != change["second"]["value"]] == []
@@ -219,7 +219,7 @@ def test_it_resumes_where_its_changes_are_accepted_and_says_so(interrupted: Path
     assert {"load", "replay", "lifecycle"} & {cell.kind for cell in after.plan.cells if cell.cell in runners[0].ran}
     assert any("resumed although these changed" in note for note in notes_of(interrupted))
     report = results_of(interrupted)
-    (limit,) = [one for one in report.report(report.analyse(interrupted)).limits if "--accept-changes" in one]
+    (limit,) = [one for one in report.report(report.analyze(interrupted)).limits if "--accept-changes" in one]
     assert "engine.versions.vllm: 0.32.0 -> 0.33.0" in limit
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.charts import build_charts
 from results.records.layout import RunLayout
 from results.registry import results_of
 from results.report.curves import draw_curves
 from runners.cli.reports import render_ending, report_tables
 from tests.e2e.cli import data, tracon
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 
 RUN = Run(
-    configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.29, knee_per_s=4)},
+    configs={"plain": Behavior(), "mooncake_both": Behavior(0.29, knee_per_s=4)},
     rates_per_s=(1, 2, 4),
     requests=80,
     steps=0,
@@ -56,7 +56,7 @@ def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_curves_fit_and_name_every_config(workspace: Path, width: int) -> None:
-    curves = draw_curves(build_charts(analyse(next(workspace.iterdir())))[0], width)
+    curves = draw_curves(build_charts(analyze(next(workspace.iterdir())))[0], width)
     assert curves is not None
     text = shown(curves, width)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -92,22 +92,22 @@ def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
     folder = Path(shutil.copytree(next(workspace.iterdir()), tmp_path / "20260201-120000-connector-tax-cpu-tiny"))
     results = results_of(folder)
     results.write(folder)
-    analysed: list[Path] = []
+    analyzed: list[Path] = []
 
-    def analyse_counted(root: Path) -> Analysis:
-        analysed.append(root)
-        return analyse(root)
+    def analyze_counted(root: Path) -> Analysis:
+        analyzed.append(root)
+        return analyze(root)
 
-    counted = replace(results, analyse=analyse_counted)
+    counted = replace(results, analyze=analyze_counted)
     monkeypatch.setattr("results.registry.results_of", lambda _: counted)
     monkeypatch.setenv("COLUMNS", "80")
     assert "exceed those of plain" in unfolded(render_ending(folder))
-    assert analysed == []
+    assert analyzed == []
     for layout in RunLayout(folder).configs():
         for cell in layout.cells():
             cell.unlink()
     assert "no cell was measured" in unfolded(render_ending(folder))
-    assert analysed == [folder]
+    assert analyzed == [folder]
 
 
 def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> N
     write_run(tmp_path / "one", Run(RUN.configs, (2,), requests=40, steps=0))
     (tmp_path / "none").mkdir()
     for name in ("one", "none"):
-        assert [draw_curves(chart, 100) for chart in build_charts(analyse(tmp_path / name))] == [None] * 3
+        assert [draw_curves(chart, 100) for chart in build_charts(analyze(tmp_path / name))] == [None] * 3
 
 
 def test_the_first_chart_stands_below_the_tables_of_a_terminal(workspace: Path) -> None:

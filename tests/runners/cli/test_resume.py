@@ -1,4 +1,4 @@
-"""`tracon resume` of a run that is live asks its process to go on, and answers as the other requests do."""
+"""`tracon resume` of a live run asks its process to go on, and answers as other requests do; `status` names files."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ def test_the_answer_about_a_live_run_is_json(tmp_path: Path, monkeypatch: pytest
         acquire(store)
     answered = CliRunner().invoke(app, ["resume", folder.name, "--workspace", str(tmp_path), "--json"])
     assert json.loads(answered.stdout) == {"asked": "resume"}
+
+
+def test_status_names_the_run_s_folder_and_its_log(tmp_path: Path) -> None:
+    workspace = tmp_path / ("a-folder-with-a-long-name-" * 8)
+    workspace.mkdir()
+    folder = create_run(Workspace(workspace), prepare(RunOptions("connector-tax", preset="smoke")))
+    asked = ["status", folder.name, "--workspace", str(workspace)]
+    lines = CliRunner().invoke(app, asked).stdout.splitlines()
+    assert lines[-2:] == [f"folder {folder}", f"log    {folder / 'run.log'}"], "whole, for copying"
+    status = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert (status["folder"], status["log"]) == (str(folder), str(folder / "run.log"))

@@ -45,7 +45,7 @@ def test_the_p99_of_a_small_sample_is_its_worst() -> None:
     assert fidelity.client_cpu_share is None
 
 
-def test_no_arrival_in_the_window_is_no_verdict_in_its_favour() -> None:
+def test_no_arrival_in_the_window_is_no_verdict_in_its_favor() -> None:
     fidelity = judge_fidelity(lateness([]), WindowCounts(0, 0, 0.0, None), LIMITS)
     assert fidelity.degraded
     assert fidelity.lateness_p99_s is None

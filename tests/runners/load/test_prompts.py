@@ -36,7 +36,7 @@ def test_no_two_prompts_of_a_seed_share_their_first_block(seed: int, span: int, 
     assert len(heads) == len(names)
 
 
-def test_neighbours_differ_within_the_first_block_of_sixteen() -> None:
+def test_neighbors_differ_within_the_first_block_of_sixteen() -> None:
     blocks = {
         tuple(token_ids(seed=1, cell_index=cell, index=index, count=512, low=0, high=256)[:16])
         for cell in range(20)

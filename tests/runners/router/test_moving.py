@@ -247,7 +247,7 @@ async def test_a_drain_waits_for_what_is_moving() -> None:
         on.movement.finish("transferred")
         assert by(await on.asking) == on.target.name
         on.movement.settle_transfer()
-        on.routed.server.hurry()  # the neighbour that made the source hot never ends
+        on.routed.server.hurry()  # the neighbor that made the source hot never ends
         await ending
 
 

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from results.capacity.analyse import analyse as analyse_search
+from results.capacity.analyze import analyze as analyze_search
 from results.records.layout import RunLayout, write_indented_json
 from results.records.points import PointRecord
 from results.report.engine_gates import describe_gates
-from results.routing.analyse import analyse
+from results.routing.analyze import analyze
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
@@ -197,6 +197,24 @@ def test_loads_near_saturation_are_reported_and_not_judged() -> None:
     assert f"over 4 loads (4 cells), 3 of them with a repetition; {apart}" in gate.reason
 
 
+@pytest.mark.parametrize(
+    ("loads", "near_saturation", "why"),
+    [
+        ([], [], "no cell was held out of the fit"),
+        ([], list_loads([0.5], []), "every held-out load is near saturation"),
+        (list_loads([0.1], []), [], "no load was measured twice"),
+        (list_loads([0.1], []), list_loads([0.5], []), "no load was measured twice"),
+        (list_loads([0.1], []), list_loads([0.5], [0.2]), "every load that was measured twice is near saturation"),
+    ],
+)
+def test_without_a_repetition_to_judge_by_the_gate_is_open_and_states_why(
+    loads: list[LoadErrors], near_saturation: list[LoadErrors], why: str
+) -> None:
+    gate = judge_errors("ttft_p90_s", loads, near_saturation)
+    assert gate.outcome is Outcome.OPEN
+    assert gate.reason.startswith(f"{why}: there is nothing to hold the error against")
+
+
 def around(level: float, *, by: float = 0.001, trials: int = 4) -> dict[int, float]:
     """An APC per trial, above and below the level in turn."""
     return {trial: level + (by if trial % 2 else -by) for trial in range(trials)}
@@ -359,7 +377,7 @@ def test_the_gates_of_a_simulated_run_become_part_of_its_report(live: Path, fitt
     own = copy_as_simulated(live, tmp_path / "own", calibrate(fitted).engine)
     done = CliRunner().invoke(app, ["simulate", "check", str(live), str(own), str(fitted)])
     assert done.exit_code == 4, done.output
-    shown = analyse(own).engine_gates
+    shown = analyze(own).engine_gates
     assert shown is not None
     gates = {gate.name: gate for gate in shown.judgements}
     assert gates["parity"].outcome is Outcome.FAILS
@@ -391,9 +409,9 @@ def make_search(folder: Path, engine: EngineFile) -> Path:
 def test_a_search_gets_the_gates_of_its_engine_model(live: Path, fitted: Path, tmp_path: Path) -> None:
     search = make_search(tmp_path / "search", calibrate(fitted).engine)
     layout, runs = RunLayout(search), [live, search, fitted]
-    assert "no gate was checked for this engine model" in describe_gates(analyse_search(search).engine_gates)
+    assert "no gate was checked for this engine model" in describe_gates(analyze_search(search).engine_gates)
     assert record_gates(check_runs(runs), runs) == (search,)
-    shown = analyse_search(search).engine_gates
+    shown = analyze_search(search).engine_gates
     outcomes = {gate.name: gate.outcome for gate in shown.judgements}
     assert (outcomes["parity"], outcomes["APC"]) == (Outcome.FAILS, Outcome.OPEN)
     assert outcomes["calibration of TTFT p90"] is not Outcome.OPEN
@@ -404,7 +422,7 @@ def test_a_search_gets_the_gates_of_its_engine_model(live: Path, fitted: Path, t
     assert [gate["name"] for gate in stored["judgements"]] == list(outcomes)
     point = layout.point("unified", "1", 0)
     point.write_bytes(point.read_bytes() + b"\n")
-    assert "cells of this run changed after it was checked" in describe_gates(analyse_search(search).engine_gates)
+    assert "cells of this run changed after it was checked" in describe_gates(analyze_search(search).engine_gates)
 
 
 def test_a_search_of_another_engine_model_is_not_judged_beside_a_simulated_run(live: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from runners.simulator.on_ray import RemoteEnd, simulate_remotely, take_end
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationSpec
 from runners.trace.formats.tracon import write_trace
-from runners.trace.synth import synthesise_trace
+from runners.trace.synth import synthesize_trace
 from tests.runners.simulator.test_simulate import make_spec
 
 FILES = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
@@ -21,7 +21,7 @@ FILES = ("metrics.jsonl", "decisions.jsonl", "engines.jsonl")
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = synthesise_trace(10, 3, {"span_s": 20})
+    made = synthesize_trace(10, 3, {"span_s": 20})
     path = tmp_path_factory.mktemp("trace") / "sessions.jsonl"
     write_trace(path, made.facts, made.sessions)
     return path

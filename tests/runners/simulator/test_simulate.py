@@ -25,7 +25,7 @@ from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
 from runners.simulator.step_time import StepTime
 from runners.trace.formats.tracon import write_trace
-from runners.trace.synth import synthesise_trace
+from runners.trace.synth import synthesize_trace
 from tests.runners.load.traces import chain, trace_of
 
 MODEL = EngineModel(StepTime(0.005, 2e-5, 1e-4, 0.0, 1e-9), kv_capacity_tokens=400_000, max_batched_tokens=4096)
@@ -34,7 +34,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {"ear": {"hot_tokens": 8000, "cooldown_s
 POOLED = ("static_pd",)
 
 
-TRACE = synthesise_trace(60, 3, {"span_s": 20})
+TRACE = synthesize_trace(60, 3, {"span_s": 20})
 BLOCK = TRACE.facts.block_tokens
 
 

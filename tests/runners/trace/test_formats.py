@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_a_file_is_recognised_and_its_sessions_keep_every_rule_of_the_internal_form(
+def test_a_file_is_recognized_and_its_sessions_keep_every_rule_of_the_internal_form(
     format: str, made: dict[str, Path]
 ) -> None:
     assert detect_format(made[format]) == format

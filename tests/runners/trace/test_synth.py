@@ -12,7 +12,7 @@ from results.traces.description import GIB, TraceDescription
 from runners.errors import RunnerError
 from runners.trace.describe import describe_trace
 from runners.trace.session import MAIN
-from runners.trace.synth import open_synthetic, synthesise_trace
+from runners.trace.synth import open_synthetic, synthesize_trace
 from runners.trace.workload_statistics import Statistics
 from tests.runners.trace import files
 
@@ -86,18 +86,18 @@ def test_other_statistics_are_met_too(statistics: dict[str, Any], measure: Any, 
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
-    assert synthesise_trace(50, 3) == synthesise_trace(50, 3)
-    assert synthesise_trace(50, 3).sessions != synthesise_trace(50, 4).sessions
+    assert synthesize_trace(50, 3) == synthesize_trace(50, 3)
+    assert synthesize_trace(50, 3).sessions != synthesize_trace(50, 4).sessions
 
 
 def test_the_random_numbers_are_those_of_every_machine() -> None:
     """Pinned: a change here changes every experiment that was run on a generated trace."""
-    turn = synthesise_trace(5, 1).sessions[0].turns[0]
+    turn = synthesize_trace(5, 1).sessions[0].turns[0]
     assert (turn.input_tokens, turn.output_tokens, turn.hashes[:6]) == (8403, 236, (0, 1, 2, 3, 4, 1048581))
 
 
 def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_has_ended() -> None:
-    trace = synthesise_trace(100, 1, {"span_s": 60.0})
+    trace = synthesize_trace(100, 1, {"span_s": 60.0})
     files.assert_sound(trace)
     assert 50 < trace.sessions[-1].arrival_s <= 60
     for session in trace.sessions:
@@ -110,7 +110,7 @@ def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_
 
 
 def test_a_copy_shares_what_its_origin_had_sent_before() -> None:
-    trace = synthesise_trace(400, 2)
+    trace = synthesize_trace(400, 2)
     seen: dict[int, int] = {}
     copies = 0
     for number, session in enumerate(trace.sessions):

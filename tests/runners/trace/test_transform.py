@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
 from runners.trace.session_rules import expected_hashes
-from runners.trace.synth import synthesise_trace
+from runners.trace.synth import synthesize_trace
 from runners.trace.transform import (
     Arrivals,
     Limits,
@@ -50,7 +50,7 @@ def test_a_prompt_keeps_its_number_of_blocks_at_any_factor(
 
 
 def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
-    trace = synthesise_trace(60, 1)
+    trace = synthesize_trace(60, 1)
     small = scale_trace(trace, 1 / 16)
     assert small.facts.block_tokens == 4
     files.assert_sound(small)
@@ -196,7 +196,7 @@ def test_the_reuse_survives_down_to_a_model_of_few_tokens() -> None:
     """The reuse of a trace scaled to a 32nd is that of the original: its blocks are the same, only smaller."""
     from runners.trace.describe import describe_trace
 
-    trace = synthesise_trace(60, 2)
+    trace = synthesize_trace(60, 2)
     small = scale_trace(trace, 1 / 32)
     one, two = (describe_trace(actual.facts, actual.sessions) for actual in (trace, small))
     assert two.apc_bound_any == pytest.approx(one.apc_bound_any, abs=0.005)

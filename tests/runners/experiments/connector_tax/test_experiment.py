@@ -12,7 +12,7 @@ import pytest
 from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
-from results.connector_tax.read import analyse_cell
+from results.connector_tax.read import analyze_cell
 from results.connector_tax.saturation import ReferenceRates
 from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
@@ -24,7 +24,7 @@ from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.store import RunStore
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, write_cell
+from tests.results.connector_tax.synthetic import DATE, Behavior, Cell, Load, write_cell
 from tests.runners.prepared import prepare
 
 PROFILE = load_profile("cpu-tiny")
@@ -92,7 +92,7 @@ async def test_a_confirm_cell_needs_its_reference_rate_as_phase_b_does(subject: 
 def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Path, subject: Subject) -> None:
     measured = Load(4.0, 512, 32, "C", requests=40, trial=3, reference="ref_safe")
     folder = subject.layout.config(DATE, "nixl_both")
-    record = write_cell(folder, Cell("nixl_both", Behaviour(), measured, steps=0))
+    record = write_cell(folder, Cell("nixl_both", Behavior(), measured, steps=0))
     cell = CELLS["confirm/nixl_both/512x32-ref_safe/t3"]
     assert cell.cell == measured.cell("nixl_both")
     outcome = subject.experiment.adopt(cell)
@@ -111,11 +111,11 @@ def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Pa
 )
 def test_adopted_cells_degrade_as_in_the_analysis(subject: Subject, client: dict[str, int], degraded: str) -> None:
     measured = Load(4.0, 512, 32, "C", requests=40, trial=3, reference="ref_safe")
-    record = write_cell(subject.layout.config(DATE, "nixl_both"), Cell("nixl_both", Behaviour(), measured, steps=0))
+    record = write_cell(subject.layout.config(DATE, "nixl_both"), Cell("nixl_both", Behavior(), measured, steps=0))
     record.write_bytes(msgspec.json.encode(msgspec.json.decode(record.read_bytes()) | {"client": client}))
     outcome = subject.experiment.adopt(CELLS["confirm/nixl_both/512x32-ref_safe/t3"])
     assert outcome is not None
-    assert outcome.degraded == analyse_cell(record).degraded == degraded
+    assert outcome.degraded == analyze_cell(record).degraded == degraded
 
 
 async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:

@@ -21,7 +21,7 @@ from runners.experiments.connector_tax.sustainable import (
     load_cell_s,
 )
 from tests.goldens.fixture import write_checksums
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behavior, Run, write_run
 
 GRID = Grid(
     configs=("plain",), phase_a=PhaseA(4096, 256, (1.0, 2.0)), phase_b=PhaseB((512, 32768), (64,)),
@@ -71,7 +71,7 @@ def test_the_time_of_a_cell_holds_queue_hard_stop_and_drain() -> None:
 
 def test_phase_a_shows_what_no_config_can_sustain(tmp_path: Path) -> None:
     """5000 prompt and 1000 output tokens a second, the most that any config computed."""
-    saturating = {"plain": Behaviour(knee_per_s=4), "nixl_both": Behaviour(knee_per_s=2)}
+    saturating = {"plain": Behavior(knee_per_s=4), "nixl_both": Behavior(knee_per_s=2)}
     write_run(tmp_path, Run(saturating, rates_per_s=(1, 2, 4), requests=100, steps=0))
     (line,) = list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path))
     assert "No config can sustain 32768 x 64 tokens at ref_safe = 1 req/s" in line
@@ -79,7 +79,7 @@ def test_phase_a_shows_what_no_config_can_sustain(tmp_path: Path) -> None:
 
 
 def test_where_nothing_saturated_no_limit_is_known(tmp_path: Path) -> None:
-    write_run(tmp_path, Run({"plain": Behaviour()}, rates_per_s=(1, 2), requests=60, steps=0))
+    write_run(tmp_path, Run({"plain": Behavior()}, rates_per_s=(1, 2), requests=60, steps=0))
     assert list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path)) == ()
 
 
@@ -93,7 +93,7 @@ def scale_prompts(path: Path, factor: float) -> None:
 
 def test_a_load_that_was_measured_without_saturation_is_no_overload(tmp_path: Path) -> None:
     """Near the knee the counters of a saturated cell say a little less than a clear one was sent: 8704 tokens/s."""
-    layout = write_run(tmp_path, Run({"plain": Behaviour(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
+    layout = write_run(tmp_path, Run({"plain": Behavior(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
     scale_prompts(layout.config(DATE, "plain").metrics("A", "r4"), 1.5)
     write_checksums(tmp_path)
     rates = choose_reference_rates(tmp_path)
@@ -105,7 +105,7 @@ def test_a_load_that_was_measured_without_saturation_is_no_overload(tmp_path: Pa
 
 def test_a_ttft_that_grew_is_no_limit(tmp_path: Path) -> None:
     """Criterion 3 alone fires at the highest rate: all that was sent was computed."""
-    write_run(tmp_path, Run({"plain": Behaviour(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
+    write_run(tmp_path, Run({"plain": Behavior(knee_per_s=4)}, rates_per_s=(1, 2, 4), requests=100, steps=0))
     rates = choose_reference_rates(tmp_path)
     assert list_overloads(tmp_path, GRID, rates)
     grown = tuple(
@@ -120,7 +120,7 @@ def test_a_ttft_that_grew_is_no_limit(tmp_path: Path) -> None:
 
 def test_what_computed_most_without_being_saturated_is_no_limit(tmp_path: Path) -> None:
     """nixl_both queues where plain does all that it is sent, and three times as much."""
-    run = Run({"plain": Behaviour(), "nixl_both": Behaviour(knee_per_s=2)}, rates_per_s=(1, 2), requests=100, steps=0)
+    run = Run({"plain": Behavior(), "nixl_both": Behavior(knee_per_s=2)}, rates_per_s=(1, 2), requests=100, steps=0)
     layout = write_run(tmp_path, run)
     scale_prompts(layout.config(DATE, "plain").metrics("A", "r2"), 3)
     write_checksums(tmp_path)

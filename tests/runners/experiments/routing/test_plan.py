@@ -27,7 +27,7 @@ from runners.experiments.engine_choice import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
 from runners.router.spec import TransferRules
-from runners.trace.synth import open_synthetic, synthesise_trace
+from runners.trace.synth import open_synthetic, synthesize_trace
 from state.events import decode, encode
 from tests.runners.prepared import prepare
 
@@ -324,8 +324,8 @@ def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() ->
 def test_policies_are_chosen_by_name_or_label_and_others_may_join() -> None:
     chosen = grid("smoke", policies=["lmetric", "leastwork"])
     assert [chosen.label(policy) for policy in chosen.policies] == ["lmetric", "leastwork"]
-    labelled = PolicyChoice("unified", label="ours")
-    assert Grid((labelled,), 2, 1.0, 1.0).label(labelled) == "ours"
+    labeled = PolicyChoice("unified", label="ours")
+    assert Grid((labeled,), 2, 1.0, 1.0).label(labeled) == "ours"
 
 
 def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
@@ -484,7 +484,7 @@ def test_traces_of_another_skew_have_as_many_tokens() -> None:
     of = grid("skew-and-pool")
     tokens = []
     for choice in (of.trace, *of.further_traces.values()):
-        trace = synthesise_trace(choice.sessions, choice.seed, choice.statistics)
+        trace = synthesize_trace(choice.sessions, choice.seed, choice.statistics)
         tokens.append(sum(turn.input_tokens for session in trace.sessions for turn in session.turns))
     assert max(tokens) < 1.15 * min(tokens), "else skew and load could not be told apart"
 

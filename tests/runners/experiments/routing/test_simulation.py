@@ -25,7 +25,7 @@ from results.records.events import (
     RouterSampled,
 )
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
-from results.routing.analyse import analyse
+from results.routing.analyze import analyze
 from results.routing.compare import build_comparable
 from results.routing.figures import SCHEMATICS
 from runners.campaign.experiment import RunOptions
@@ -170,7 +170,7 @@ def test_the_numbers_beside_figures_say_that_they_are_simulated(folder: Path) ->
 
 def test_a_comparison_requires_the_traces_of_all_trials(folder: Path) -> None:
     """The first trial's trace alone would let two runs with other sessions in the later trials pass."""
-    agreed = build_comparable(analyse(folder)).must_agree["trace"].split(", ")
+    agreed = build_comparable(analyze(folder)).must_agree["trace"].split(", ")
     records = [json.loads(layout.cell.read_bytes()) for layout in cells_of(folder).values()]
     by_trial = {record["trial"]: record["trace"]["sha256"] for record in records}
     assert agreed == [by_trial[trial] for trial in sorted(by_trial)]
@@ -230,7 +230,7 @@ def test_without_decision_logs_the_other_records_are_the_same(folder: Path, unlo
 
 
 def test_a_run_without_decision_logs_says_once_what_has_no_number(folder: Path, unlogged: Path) -> None:
-    logged, ours = analyse(folder), analyse(unlogged)
+    logged, ours = analyze(folder), analyze(unlogged)
     (gap,) = ours.gaps
     assert (gap.artifact, gap.reason.partition(":")[0]) == ("decision logs", "of 9 cells were not written")
     assert gap.reason in RunLayout(unlogged).report_md.read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from results.records.layout import RunLayout, trial_layouts
-from results.routing.analyse import analyse
+from results.routing.analyze import analyze
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import RunnerError
@@ -189,8 +189,8 @@ def test_slower_prefills_are_slower(folder: Path) -> None:
 
 
 def test_claims_of_variations_are_judged_once(folder: Path) -> None:
-    before = analyse(folder).conditional
+    before = analyze(folder).conditional
     stored = sorted((folder / "results" / "variations").iterdir())
     stamps = [path.stat().st_mtime_ns for path in stored]
-    assert analyse(folder).conditional == before
+    assert analyze(folder).conditional == before
     assert [path.stat().st_mtime_ns for path in stored] == stamps

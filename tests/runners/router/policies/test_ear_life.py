@@ -181,7 +181,7 @@ def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> Non
     life = Life()
     for _ in range(60):
         owner = life.bindings.owner_of("s0")
-        if owner:  # its neighbours make it hot, and only it
+        if owner:  # its neighbors make it hot, and only it
             pending = {one.instance: one.pending_prefill_tokens for one in life.cluster.take_view().instances}
             if pending[owner] <= HOT_TOKENS:
                 life.load(owner, 310)

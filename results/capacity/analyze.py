@@ -65,7 +65,7 @@ class CapacityAnalysis:
     """What the engine model has shown against real runs."""
 
 
-def analyse(root: Path) -> CapacityAnalysis:
+def analyze(root: Path) -> CapacityAnalysis:
     """Raises ResultsError where `root` is not the folder of a capacity search."""
     facts, gaps = run_facts(root)
     try:
@@ -82,7 +82,7 @@ def analyse(root: Path) -> CapacityAnalysis:
             continue
         records |= {rows[0].label: points for rows in points.values()}
     policies = tuple(
-        _analyse_policy(label, search, limits, plan.grid.trials, records.get(label, {}))
+        _analyze_policy(label, search, limits, plan.grid.trials, records.get(label, {}))
         for label, search in plan.search.searches.items()
     )
     sums = {one.trace_sha256 for points in records.values() for rows in points.values() for one in rows}
@@ -90,7 +90,7 @@ def analyse(root: Path) -> CapacityAnalysis:
     return CapacityAnalysis(facts, plan.search.slo, limits, plan.grid.trials, len(sums), policies, gaps, gates)
 
 
-def _analyse_policy(
+def _analyze_policy(
     label: str, search: Search, limits: tuple[Limit, ...], traces: int, records: Mapping[Size, list[PointRecord]]
 ) -> PolicyCapacity:
     complete = {size: tuple(rows) for size, rows in sorted(records.items()) if len(rows) == traces}

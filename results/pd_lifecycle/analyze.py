@@ -36,7 +36,7 @@ from results.pd_lifecycle.read import (
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.summary import ConfigSummary, summarise_configs
+from results.pd_lifecycle.summary import ConfigSummary, summarize_configs
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.pd_lifecycle.volumes import Volume, measure_volumes
 from results.records.engine_faults import engine_fault_gaps
@@ -101,8 +101,8 @@ class LifecycleAnalysis:
         return any(not record.clock.one_host for record in self.records)
 
 
-def analyse(root: Path) -> LifecycleAnalysis:
-    """Analyse the run folder `root`. Raises ResultsError where it is no folder."""
+def analyze(root: Path) -> LifecycleAnalysis:
+    """Analyze the run folder `root`. Raises ResultsError where it is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name the folder of a run; `tracon list` shows all runs")
     facts, fact_gaps = run_facts(root)
@@ -119,7 +119,7 @@ def analyse(root: Path) -> LifecycleAnalysis:
         facts=facts,
         settings=settings,
         records=records,
-        configs=summarise_configs(records, contents.discards),
+        configs=summarize_configs(records, contents.discards),
         costs=fitted,
         links=links,
         no_link=no_link,

@@ -1,4 +1,4 @@
-"""Analyses a `routing` run: computes everything from its folder."""
+"""Analyzes a `routing` run: computes everything from its folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from results.records.count import format_count
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
@@ -20,7 +21,7 @@ from results.routing.conditional_claims import ConditionalClaim, judge_variation
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
-from results.routing.interference import Interference, read_interference, summarise_interference
+from results.routing.interference import Interference, read_interference, summarize_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.loads import Load, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
@@ -52,7 +53,6 @@ from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, re
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 
 NO_LOG = (
@@ -192,20 +192,20 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def analyse(root: Path) -> RoutingAnalysis:
-    """Analyse the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
+def analyze(root: Path) -> RoutingAnalysis:
+    """Analyze the run folder `root`; writes nothing but Parquet copies and the claims under each variation.
 
     Raises ResultsError where `root` is no folder.
     """
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
-    analysis = analyse_variation(root, "")
-    conditional = judge_variations(root, analysis.judgements, lambda name: analyse_variation(root, name).judgements)
+    analysis = analyze_variation(root, "")
+    conditional = judge_variations(root, analysis.judgements, lambda name: analyze_variation(root, name).judgements)
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
-def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Analyse the cells of one variation; empty = those that vary nothing."""
+def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
+    """Analyze the cells of one variation; empty = those that vary nothing."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation)
     rows, row_gaps = read_interference(root)
@@ -249,7 +249,7 @@ def analyse_variation(root: Path, variation: str) -> RoutingAnalysis:
         deployments=deployments,
         deployments_reason=no_deployments,
         occupancies=compute_occupancies(footprints, deployments),
-        interference=summarise_interference(rows),
+        interference=summarize_interference(rows),
         moves=moves,
         floor=floor,
         decision_points=points,
