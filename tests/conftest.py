@@ -20,8 +20,8 @@ from tests.examples import HYPOTHESIS_DEFAULT, examples
 from tests.ports import worker_number
 
 HERE = Path(__file__).parent
-TIMED = ("runners/load",)
-"""Folders whose tests compare stamps with known times: another test on the machine's other core would disturb them."""
+TIMED = "running_server"
+"""Fixture of the tests that compare stamps with a server's: another test on the other core would disturb them."""
 
 # Without hypothesis' limit of 0.2 s an example: a busy host is no counterexample.
 settings.register_profile("tracon", max_examples=examples(HYPOTHESIS_DEFAULT), deadline=None)
@@ -33,13 +33,12 @@ _at_end = contextlib.ExitStack()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every file is a group of its own; those with tests of real engines come first, since they take longest. The timed
-    folders are marked `timing`, tests that draw their cases `property`."""
+    """Every file is a group of its own; those with tests of real engines come first, since they take longest. Tests
+    with the fixture TIMED are marked `timing`, tests that draw their cases `property`."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
-        is_timed = any(item.path.is_relative_to(HERE / folder) for folder in TIMED)
-        if is_timed and item.get_closest_marker("engine") is None:
+        if TIMED in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timing)
         if hasattr(getattr(item, "obj", None), "hypothesis"):
             item.add_marker(pytest.mark.property)
