@@ -6,11 +6,17 @@ import os
 
 from launch.ports import free_port
 
-APART = 250
-"""Ports between two pytest-xdist workers."""
+WORKER = "PYTEST_XDIST_WORKER"
+"""Environment variable: the name of a pytest-xdist worker, `gw0` and on."""
+APART = 5_500
+"""Ports between two pytest-xdist workers: bases are between 18,600 and 24,100, and a module takes some hundreds."""
+
+
+def worker_number() -> int:
+    """Of this pytest-xdist worker; 0 for the first, and without pytest-xdist."""
+    return int(os.environ.get(WORKER, "gw0").removeprefix("gw"))
 
 
 def own_port(base: int, count: int = 1) -> int:
     """The first of `count` free ports in a row, from `base` on for the first worker."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return free_port(base + APART * worker, count)
+    return free_port(base + APART * worker_number(), count)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ports import WORKER
+
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 UID = 54_321
 """Of no account, as in a container that was started with a user id."""
@@ -49,7 +51,7 @@ class OtherUser:
 
     def environ(self, **more: str) -> dict[str, str]:
         """With the folders that a user has of their own; `LD_LIBRARY_PATH` finds the copied Python's library."""
-        shared = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        shared = {name: os.environ[name] for name in ("PATH", "LANG", WORKER) if name in os.environ}
         home = {"HOME": str(self.folder / "home"), "TRACON_HOME": str(self.folder / "tracon")}
         return {**shared, **home, "LD_LIBRARY_PATH": str(self.libraries), "PYTHONDONTWRITEBYTECODE": "1", **more}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ MEASUREMENTS = (
 )  # fmt: skip
 """Files below `results/` that a cell's record names, each with its checksum."""
 SHARED_MEMORY = Path("/dev/shm")
+SETTLED_S = 2.0
 _RECORD = re.compile(r"cell.*\.json")
 
 MEASURES = {
@@ -196,10 +198,20 @@ def list_shared_memory() -> set[str]:
 
 
 def check_shared_memory(before: set[str], findings: Findings) -> None:
-    """Segments that came since `before` and that no live process has mapped: a run beside this one maps its own."""
+    """Segments that came since `before` and that no live process has mapped: a run beside this one maps its own.
+
+    Looks again after SETTLED_S: that run may just have made a segment, or have one removed whose engine was killed.
+    """
+    unmapped = list_unmapped(before)
+    if unmapped:
+        time.sleep(SETTLED_S)
+        unmapped &= list_unmapped(before)
+    findings.add("shared_memory", *(f"{SHARED_MEMORY / name}" for name in sorted(unmapped)))
+
+
+def list_unmapped(before: set[str]) -> set[str]:
     new = list_shared_memory() - before
-    unmapped = sorted(new - mapped_names()) if new else []
-    findings.add("shared_memory", *(f"{SHARED_MEMORY / name}" for name in unmapped))
+    return new - mapped_names() if new else set()
 
 
 def check_sockets(temporary: Path, findings: Findings) -> None:

@@ -24,7 +24,6 @@ from signal import SIGKILL
 import psutil
 
 from launch.environment import home
-from launch.ports import free_port
 from results.records.events import (
     CellChanged,
     CellProgressed,
@@ -43,6 +42,7 @@ from tests.chaos import audit, processes
 from tests.chaos.audit import Findings
 from tests.chaos.faults import CONNECTOR_TAX, PD_LIFECYCLE, ROUTING, Fault, Script
 from tests.chaos.terminal import Console
+from tests.ports import own_port
 
 PORT_BASE, PORTS = 23_100, 24
 RUNS = {
@@ -329,7 +329,7 @@ class _Run:
 
     @classmethod
     def start(cls, experiment: str, workspace: Path) -> _Run:
-        port, shared_memory = free_port(PORT_BASE, PORTS), audit.list_shared_memory()
+        port, shared_memory = own_port(PORT_BASE, PORTS), audit.list_shared_memory()
         argv = [
             sys.executable,
             "-m",

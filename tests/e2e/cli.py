@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-from launch.ports import free_port
 from results.records.events import InstanceState
 from state.lease import lease_state
 from state.model import RunView
 from state.store import RunStore
+from tests.ports import own_port
 
 
 def tracon(*arguments: str, workspace: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -38,8 +38,7 @@ def data(done: subprocess.CompletedProcess[str]) -> Any:  # noqa: ANN401  # what
 
 def port(count: int = 8) -> str:
     """The first of `count` free ports in a row, away from the profile's own and from those of tests beside this one."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return str(free_port(19_100 + 500 * worker, count))
+    return str(own_port(19_100, count))
 
 
 def view_of(folder: Path) -> RunView:

@@ -72,6 +72,10 @@ class Pair:
             await instance.wait_ready(150)
         await asyncio.gather(*(self.released(name, 2.0 * KEPT_S) for name in NAMES))
 
+    async def stop(self) -> None:
+        """End both at once."""
+        await asyncio.gather(*(instance.stop(0.0, 0.0) for instance in self.running.values()))
+
     async def _start(self, name: str) -> None:
         config = load_config(CONFIGS[self.transport])
         extra: tuple[str, ...] = ()

@@ -1,8 +1,20 @@
-"""`tracon run connector-tax` on real engines: every config measured, every artifact there, stdout nothing but data."""
+"""`tracon run connector-tax` on real engines. Its process is killed at the worst moments, and the run is stopped once.
+
+Resumed to its end it has measured every config, each cell once, with every artifact; no engine stays, and stdout has
+nothing but data.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
 import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +22,139 @@ import msgspec
 import pandas as pd
 import pytest
 
+from results.records.events import CellChanged, CellState, RunState, StageState
 from results.records.layout import RunLayout, sha256
+from state.model import RunView
 from state.status import to_json
-from tests.e2e.cli import data, engine_processes, port, tracon, view_of
+from state.store import RunStore
+from state.workspace import Workspace
+from tests.e2e.cli import (
+    data,
+    engine_processes,
+    port,
+    starting,
+    tracon,
+    view_of,
+    wait_until,
+    wait_until_no_engine,
+    worker_pid,
+)
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(900)]
 
 CONFIGS = ("plain", "noop_connector", "mooncake_both", "nixl_both")
+SWEEP_S = 300.0
+"""Within which phase A of every config is over, on a busy host."""
+
+
+def in_a_cell(view: RunView) -> bool:
+    return any(cell.plan.kind == "load" and cell.fraction > 0.2 for cell in view.current_cells)
+
+
+def between_stages(view: RunView) -> bool:
+    return any(stage.stage == "phase-a" and stage.state is StageState.DONE for stage in view.stages)
+
+
+def kill(folder: Path) -> None:
+    """Kill the run process, if it still works, and see its engines go."""
+    pid = worker_pid(folder)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until_no_engine(folder)
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("workspace")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A workspace in which no run works on after its tests, whatever they came to."""
+    path = tmp_path_factory.mktemp("workspace")
+    yield path
+    for run in Workspace(path).runs():
+        kill(run.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What became of the run when it was stopped."""
+
+    accepted: bool
+    reason: str
+    watch_exit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The run after its last resume."""
+
+    folder: Path
+    stopped: Stopped
+    resumed: subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
-def done(workspace: Path) -> subprocess.CompletedProcess[str]:
-    return tracon(
-        "run", "connector-tax", "--preset", "smoke", "--port", port(), "--json", workspace=workspace, timeout_s=420
-    )
+def run(workspace: Path) -> Interrupted:
+    """Killed while an engine starts, in a cell, between two stages and at any moment; stopped in a cell."""
+    asked = ("run", "connector-tax", "--preset", "smoke", "--port", port(), "--detach", "--json")
+    folder = Path(data(tracon(*asked, workspace=workspace))["folder"])
+    wait_until(folder, starting)
+    kill(folder)
+    resume(folder)
+    wait_until(folder, in_a_cell)
+    kill(folder)
+    resume(folder)
+    wait_until(folder, in_a_cell)
+    stopped = stop(folder)
+    resume(folder)
+    wait_until(folder, between_stages, SWEEP_S)
+    kill(folder)
+    resume(folder)
+    wait_until(folder, lambda view: view.state is RunState.RUNNING and bool(view.current_cells))
+    time.sleep(random.uniform(0.0, 6.0))  # any moment at all
+    kill(folder)
+    return Interrupted(folder, stopped, tracon("resume", folder.name, "--json", workspace=workspace))
+
+
+def resume(folder: Path) -> None:
+    resumed = tracon("resume", folder.name, "--detach", "--json", workspace=folder.parent)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def stop(folder: Path) -> Stopped:
+    """As Ctrl-C does."""
+    stopped = tracon("stop", folder.name, "--now", "--reason", "a test", "--json", workspace=folder.parent)
+    view = wait_until(folder, lambda seen: seen.state is RunState.INTERRUPTED)
+    wait_until_no_engine(folder)
+    watched = tracon("watch", folder.name, workspace=folder.parent)
+    return Stopped(data(stopped)["accepted"], view.reason, watched.returncode)
 
 
 @pytest.fixture(scope="module")
-def folder(done: subprocess.CompletedProcess[str]) -> Path:
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Path(data(done)["folder"])
+def folder(run: Interrupted) -> Path:
+    assert run.resumed.returncode == 0, run.resumed.stderr[-4000:]
+    return run.folder
 
 
-def test_a_run_in_a_pipe_prints_only_data_and_ends_with_zero(
-    done: subprocess.CompletedProcess[str], folder: Path
-) -> None:
-    status = data(done)
+def test_a_resume_in_a_pipe_prints_only_data_and_ends_with_zero(run: Interrupted, folder: Path) -> None:
+    status = data(run.resumed)
     assert status["state"] == "done"
     assert {cell["state"] for cell in status["cells"]} <= {"done", "skipped"}
-    assert "phase-a" in done.stderr
+    assert "phase-b" in run.resumed.stderr
+
+
+def test_killed_at_every_moment_it_measures_each_cell_once(folder: Path) -> None:
+    view = view_of(folder)
+    assert view.state is RunState.DONE
+    with RunStore.open(folder, read_only=True) as store:
+        events = [recorded.event for recorded in store.events()]
+    times = Counter(event.cell for event in events if isinstance(event, CellChanged) and event.state is CellState.DONE)
+    assert times == Counter(cell.plan.cell for cell in view.cells.values() if cell.state is CellState.DONE)
+    assert {cell.state for cell in view.cells.values()} <= {CellState.DONE, CellState.SKIPPED}
+
+
+def test_a_stop_leaves_a_run_that_can_be_resumed(run: Interrupted, folder: Path) -> None:
+    assert run.stopped.accepted
+    assert "a test" in run.stopped.reason
+    assert run.stopped.watch_exit == 3
 
 
 def test_status_prints_what_every_viewer_folds_from_the_journal(workspace: Path, folder: Path) -> None:

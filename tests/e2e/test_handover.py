@@ -22,7 +22,7 @@ from runners.router.spec import TransferRules
 from tests.e2e.engine_pair import BLOCK, KEPT_S, PROFILE, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [
-    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
 ]  # fmt: skip
 
 PROMPT = 1000
@@ -91,34 +91,6 @@ async def test_sessions_of_other_apis_stay_at_their_engine_and_their_tokens_are_
     assert counted == [(outcome.prompt_tokens, outcome.completion_tokens) for outcome in outcomes]
     cached_tokens = [outcome.cached_tokens for outcome in outcomes]
     assert cached_tokens[2:] == [pytest.approx(len(QUESTION), abs=4 * BLOCK)] * 2, "the tiny model's tokens are bytes"
-
-
-@pytest.mark.parametrize("transport", ["nixl", "mooncake"])
-async def test_a_prompt_that_one_engine_computed_is_answered_by_the_other(
-    engines: Pair, tmp_path: Path, transport: str
-) -> None:
-    await engines.ready(transport)
-    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
-    prompt = draw(PROMPT)
-    async with routed(engines, tmp_path, members, "static_pd", TransferRules()) as made:
-        answer = await made.turn("s", prompt)
-        assert answer.headers["x-tracon-instance"] == "t"
-        alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
-        assert ids(answer) == alone["choices"][0]["token_ids"]
-        await made.recorded(1)  # its counters have been read: two transfers between two readings cannot be separated
-        streamed = await made.turn("s", prompt, stream=True, max_tokens=4)
-        assert streamed.headers["content-type"].startswith("text/event-stream")
-        assert "kv_transfer_params" not in streamed.text
-        assert streamed.text.count("data: ") >= 2
-        assert streamed.text.endswith("data: [DONE]\n\n")
-        await engines.released("h", KEPT_S)
-    first, second = [record.outcome.transfer for record in made.records if record.outcome]
-    assert first is not None
-    assert (first.purpose, first.transport, first.status) == ("handover", transport, "transferred")
-    assert (first.prefix_tokens, first.external_tokens) == (PROMPT, PROMPT), first.counted_reason
-    assert (first.bytes or 0) >= PROMPT * 512
-    assert second is not None
-    assert second.status == "transferred"
 
 
 async def handing_over(made: Routed, prompt: list[int]) -> asyncio.Task[httpx.Response]:
@@ -216,3 +188,31 @@ async def test_a_pull_that_does_not_end_is_computed_in_time_and_spoils_nothing_w
         assert ids(answer) == alone["choices"][0]["token_ids"]
     ((_, transfer),) = handed_over(made)
     assert (transfer.status, transfer.reason) == ("failed", "no byte of the response to the decode request within 4 s")
+
+
+@pytest.mark.parametrize("transport", ["mooncake", "nixl"])  # NIXL last: both engines start again for it
+async def test_a_prompt_that_one_engine_computed_is_answered_by_the_other(
+    engines: Pair, tmp_path: Path, transport: str
+) -> None:
+    await engines.ready(transport)
+    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
+    prompt = draw(PROMPT)
+    async with routed(engines, tmp_path, members, "static_pd", TransferRules()) as made:
+        answer = await made.turn("s", prompt)
+        assert answer.headers["x-tracon-instance"] == "t"
+        alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
+        assert ids(answer) == alone["choices"][0]["token_ids"]
+        await made.recorded(1)  # its counters have been read: two transfers between two readings cannot be separated
+        streamed = await made.turn("s", prompt, stream=True, max_tokens=4)
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert "kv_transfer_params" not in streamed.text
+        assert streamed.text.count("data: ") >= 2
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        await engines.released("h", KEPT_S)
+    first, second = [record.outcome.transfer for record in made.records if record.outcome]
+    assert first is not None
+    assert (first.purpose, first.transport, first.status) == ("handover", transport, "transferred")
+    assert (first.prefix_tokens, first.external_tokens) == (PROMPT, PROMPT), first.counted_reason
+    assert (first.bytes or 0) >= PROMPT * 512
+    assert second is not None
+    assert second.status == "transferred"

@@ -22,7 +22,7 @@ from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
 pytest.importorskip("zmq")
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 BLOCK, BLOCKS = 32, 65
 """64 usable blocks: vLLM keeps one for itself."""
@@ -45,7 +45,7 @@ def settle(events: KvEvents, messages: int) -> None:
         time.sleep(0.005)
 
 
-async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> None:
+async def test_the_index_expects_what_the_engine_then_has(backend: LocalBackend, tmp_path: Path) -> None:
     profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
     replay = f"tcp://127.0.0.1:{own_port(23_500)}"
     wire = ZmqWire("tcp://127.0.0.1:0", replay)
@@ -70,8 +70,8 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
     heads = [[source.randrange(256) for _ in range(4 * BLOCK)] for _ in range(4)]
     wrong, expected, approximate = [], 0, 0
     try:
-        async with LocalBackend(engine) as backend:
-            instance = await backend.start(spec, ignore_start)
+        instance = await backend.start(spec, ignore_start)
+        try:
             await instance.wait_ready(120)
             async with httpx.AsyncClient(base_url=instance.url, timeout=60) as client:
                 for number in range(PROMPTS):
@@ -90,6 +90,7 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
                         wrong.append((number, len(prompt), indexed_tokens, found))
                     if len(keys) * BLOCK > indexed_tokens + BLOCK:  # it stores at least one new block, and says so
                         settle(events, messages)
+        finally:
             await instance.stop(profile.launch.stop_grace_s, 0.0)
     finally:
         events.close()

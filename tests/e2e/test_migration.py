@@ -23,7 +23,7 @@ from runners.router.why import explain_picks
 from tests.e2e.engine_pair import BLOCK, KEPT_S, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [
-    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
 ]  # fmt: skip
 
 EAR = {"hot_tokens": 2000, "cooldown_s": 60.0}
@@ -34,7 +34,7 @@ them twice, so that the sessions' prefixes stay."""
 RULES = TransferRules(timeout_s=20.0, priority=-1)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def pair(engines: Pair) -> Pair:
     """Both engines run with Mooncake and are idle."""
     await engines.ready("mooncake")

@@ -65,6 +65,7 @@ def nixl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = ("run", "pd-lifecycle", "--preset", "smoke", "--config", "nixl_both", *settings, "--port", port(), "--json")
     done = tracon(*asked, workspace=workspace)
     assert done.returncode == 0, done.stderr[-4000:]
+    assert "sweep" in done.stderr, "narrated"
     return Path(data(done)["folder"])
 
 

@@ -24,7 +24,7 @@ from tests.launch.engines import ignore_start
 from tests.ports import own_port
 from tests.runners.load.traces import read_turns
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 START_S = 180.0
 ENGINE_BLOCK = 32
@@ -33,26 +33,24 @@ POINTS = 0.02
 
 
 @asynccontextmanager
-async def engine(folder: Path) -> AsyncIterator[str]:
+async def engine(backend: LocalBackend, folder: Path) -> AsyncIterator[str]:
     """The URL of an engine with room for everything, which says of every prompt how much of it was cached."""
     profile, plain = load_profile("cpu-tiny"), load_config("plain")
     arguments = (*profile.engine.extra_args, "--enable-prompt-tokens-details")
     profile = msgspec.structs.replace(
         profile, engine=msgspec.structs.replace(profile.engine, block_size=ENGINE_BLOCK, extra_args=arguments)
     )
-    environment = find_engine("cpu")
     layout = ConfigLayout(folder)
-    async with LocalBackend(environment) as backend:
-        spec = build_launch(
-            profile, plain, environment, instance="plain-1", port=own_port(23_000, 2), layout=layout, launch=1
-        )
-        write_launch(spec, layout)
-        instance = await backend.start(spec, ignore_start)
-        try:
-            await instance.wait_ready(START_S)
-            yield spec.url
-        finally:
-            await instance.stop(profile.launch.stop_grace_s, 0.0)
+    spec = build_launch(
+        profile, plain, find_engine("cpu"), instance="plain-1", port=own_port(23_000, 2), layout=layout, launch=1
+    )
+    write_launch(spec, layout)
+    instance = await backend.start(spec, ignore_start)
+    try:
+        await instance.wait_ready(START_S)
+        yield spec.url
+    finally:
+        await instance.stop(profile.launch.stop_grace_s, 0.0)
 
 
 def agentic() -> Trace:
@@ -108,8 +106,8 @@ async def replayed(url: str, trace: Trace, folder: Path) -> ReplayReport:
     return await replay_trace(options, lambda text: None, lambda tick: None, asyncio.Event())
 
 
-async def test_the_engine_hits_what_the_hashes_share(tmp_path: Path) -> None:
-    async with engine(tmp_path / "engine") as url:
+async def test_the_engine_hits_what_the_hashes_share(backend: LocalBackend, tmp_path: Path) -> None:
+    async with engine(backend, tmp_path / "engine") as url:
         for trace in (agentic(), conversations()):
             folder = tmp_path / trace.facts.source.partition(".")[0]
             report = await replayed(url, trace, folder)

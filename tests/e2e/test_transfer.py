@@ -21,7 +21,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from launch import patching
 from launch.environment import find_engine
 from launch.instruction_sets import kernel_grants_amx, read_flags
 from launch.local import LocalBackend
@@ -35,7 +34,8 @@ from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
 
 pytestmark = [
-    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("patches"),
 ]  # fmt: skip
 
 HAS_AMX = "amx_tile" in read_flags() and kernel_grants_amx()
@@ -81,25 +81,17 @@ class Bench:
             return await settled
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[LocalBackend]:
-    engine = find_engine("cpu")
-    patching.apply(engine)
-    async with LocalBackend(engine) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mooncake", "nixl"])
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["mooncake", "nixl"])
 async def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, backend: LocalBackend
 ) -> AsyncIterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
     made = Pair(backend, find_engine("cpu"), folder, kv_tokens=16384, transport=request.param)
     yield made
-    await asyncio.gather(*(instance.stop(0.0, 0.0) for instance in made.running.values()))
+    await made.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def bench(pair: Pair) -> AsyncIterator[Bench]:
     """Both engines run and are idle; a transport that knows nothing yet."""
     await pair.ready(pair.transport)

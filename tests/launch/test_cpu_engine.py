@@ -9,7 +9,7 @@ import contextlib
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from launch import patching
 from launch.command import build_launch
 from launch.environment import Engine, find_engine
 from launch.instance import http_client
@@ -31,7 +30,8 @@ from tests.launch.engines import ignore_start, pid_with_model
 from tests.ports import own_port
 
 pytestmark = [
-    pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("patches"),
 ]  # fmt: skip
 
 PROFILE = load_profile("cpu-tiny")
@@ -149,20 +149,12 @@ async def observe(
     return Observed(name, times_of, compiled, instance.log())
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[LocalBackend]:
-    engine = find_engine("cpu")
-    patching.apply(engine)
-    async with LocalBackend(engine) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vllm_cache")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(LAUNCHES))
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(LAUNCHES))
 async def observed(
     request: pytest.FixtureRequest, backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory, vllm_cache: Path
 ) -> Observed:

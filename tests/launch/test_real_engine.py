@@ -21,10 +21,9 @@ import psutil
 import pytest
 
 from launch.command import build_launch, write_launch
-from launch.environment import Engine, find_engine
-from launch.instance import http_client
+from launch.environment import find_engine
+from launch.instance import Instance, http_client
 from launch.local import LocalBackend
-from launch.patching import PatchUse
 from launch.preflight import verify
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
@@ -111,30 +110,28 @@ STALL_S = 2.0
 """Short enough to wait for, and longer than what a busy host does to a process that nothing holds up."""
 
 
-async def test_what_stops_the_processes_of_a_serving_engine_is_named(tmp_path: Path) -> None:
-    """First the process with the model is held up, then a signal ends the engine process."""
-    engine = find_engine("cpu")
-    patches = PatchUse(engine)
-    patches.apply()
-    try:
-        async with LocalBackend(engine) as backend:  # one for both: its fork server imports vLLM once
-            for number, executor in ((signal.SIGSEGV, "uni"), (signal.SIGKILL, "mp")):
-                await stop_an_engine(backend, engine, tmp_path / executor, number, executor)
-    finally:
-        patches.revert()
-
-
-async def stop_an_engine(
-    backend: LocalBackend, engine: Engine, folder: Path, number: signal.Signals, executor: str
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.usefixtures("patches")
+@pytest.mark.parametrize(("number", "executor"), [(signal.SIGSEGV, "uni"), (signal.SIGKILL, "mp")])
+async def test_what_stops_the_processes_of_a_serving_engine_is_named(
+    backend: LocalBackend, tmp_path: Path, number: signal.Signals, executor: str
 ) -> None:
+    """First the process with the model is held up, then a signal ends the engine process."""
     base = load_profile("cpu-tiny")
     profile = msgspec.structs.replace(base, launch=msgspec.structs.replace(base.launch, executor=executor))
     spec = build_launch(
-        profile, load_config("plain"), engine,
-        instance=f"plain-{executor}", port=own_port(22_000, 2), layout=ConfigLayout(folder), launch=1,
+        profile, load_config("plain"), find_engine("cpu"),
+        instance=f"plain-{executor}", port=own_port(22_000, 2), layout=ConfigLayout(tmp_path), launch=1,
         extra_env={"TRACON_STALL_S": str(STALL_S)},
     )  # fmt: skip
     instance = await backend.start(spec, ignore_start)
+    try:
+        await stop_an_engine(instance, number, executor)
+    finally:
+        await instance.stop(0.0, 0.0)
+
+
+async def stop_an_engine(instance: Instance, number: signal.Signals, executor: str) -> None:
     await instance.wait_ready(START_S)
     async with http_client(instance.url) as client:
         body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launch import patching
 from launch.command import build_launch, write_launch
 from launch.environment import Engine, find_engine
 from launch.instance import Instance
@@ -19,7 +18,7 @@ from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 PROFILE = load_profile("cpu-tiny")
 START_S = 240.0
@@ -54,11 +53,9 @@ async def verified(backend: LocalBackend, engine: Engine, config: ConnectorConfi
         )
 
 
-async def test_every_config_proves_its_connector(tmp_path: Path) -> None:
+async def test_every_config_proves_its_connector(backend: LocalBackend, patches: None, tmp_path: Path) -> None:
     engine = find_engine("cpu")
-    patching.apply(engine)
-    async with LocalBackend(engine) as backend:
-        results = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
+    results = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
     assert {result.config: result.reason for result in results} == dict.fromkeys(config_names(), "")
     proofs = {result.config: [c.detail for c in result.checks if c.name.startswith("proof")] for result in results}
     for name in ("mooncake_both", "multi_mooncake_lmcache", "lmcache_only"):

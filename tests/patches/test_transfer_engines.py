@@ -12,9 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from launch import patching
 from launch.command import build_launch, write_launch
 from launch.environment import Engine, find_engine
 from launch.instance import Instance
@@ -25,7 +23,10 @@ from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("patches"),
+]  # fmt: skip
 
 PROFILE = load_profile("cpu-tiny")
 BLOCK, BYTES_PER_TOKEN, LAYERS = 128, 512, 2
@@ -34,14 +35,6 @@ CONTEXT, NEW = 2 * BLOCK, 3 * BLOCK
 FLUSHED_S = 10.0
 
 Line = dict[str, Any]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[LocalBackend]:
-    engine = find_engine("cpu")
-    patching.apply(engine)
-    async with LocalBackend(engine) as made:
-        yield made
 
 
 @asynccontextmanager

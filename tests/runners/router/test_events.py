@@ -33,7 +33,7 @@ def stored(first: int, tokens: list[int]) -> dict[str, object]:
 
 
 async def test_kv_events_decide_what_counts_as_cached(tmp_path: Path) -> None:
-    endpoint = f"tcp://127.0.0.1:{own_port(29600)}"
+    endpoint = f"tcp://127.0.0.1:{own_port(21_500)}"
     prompt = list(range(100, 116))
     async with instances("a") as (a,):
         member = InstanceSpec("a", a.url, kv_capacity_tokens=4096, block_tokens=BLOCK_TOKENS, kv_events=endpoint)
