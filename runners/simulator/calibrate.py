@@ -54,7 +54,11 @@ STEEP = 3.0
 take longer, simulated with steps that take SLOWER times as long. A wait in a queue does so where more than two thirds
 of an engine are used; there a host whose speed changes by 20 % changes a latency by a multiple of that, between two
 real cells as well."""
-LIMITS: Mapping[str, str] = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
+SETTINGS: Mapping[str, str] = {
+    "max_batched_tokens": "max_num_batched_tokens",
+    "max_sequences": "max_num_seqs",
+    "async_scheduling": "async_scheduling",
+}
 """Of an engine model, and vLLM's setting that each is."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
@@ -143,8 +147,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     told_apart = list_told_apart(work.rows)
     not_told_apart = tuple(name for index, name in enumerate(COEFFICIENTS) if index not in told_apart)
     residuals = [list_residuals(work, step) for work in works]
-    limits = read_limits([cell.record for cell in cells])
-    model = msgspec.structs.replace(EngineModel(step, _read_capacity(run, config)), **limits)
+    settings = read_settings([cell.record for cell in cells])
+    model = msgspec.structs.replace(EngineModel(step, _read_capacity(run, config)), **settings)
     late = [
         measured - simulated
         for cell, own in zip(fitting, residuals, strict=True)
@@ -159,7 +163,7 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
     if not_told_apart:
         sources += (f"{', '.join(not_told_apart)}: 0, because these steps do not tell their work apart from others",)
-    if not_stated := [name for name in LIMITS if name not in limits]:
+    if not_stated := [name for name in SETTINGS if name not in settings]:
         sources += (f"{', '.join(not_stated)}: the default, because no cell has the engine's setting",)
     engine = EngineFile(f"{config} of {run.name}", model, True, sources, stored)
     return Calibration(engine, count, mape, compared, not_told_apart)
@@ -363,22 +367,22 @@ def list_busy_steps(steps: pd.DataFrame, input_tokens: int, output_tokens: int) 
     )
 
 
-def read_limits(records: Iterable[CellRecord]) -> dict[str, int]:
-    """The limits of a step that vLLM settled on, by their names in EngineModel; what no cell states is left out.
+def read_settings(records: Iterable[CellRecord]) -> dict[str, int]:
+    """What vLLM settled on, by the names in EngineModel; what no cell states is left out.
 
     Raises RunnerError where cells differ.
     """
-    limits: dict[str, int] = {}
+    common: dict[str, int] = {}
     for record in records:
         settings = record.instance.get("settings") or {}
-        for name, setting in LIMITS.items():
+        for name, setting in SETTINGS.items():
             value = settings.get(setting)
-            if type(value) is int and limits.setdefault(name, value) != value:
+            if isinstance(value, int) and common.setdefault(name, value) != value:
                 raise RunnerError(
-                    f"cells of {record.config} ran with {setting} {limits[name]} and {value}: no model fits both",
-                    remedy="name a run whose engines have the same limits",
+                    f"cells of {record.config} ran with {setting} {common[name]} and {value}: no model fits both",
+                    remedy="name a run whose engines have the same settings",
                 )
-    return limits
+    return common
 
 
 def _read_capacity(run: Path, config: str) -> int:

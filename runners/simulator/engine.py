@@ -84,6 +84,9 @@ class Engine:
         """Their KV has come; they are admitted before those that wait, who may need the blocks that they hold."""
         self._retained: set[Job] = set()
         """They have ended, and keep their blocks for another engine."""
+        self._ended: list[Job] = []
+        """With async scheduling: they ended after the step that begins now was scheduled, so that in it they still
+        count among those that run, and hold their blocks."""
         self._blocked: tuple[Job, int] | None = None
         """The last one that was first in line and found no room, and the pool's gains by then."""
         self._jobs = 0
@@ -136,8 +139,6 @@ class Engine:
         job.external_tokens = job.input_tokens - job.computed
         self._name_blocks(job, job.input_tokens)
         job.computed = job.cached_tokens = job.input_tokens - 1
-        job.is_admitted = True
-        self._count_prompt(job)
         job.queued_ns = self._clock.now_ns()
         self._ready.append(job)
         self._wake()
@@ -176,16 +177,14 @@ class Engine:
             return
         preempted, delayed = self._schedule_running(), False
         while preempted and self._running and not self._batch:  # the one that gave way was to be the first of the step
-            self._schedule_running()
+            preempted = self._schedule_running()
         if not (preempted and self._batch):
-            if seen_ns is None or not self._running:
-                seen_ns = self._clock.now_ns()
-            delayed = self._admit_waiting(seen_ns)
+            delayed = self._admit_waiting(self._clock.now_ns() if seen_ns is None else seen_ns)
         if not self._batch:
             return
         self._work = self._measure_work()
         self._stride = 1
-        if self._jumps and not (preempted or delayed or self._work.prefill_tokens):
+        if self._jumps and not (preempted or delayed or self._ended or self._work.prefill_tokens):
             self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
         self._slowdown = self._cores.begin_step()
@@ -211,6 +210,9 @@ class Engine:
             job = self._running[place]
             new = min(job.tokens - job.computed, budget)
             while not self._extend(job, new):
+                if self._ended:  # theirs, rather than those of one that would be computed again
+                    self._free_ended()
+                    continue
                 preempted = True
                 victim = self._find_victim()
                 index = self._running.index(victim)
@@ -236,14 +238,10 @@ class Engine:
         if not (self._ready or self._waiting):
             return False
         budget = self.model.max_batched_tokens - sum(new for _, new in self._batch)
-        while budget and len(self._running) < self.model.max_sequences:
-            line = self._ready or self._waiting
-            if not line:
-                break
-            job = line[0]
-            if job.queued_ns > seen_ns:
-                return True
-            if self._is_blocked(job):
+        while budget and len(self._running) + len(self._ended) < self.model.max_sequences:
+            line = self._ready if self._ready and self._ready[0].queued_ns <= seen_ns else self._waiting
+            job = next((one for one in line if one.queued_ns <= seen_ns), None)
+            if job is None or self._is_blocked(job):
                 break
             if job.on_allocated is not None:
                 if not self._allocate_prompt(job):
@@ -254,11 +252,14 @@ class Engine:
             if not new:
                 self._blocked = job, self.blocks.gains
                 break
-            line.popleft()
+            line.remove(job)
             self._running.append(job)
             self._batch.append((job, new))
             budget -= new
-        return False
+        else:
+            return False
+        line = self._ready or self._waiting
+        return bool(line) and line[0] is not job
 
     def _is_blocked(self, job: Job) -> bool:
         """It found no room, and nothing has changed since that could give it some: its prompt is not matched again."""
@@ -277,7 +278,7 @@ class Engine:
         self.blocks.take(lacking)
         job.named, job.anonymous = list(cached), lacking
         job.computed = len(cached) * self.blocks.block_tokens
-        self._waiting.popleft()
+        self._waiting.remove(job)
         self._pulling.add(job)
         notify, job.on_allocated = job.on_allocated, None
         assert notify is not None
@@ -309,9 +310,8 @@ class Engine:
         self.blocks.reclaim(job.left, own)
         job.named, job.anonymous, job.left = list(cached), own, 0
         job.computed = held * size
-        if not job.is_admitted:
-            job.is_admitted, job.cached_tokens = True, job.computed
-            self._count_prompt(job)
+        if not job.preemptions:
+            job.cached_tokens = job.computed
         self._extend(job, new)
         return new
 
@@ -320,7 +320,7 @@ class Engine:
         if not job.left or cached < len(job.keys):
             return 0
         most = (job.tokens - 1) // self.blocks.block_tokens - cached
-        return min(self.blocks.count_left(job.left), job.left_full, most)
+        return min(self.blocks.count_left(job.left), most)
 
     def _count_prompt(self, job: Job) -> None:
         external = min(job.external_tokens, job.cached_tokens)
@@ -347,10 +347,9 @@ class Engine:
         job.anonymous -= len(named)
 
     def _preempt(self, job: Job) -> None:
-        full = job.computed // self.blocks.block_tokens - len(job.keys)
         has_all_keys = len(job.named) == len(job.keys)
         left = self._free(job)
-        job.left, job.left_full = (left, full) if has_all_keys and full > 0 else (0, 0)
+        job.left = left if has_all_keys else 0
         job.preemptions += 1
         job.computed = 0
         if self.model.scheduling == "priority":
@@ -360,7 +359,9 @@ class Engine:
 
     def _free(self, job: Job) -> int:
         """Returns as `KvBlocks.release`."""
-        left = self.blocks.release(job.named, job.anonymous)
+        full = max(job.computed // self.blocks.block_tokens, len(job.named))
+        partial = max(0, len(job.named) + job.anonymous - full)
+        left = self.blocks.release(job.named, job.anonymous - partial, partial)
         job.named, job.anonymous = [], 0
         return left
 
@@ -446,10 +447,14 @@ class Engine:
         for job in ended:
             self._end_job(job)
         for job in begun:
+            self._count_prompt(job)
             job.on_first()
         for job in ended:
             job.on_end()
-        self._begin_step(seen_ns)
+        if seen_ns is not None:  # it was scheduled while these ran, and without who has come since
+            self._begin_step(seen_ns)
+            self._free_ended()
+        self._begin_step()
 
     def _find_last_begin(self) -> int:
         """When the last of the steps under way began."""
@@ -459,5 +464,13 @@ class Engine:
         self._running.remove(job)
         if job.retains:
             self._retained.add(job)
-        else:
+        if self.model.async_scheduling:
+            self._ended.append(job)
+        elif not job.retains:
             self._free(job)
+
+    def _free_ended(self) -> None:
+        for job in self._ended:
+            if not job.retains:
+                self._free(job)
+        self._ended.clear()

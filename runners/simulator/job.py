@@ -31,14 +31,10 @@ class Job:
     """Its blocks stay in use after its end, until `Engine.release`."""
     on_allocated: Callable[[], object] | None = None
     """The KV of its prompt comes from another engine. Called when it has blocks for it; `Engine.resume` must follow."""
-    is_admitted: bool = False
-    """It has been scheduled at least once."""
     named: list[int] = field(default_factory=list)
     anonymous: int = 0
     left: int = 0
     """Number of its anonymous full blocks in the pool after a preemption, where it may find them again; 0 = none."""
-    left_full: int = 0
-    """How many of them were full."""
     number: int = 0
     """Of its arrival at the engine."""
     queued_ns: int = 0

@@ -3,7 +3,7 @@
 As vLLM's block pool: full blocks of prompts stay findable by their key after the last request that used them has
 ended, until their place is needed. Blocks of answers have no key, because no later prompt begins with them, but they
 hold their places all the same. A request's blocks are given up tail first, so that of two prefixes the longer one's
-end goes before the common head.
+end goes before the common head. A block that is not full is cached by no hash: it is empty as soon as its request ends.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ class KvBlocks:
         self.gains += bool(new)
         return new
 
-    def release(self, keys: Sequence[int], anonymous: int) -> int:
+    def release(self, keys: Sequence[int], anonymous: int, partial: int = 0) -> int:
         """A request ends: its blocks are idle, tails for longer than heads, and those with keys stay cached.
 
+        `anonymous`: full blocks without keys; `partial`: those that are not full, which are empty from now on.
         Returns the number under which the `anonymous` ones can be reclaimed; 0 = there are none.
         """
-        self._anonymous -= anonymous
+        self._anonymous -= anonymous + partial
         self.gains += 1
         number = 0
         if anonymous:

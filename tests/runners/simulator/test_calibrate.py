@@ -35,7 +35,7 @@ from runners.simulator.calibrate import (
     list_busy_steps,
     mark_near_saturation,
     read_cells,
-    read_limits,
+    read_settings,
     simulate_cell,
 )
 from runners.simulator.check import _join_loads
@@ -44,6 +44,7 @@ from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.step_time import Noise, ResidualNoise, StepTime, draw_residuals
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "connector-tax" / "run.tar.xz"
+SETTLED = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "async_scheduling": True}
 
 
 @pytest.fixture(scope="module")
@@ -180,18 +181,16 @@ def with_settings(record: CellRecord, **settings: object) -> CellRecord:
     return replace(record, instance={**record.instance, "settings": settings})
 
 
-def test_a_model_has_the_limits_of_a_step_that_the_engine_ran_with(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [
-        replace(cell, record=with_settings(cell.record, max_num_batched_tokens=2048, max_num_seqs=64))
-        for cell in read_cells(run, "plain")
-    ]
+def test_a_model_has_the_settings_that_the_engine_ran_with(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [replace(cell, record=with_settings(cell.record, **SETTLED)) for cell in read_cells(run, "plain")]
     monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
     engine = calibrate(run).engine
-    assert (engine.model.max_batched_tokens, engine.model.max_sequences) == (2048, 64)
+    model = engine.model
+    assert (model.max_batched_tokens, model.max_sequences, model.async_scheduling) == (2048, 64, True)
     assert "default" not in " ".join(engine.sources)
 
 
-def test_a_limit_that_no_cell_states_is_the_default_and_the_model_says_so(
+def test_a_setting_that_no_cell_states_is_the_default_and_the_model_says_so(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = [
@@ -201,14 +200,14 @@ def test_a_limit_that_no_cell_states_is_the_default_and_the_model_says_so(
     monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
     engine = calibrate(run).engine
     assert (engine.model.max_batched_tokens, engine.model.max_sequences) == (2048, 256)
-    assert "max_sequences: the default, because no cell has the engine's setting" in engine.sources
+    assert "max_sequences, async_scheduling: the default, because no cell has the engine's setting" in engine.sources
 
 
-def test_cells_of_engines_with_two_limits_give_no_model(run: Path) -> None:
+def test_cells_of_engines_with_two_settings_give_no_model(run: Path) -> None:
     record = next(read_cells(run, "plain")).record
     records = [with_settings(record, max_num_seqs=64), with_settings(record, max_num_seqs=128)]
     with pytest.raises(RunnerError, match="max_num_seqs 64 and 128"):
-        read_limits(records)
+        read_settings(records)
 
 
 def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_own_cells() -> None:

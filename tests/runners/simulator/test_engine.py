@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
-from runners.simulator.job import Job
+from runners.simulator.job import Job, PromptTally
 from runners.simulator.step_time import (
     FORGET_AT,
     STEADY,
@@ -224,6 +224,18 @@ def test_a_pull_waits_for_room_and_those_behind_it_too() -> None:
     assert pulls.generated == 1
 
 
+def test_a_prompt_counts_when_its_first_token_is_there() -> None:
+    """As vLLM counts it: a request that leaves in the middle of its prompt is in no counter."""
+    clock = SimulatedClock()
+    engine = Engine(a_model(max_batched_tokens=BLOCK), BLOCK, clock)
+    leaves, stays = (Job((), 4 * BLOCK, 2, nothing, nothing) for _ in range(2))
+    engine.submit(leaves)
+    engine.submit(stays)
+    clock.call_later(0.02, lambda: engine.cancel(leaves))
+    clock.run()
+    assert engine.prompts == PromptTally(computed=4 * BLOCK)
+
+
 def test_by_priority_the_sooner_is_admitted_first_and_the_later_preempted() -> None:
     requests = [(0.0, (), 100, 60), (0.0, (), 100, 5), (0.01, (), 100, 5)]
     for scheduling, order in (("fcfs", [0, 1, 2]), ("priority", [0, 2, 1])):
@@ -237,6 +249,17 @@ def test_by_priority_the_sooner_is_admitted_first_and_the_later_preempted() -> N
     assert soon.end_s < late.end_s
 
 
+def test_one_that_gives_way_before_anything_is_scheduled_leaves_its_slot_to_others_in_that_step() -> None:
+    model = a_model(
+        StepTime(0.01, 0.0, 0.0), kv_capacity_tokens=8 * BLOCK, scheduling="priority", max_sequences=2,
+    )  # fmt: skip
+    requests = [(0.0, (), 3 * BLOCK, 3 * BLOCK), (0.025, (), 3 * BLOCK, 3 * BLOCK), (0.03, (), BLOCK, 1)]
+    _, (late, _, waits) = serve(model, requests, priorities=[1, 0, 0])
+    assert late.job.preemptions == 1
+    # at 0.17 s its prompt and 16 tokens of its answer fill four blocks, and the other request has the four others
+    assert waits.first_s == pytest.approx(0.18)
+
+
 def test_with_async_scheduling_an_arrival_waits_for_one_step_more() -> None:
     step_s, requests = 0.01, [(0.0, (), 1, 50), (0.105, (), 1, 1)]
     for is_async, waits in ((False, 1), (True, 2)):
@@ -246,15 +269,64 @@ def test_with_async_scheduling_an_arrival_waits_for_one_step_more() -> None:
     assert alone.first_s == pytest.approx(step_s), "an idle engine begins at once"
 
 
+def test_with_async_scheduling_what_comes_too_late_for_a_step_holds_up_no_other() -> None:
+    """A request of a higher priority, or one whose KV has come, is not there when that step is scheduled."""
+    model = a_model(StepTime(0.01, 0.0, 0.0), scheduling="priority", async_scheduling=True)
+    requests = [(0.0, (), 1, 50), (0.105, (), 1, 1), (0.115, (), 1, 1)]
+    _, (_, in_time, late) = serve(model, requests, priorities=[0, 0, -1])
+    assert (in_time.first_s, late.first_s) == (pytest.approx(0.13), pytest.approx(0.14))
+    clock, firsts_s = SimulatedClock(), dict[str, float]()
+    engine, begin_s = Engine(model, BLOCK, clock), clock.now_s()
+
+    def note(name: str) -> None:
+        firsts_s[name] = clock.now_s() - begin_s
+
+    runs, in_step = Job((), 1, 50, nothing, nothing), Job((), 1, 1, partial(note, "in time"), nothing)
+    pulls = Job((), BLOCK, 1, partial(note, "late"), nothing, on_allocated=nothing)
+    for at_s, job in ((0.0, runs), (0.005, pulls), (0.105, in_step)):
+        clock.call_later(at_s, partial(engine.submit, job))
+    clock.call_later(0.115, partial(engine.resume, pulls))
+    clock.run()
+    assert firsts_s == {"in time": pytest.approx(0.13), "late": pytest.approx(0.14)}
+
+
+@pytest.mark.parametrize("limit", [{"max_sequences": 2}, {"kv_capacity_tokens": 2 * BLOCK}], ids=["slot", "block"])
+def test_with_async_scheduling_what_an_ended_request_held_is_free_one_step_later(limit: dict[str, int]) -> None:
+    """The next step was scheduled while its last one ran."""
+    requests = [(0.0, (), 1, 5), (0.0, (), 1, 10), (0.0, (), 1, 1)]
+    for is_async, steps in ((False, 6), (True, 7)):
+        model = a_model(StepTime(0.01, 0.0, 0.0), async_scheduling=is_async, **limit)
+        engine, (_, longest, waits) = serve(model, requests)
+        assert waits.first_s == pytest.approx(0.01 * steps)
+        assert longest.end_s == pytest.approx(0.1)
+        assert engine.blocks.used == 0
+    _, (alone, after) = serve(a_model(StepTime(0.01, 0.0, 0.0), async_scheduling=True, max_sequences=1), requests[:2])
+    assert after.first_s == pytest.approx(alone.end_s + 0.01), "no step was scheduled: the engine begins one at once"
+
+
+def test_with_async_scheduling_a_block_of_an_ended_request_is_taken_before_one_that_runs_is_preempted() -> None:
+    model = a_model(StepTime(0.01, 0.0, 0.0), async_scheduling=True, kv_capacity_tokens=2 * BLOCK)
+    engine, (goes_on, ended) = serve(model, [(0.0, (), 12, 20), (0.0, (), 1, 5)])  # the 6th step takes a second block
+    assert (goes_on.job.preemptions, ended.end_s, goes_on.end_s) == (0, pytest.approx(0.05), pytest.approx(0.2))
+    assert engine.blocks.used == 0
+
+
 def test_blocks_of_answers_hold_places_that_prompts_lose() -> None:
     keys = tuple(range(1, 5))
     warm = (0.0, keys, 4 * BLOCK, 1)
     _, kept = serve(a_model(kv_capacity_tokens=10 * BLOCK), [warm, (5.0, (), BLOCK, BLOCK), (9.0, *warm[1:])])
     assert kept[2].job.cached_tokens == 3 * BLOCK
     long = (5.0, (), BLOCK, 5 * BLOCK)
-    more = (8.0, (50,), BLOCK, BLOCK)
+    more = (8.0, (50,), BLOCK, 2 * BLOCK)
     _, lost = serve(a_model(kv_capacity_tokens=10 * BLOCK), [warm, long, more, (9.0, *warm[1:])])
     assert lost[3].job.cached_tokens < 3 * BLOCK
+
+
+def test_the_block_that_an_answer_did_not_fill_goes_before_every_cached_one() -> None:
+    keys = (1, 2)
+    warm, short = (0.0, keys, 2 * BLOCK, 1), [(1.0 + index, (), 5, 3) for index in range(9)]
+    _, seen = serve(a_model(kv_capacity_tokens=4 * BLOCK), [warm, *short, (20.0, keys, 2 * BLOCK + 1, 1)])
+    assert seen[-1].job.cached_tokens == 2 * BLOCK
 
 
 def test_a_preempted_request_finds_the_blocks_that_nobody_took() -> None:
@@ -265,39 +337,54 @@ def test_a_preempted_request_finds_the_blocks_that_nobody_took() -> None:
     assert 0 < computed_again < 5 * BLOCK, "of its 5 blocks some were not needed meanwhile"
 
 
-def mean_wait_s(services_s: Sequence[float], load: float, seed: int) -> float:
-    """Of Poisson arrivals at one engine that serves one request at a time, of one step's length per output token."""
+Server = Literal["answers", "prompts"]
+
+
+def mean_wait_s(services_s: Sequence[float], load: float, seed: int, server: Server) -> float:
+    """Of Poisson arrivals at an engine that serves one answer at a time, or one prompt in chunks of its budget."""
     draw = random.Random(seed)
-    step_s = 0.01
     rate = load / statistics.fmean(services_s)
+    steps = [round(service_s / 0.01) for service_s in services_s]
     at_s, requests = 0.0, []
-    for service_s in services_s:
+    for count in steps:
         at_s += draw.expovariate(rate)
-        requests.append((at_s, (), 1, round(service_s / step_s)))
-    _, seen = serve(a_model(StepTime(step_s, 0.0, 0.0), max_sequences=1), requests)
+        requests.append((at_s, (), *((1, count) if server == "answers" else (100 * count, 1))))
+    one_sequence = a_model(StepTime(0.01, 0.0, 0.0), max_sequences=1)
+    one_budget = a_model(StepTime(0.0, 1e-4, 1e-3), max_batched_tokens=100 * min(steps))
+    _, seen = serve(one_sequence if server == "answers" else one_budget, requests)
     return statistics.fmean(one.end_s - one.at_s - service_s for one, service_s in zip(seen, services_s, strict=True))
 
 
+@pytest.mark.parametrize("server", ["answers", "prompts"])
 @pytest.mark.parametrize("load", [0.5, 0.8])
-def test_waits_are_those_of_m_d_1_and_m_g_1(load: float) -> None:
+def test_waits_are_those_of_m_d_1_and_m_g_1(load: float, server: Server) -> None:
     """Pollaczek and Khinchine: W = lambda E[S^2] / (2 (1 - rho))."""
     count, tolerance = 20_000, 0.06
     equal = [0.05] * count
-    assert mean_wait_s(equal, load, 1) == pytest.approx(load * 0.05 / (2 * (1 - load)), rel=tolerance)
+    assert mean_wait_s(equal, load, 1, server) == pytest.approx(load * 0.05 / (2 * (1 - load)), rel=tolerance)
     mixed = [random.Random(2 + index).choice((0.01, 0.09)) for index in range(count)]
     mean_s, square = statistics.fmean(mixed), statistics.fmean(one**2 for one in mixed)
     expected = load / mean_s * square / (2 * (1 - load))
-    assert mean_wait_s(mixed, load, 3) == pytest.approx(expected, rel=tolerance)
+    assert mean_wait_s(mixed, load, 3, server) == pytest.approx(expected, rel=tolerance)
 
 
-def test_beyond_its_capacity_an_engine_completes_at_its_capacity() -> None:
-    """The fluid limit: with all sequences taken the rate is sequences over the time of their steps."""
-    step = StepTime(0.01, 0.0, 1e-3)
-    requests = [(0.001 * index, (), 1, 20) for index in range(2000)]
-    _, seen = serve(a_model(step, max_sequences=10), requests)
+@pytest.mark.parametrize(
+    ("step", "limit", "tokens", "rate"),
+    [
+        (StepTime(0.01, 0.0, 1e-3), {"max_sequences": 10}, (1, 20), 10 / (20 * (0.01 + 10 * 1e-3))),
+        (StepTime(0.01, 1e-4, 0.0), {"max_batched_tokens": 100}, (250, 1), 100 / 250 / (0.01 + 100 * 1e-4)),
+        (StepTime(0.01, 0.0, 0.0), {"kv_capacity_tokens": 20 * BLOCK}, (17, 15), 10 / (15 * 0.01)),
+    ],
+    ids=["sequences", "tokens of a step", "KV cache"],
+)
+def test_beyond_its_capacity_an_engine_completes_at_its_capacity(
+    step: StepTime, limit: dict[str, int], tokens: tuple[int, int], rate: float
+) -> None:
+    """The fluid limit: requests per second by what is scarce. A request of 17 and 15 tokens fills two blocks."""
+    _, seen = serve(a_model(step, **limit), [(0.001 * index, (), *tokens) for index in range(2000)])
     ends = sorted(one.end_s for one in seen)
-    rate = (len(ends) - 200) / (ends[-100] - ends[100])
-    assert rate == pytest.approx(10 / (20 * (0.01 + 10 * 1e-3)), rel=0.06)
+    assert (len(ends) - 200) / (ends[-100] - ends[100]) == pytest.approx(rate, rel=0.06)
+    assert not any(one.job.preemptions for one in seen)
 
 
 Case = tuple[float, tuple[int, ...], int, int]
@@ -424,6 +511,9 @@ def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_ba
         if kinds[number][0] != "leaves":
             assert (first[number], ended[number], job.generated) == (1, 1, job.output_tokens)
         assert max(first[number], ended[number]) <= 1
+    tally = engine.prompts
+    begun = sum(job.input_tokens for number, job in enumerate(jobs) if first[number])
+    assert tally.computed + tally.cached + tally.external == begun, "each prompt counts once, with its first token"
     assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
 
 

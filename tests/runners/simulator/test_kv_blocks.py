@@ -49,7 +49,8 @@ class Blocks(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         named, anonymous = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        self.blocks.release(named, anonymous)
+        partial = data.draw(st.integers(0, anonymous))
+        self.blocks.release(named, anonymous - partial, partial)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -99,6 +100,20 @@ def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head(
     assert [blocks.match(keys) for keys in ((1, 2), (5, 6))] == [2, 1]
     assert blocks.take(1)
     assert [blocks.match(keys) for keys in ((1, 2), (5,))] == [2, 0]
+
+
+def test_a_block_that_was_not_full_is_taken_before_any_that_is_cached() -> None:
+    blocks = KvBlocks(4, 16)
+    assert blocks.take(2)
+    assert blocks.name((1, 2)) == [1, 2]
+    blocks.release((1, 2), 0)
+    assert blocks.take(2)
+    number = blocks.release((), 1, 1)
+    assert (blocks.used, blocks.count_left(number)) == (0, 1)
+    assert blocks.take(1)
+    assert blocks.match((1, 2)) == 2
+    assert blocks.take(1)
+    assert blocks.match((1, 2)) == 1
 
 
 def test_a_request_gets_all_its_blocks_or_none() -> None:
