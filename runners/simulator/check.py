@@ -51,7 +51,7 @@ CONFIG = "plain"
 """Of connector-tax: one engine without a connector."""
 FEWEST_DECISIONS = 100
 """Of which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
-NO_LOAD = frozenset({"seed", "source", "format"})
+NO_LOAD = frozenset({"seed", "source", "format", "per_trial"})
 """Settings of a trace that make no load of their own: the file's name is in the load's."""
 
 

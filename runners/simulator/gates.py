@@ -18,10 +18,12 @@ from results.records.count import format_count
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
-from results.statistics.estimates import DRAWS, LEVEL, bound_draws, holm
+from results.statistics.blocks import Together
+from results.statistics.estimates import DRAWS, LEVEL, bound_draws
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point
-from results.statistics.trials import MIN_PAIRED, Measured, Trial, estimate, p_value
+from results.statistics.pairwise import judge_against_best
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, estimate
 
 BIAS_LIMIT = 0.05
 MAPE_ABOVE_REPETITION = 0.05
@@ -113,7 +115,7 @@ class Flip:
     """By the real runs."""
     higher: str
     p_value: float
-    """Of the real runs, after Holm's correction."""
+    """Of the real runs: of every two policies under every load at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,10 @@ class Rank:
         title = metric_named(self.metric).title
         name = f"rank of {title}"
         claim = f"The simulation orders the policies by {title} as real runs do."
-        rule = "every pair of policies that real runs tell apart under one load, after Holm, keeps its sign"
+        rule = (
+            "every pair of policies that real runs tell apart under one load keeps its sign; intervals of every two "
+            "policies at once (Tukey and Kramer), corrected for the number of loads"
+        )
         if self.reason:
             return Judgement(name, claim, rule, Outcome.OPEN, self.reason)
         kept = self.told_apart - len(self.flips)
@@ -304,11 +309,10 @@ def measure_contention(loads: Sequence[LoadValues]) -> tuple[Contention, ...]:
 def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:
     """Whether the simulation orders the policies as real runs do. Of times, `loads` has the logarithms."""
     pairs = list(_list_pairs(loads))
-    tested = {pair: p for pair in pairs if (p := _test_pair(loads[pair[0]].real, *pair[1:])) is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    apart = [pair for pair in pairs if corrected.get(pair, 1.0) <= 1 - LEVEL]
+    tested = {(index, *pair): bounds for index, load in enumerate(loads) for pair, bounds in _test_pairs(load).items()}
+    apart = [pair for pair in pairs if pair in tested and _is_told_apart(tested[pair], len(loads))]
     flips = tuple(
-        _describe_flip(loads[pair[0]], *pair[1:], corrected[pair])
+        _describe_flip(loads[pair[0]], *pair[1:], min(1.0, tested[pair].p * len(loads)))
         for pair in apart
         if _sign(loads[pair[0]].real, *pair[1:]) * _sign(loads[pair[0]].simulated, *pair[1:]) <= 0
     )
@@ -340,12 +344,23 @@ def _list_pairs(loads: Sequence[LoadValues]) -> Iterator[PairOf]:
             yield index, first, second
 
 
-def _test_pair(values: Values, first: str, second: str) -> float | None:
-    """The p-value of no difference, paired by trial; None with fewer than MIN_PAIRED of them."""
-    common = values[first].keys() & values[second].keys()
-    if len(common) < MIN_PAIRED:
-        return None
-    return p_value(_as_measured({trial: values[first][trial] - values[second][trial] for trial in sorted(common)}))
+def _test_pairs(load: LoadValues) -> dict[tuple[str, str], Together]:
+    """The first less the second policy in the real trials, for every two that can be compared, in the order of pairs.
+
+    As the report of a run finds the best policy: one residual for all, and bounds that hold for every two at once.
+    """
+    real = {policy: load.real[policy] for policy in load.policies if len(load.real[policy]) >= MIN_PAIRED}
+    tested: dict[tuple[str, str], Together] = {}
+    for second in real:
+        fitted = judge_against_best(real, second)
+        if not isinstance(fitted, str):
+            tested |= {(first, second): bounds for first, bounds in fitted.items()}
+    return {pair: tested[pair] for pair in combinations(load.policies, 2) if pair in tested}
+
+
+def _is_told_apart(bounds: Together, loads: int) -> bool:
+    """By bounds without 0, and a p-value that holds for all loads at once (Bonferroni)."""
+    return (bounds.low > 0 or bounds.high < 0) and bounds.p * loads <= 1 - LEVEL
 
 
 def _as_measured(values: Mapping[int, float]) -> Measured:

@@ -84,6 +84,8 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many: generated, or drawn from the file; 0 = all of the file."""
     seed: int = 1
     """Of the generator, or of the draw."""
+    per_trial: bool = True
+    """A simulated run draws another one for each trial; false = one for all trials, as in a real run."""
     tokens: float = 1.0
     """Factor on every token count, block size included: a big trace for a small model."""
     output_tokens: float | None = None

@@ -229,7 +229,7 @@ def estimate_sums(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
 def list_traces(grid: Grid) -> list[tuple[str, int]]:
     """Every trace of the run, as name and number, the run's `trace` first.
 
-    A simulated run has one of each name for each trial, where a seed draws another one.
+    A simulated run has one of each name for each trial, where a seed draws another one and the trace is `per_trial`.
     """
     names = ("", *grid.further_traces)
     return [(name, number) for name in names for number in range(_count_traces(grid, name))]
@@ -237,7 +237,7 @@ def list_traces(grid: Grid) -> list[tuple[str, int]]:
 
 def _count_traces(grid: Grid, name: str) -> int:
     choice = grid.further_traces.get(name, grid.trace)
-    return grid.trials if grid.simulation is not None and is_drawn(choice) else 1
+    return grid.trials if grid.simulation is not None and choice.per_trial and is_drawn(choice) else 1
 
 
 def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:

@@ -24,7 +24,7 @@ from results.records.events import (
     PaceChosen,
     RouterSampled,
 )
-from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
 from results.routing.analyze import analyze
 from results.routing.compare import build_comparable
 from results.routing.figures import SCHEMATICS
@@ -143,6 +143,15 @@ def test_each_trial_has_a_trace_of_its_own_which_all_policies_replay(folder: Pat
     report = RunLayout(folder).report_md.read_text()
     assert "each trial replays a trace and step times of its own" in report
     assert "every trial replays the same sessions" not in report
+
+
+def test_trials_that_share_a_trace_differ_by_step_noise_alone(tmp_path: Path, home: Path) -> None:
+    folder = run_whole(tmp_path, home, lambda: plan_run("trace.per_trial=false", policies=("EAR",)))
+    cells = cells_of(folder).values()
+    assert len({json.loads(cell.cell.read_bytes())["trace"]["sha256"] for cell in cells}) == 1
+    assert len({sha256(cell.root / "metrics.jsonl") for cell in cells}) == 3
+    report = RunLayout(folder).report_md.read_text()
+    assert "each trial replays a trace and step times of its own" not in report
 
 
 def test_its_page_names_no_launch_and_no_noise_of_a_host(folder: Path) -> None:
