@@ -9,13 +9,13 @@ from results.capacity.analyse import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size
 from results.capacity.slo import Limit
 from results.records.count import format_count
+from results.records.estimate import figure
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates, gates_table
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page
 from results.report.table import Column, Table, gap_table, make_table
-from results.records.estimate import figure
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import TRIALS_REMEDY, Outcome
 from results.statistics.trials import MIN_PAIRED

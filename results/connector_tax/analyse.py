@@ -21,18 +21,15 @@ from results.connector_tax.combined_taxes import (
     decompose_taxes,
     follow_trends,
 )
+from results.connector_tax.drift import measure_drifts
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
+from results.connector_tax.goodput import Slo, measure_goodput
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.tax import TaxRow, noise_floor, tax_table
-from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.connector_tax.read import Collected, collect_cells, request_samples, step_samples
-from results.connector_tax.drift import measure_drifts
-from results.measures.drift import Drift
-from results.connector_tax.goodput import Slo, measure_goodput
 from results.connector_tax.saturation import (
     REF_LOAD,
     REF_SAFE,
@@ -43,8 +40,12 @@ from results.connector_tax.saturation import (
 )
 from results.connector_tax.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import TaxRow, noise_floor, tax_table
+from results.connector_tax.verdicts import judge_hypotheses, judge_success
+from results.measures.drift import Drift
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
+from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.host import HostSample, find_disturbed, mean_work_us, read_host, share_slow
 from results.records.layout import RunLayout
@@ -58,7 +59,6 @@ from results.records.run_folder import (
     preflight_decisions,
     run_facts,
 )
-from results.records.estimate import Estimate
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 

@@ -20,9 +20,9 @@ import msgspec
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.engine_changes import EngineChange
+from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.step_durations import ALL_CALLBACKS, whole_step
-from results.connector_tax.summary import CellSummary
 from results.measures.summary import percentile_name
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table

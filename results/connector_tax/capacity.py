@@ -17,9 +17,9 @@ from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation_criteria import LIMITS, CellSaturation
 from results.connector_tax.summary import CellSummary
+from results.records.estimate import Estimate, figure
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.records.estimate import Estimate, figure
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured

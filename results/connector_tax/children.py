@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from results.measures.step_durations import CALLBACKS
 from results.connector_tax.summary import CellSummary
+from results.measures.step_durations import CALLBACKS
 from results.measures.summary import percentile_name
 from results.records.schemas import CHILD_FIELDS_US
 from results.report.table import Column, Table, make_table

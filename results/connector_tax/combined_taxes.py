@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
+from results.connector_tax.summary import Shape
 from results.connector_tax.tax import (
     RATIOS,
     Metric,
@@ -21,10 +23,8 @@ from results.connector_tax.tax import (
     name_saturated,
     why_unjudged,
 )
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
-from results.connector_tax.summary import Shape
-from results.records.percent import format_percent
 from results.records.estimate import Estimate, unknown
+from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import RATIOS, TITLES, TaxRow
 from results.connector_tax.read import request_samples
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, describe_rate
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import RATIOS, TITLES, TaxRow
 from results.report.comparison import Comparable, Measure
 from results.statistics.estimates import Samples
 from results.statistics.trials import estimate

@@ -14,11 +14,11 @@ from results.connector_tax.analyse import Analysis
 from results.connector_tax.configs import in_order
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.saturation_criteria import judge_launches
-from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.connector_tax.summary import CellSummary, is_at_rate
+from results.measures.step_durations import LATENCY, PERIOD, whole_step
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 

@@ -12,8 +12,8 @@ from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
 from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
-from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
+from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet

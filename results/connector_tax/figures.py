@@ -28,15 +28,15 @@ from results.connector_tax.curve_figures import (
     tpot_by_rate,
     ttft_by_rate,
 )
-from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.connector_tax.read import step_samples
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
-from results.measures.step_durations import STEP_SERIES
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
+from results.measures.step_durations import STEP_SERIES
 from results.records.errors import ArtifactError
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD

@@ -19,8 +19,8 @@ from results.connector_tax.combined_taxes import (
     Decomposition,
     Trend,
 )
-from results.records.percent import format_percent
 from results.records.estimate import Estimate, unknown
+from results.records.percent import format_percent
 from results.statistics.judgement import (
     TRIALS_REMEDY,
     Judgement,

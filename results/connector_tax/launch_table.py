@@ -8,10 +8,10 @@ from statistics import median
 from results.connector_tax.launches import count_planned_launches
 from results.connector_tax.saturation_criteria import CellSaturation
 from results.connector_tax.summary import CellSummary
+from results.records.estimate import figure
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PlannedCell
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.records.estimate import figure
 
 Launches = Sequence[CellSummary]
 """The cells of one config at one load."""

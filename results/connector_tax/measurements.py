@@ -14,11 +14,11 @@ import numpy as np
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.saturation_criteria import judge_launches
-from results.measures.step_durations import CALLBACKS, LATENCY, PERIOD, whole_step
 from results.connector_tax.summary import CellSummary, Shape, is_at_rate
+from results.measures.step_durations import CALLBACKS, LATENCY, PERIOD, whole_step
 from results.measures.summary import percentile_name
-from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.records.estimate import Estimate
+from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
 from results.statistics.judgement import name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured

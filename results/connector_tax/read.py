@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.connector_tax.saturation_criteria import judge
+from results.connector_tax.summary import CellSummary, Shape
 from results.measures.engine_metrics import SAMPLES, server_values
 from results.measures.latency import METRICS
 from results.measures.requests import latencies, latency_samples, request_counts, throughput
-from results.connector_tax.saturation_criteria import judge
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
@@ -23,7 +24,6 @@ from results.measures.step_durations import (
     steps_in_window,
     whole_step,
 )
-from results.connector_tax.summary import CellSummary, Shape
 from results.measures.summary import percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.configs import BASELINE
 from results.connector_tax.launches import count_planned
+from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import build_tables
 from results.measures.drift import DriftVerdict
 from results.measures.step_durations import LATENCY, whole_step
-from results.connector_tax.summary import CellSummary
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from results.records.frames import Gap
 from results.records.estimate import Estimate, unknown
+from results.records.frames import Gap
 
 
 @dataclass(frozen=True, slots=True)

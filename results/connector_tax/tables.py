@@ -11,15 +11,16 @@ from results.connector_tax.capacity import capacity_table
 from results.connector_tax.children import children_table
 from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
 from results.connector_tax.engine_changes import engine_changes_table
+from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
-from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
 from results.connector_tax.read import headline
-from results.measures.drift import Drift
-from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate, reference_rates
 from results.connector_tax.saturation_criteria import FEWEST, CellSaturation, Criterion
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
+from results.measures.drift import Drift
+from results.records.estimate import Estimate
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
@@ -27,7 +28,6 @@ from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
 from results.statistics.blocks import show_count
-from results.records.estimate import Estimate
 from results.statistics.estimates import samples_needed
 from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED

@@ -15,9 +15,9 @@ from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
+from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
-from results.connector_tax.summary import CellSummary
 from results.measures.summary import flatten_values
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow

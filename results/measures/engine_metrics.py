@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from results.records.schemas import CellRecord
 from results.records.estimate import Estimate, unknown
+from results.records.schemas import CellRecord
 from results.statistics.estimates import clean, samples_needed, too_small
 
 WAITING = "vllm:num_requests_waiting"

@@ -18,8 +18,8 @@ import pyarrow as pa
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
 from results.measures.summary import percentile_estimates
-from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.records.estimate import Estimate, unknown
+from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.statistics.estimates import clean, student_quantile
 
 _UNREADABLE = "the request records cannot be read"

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from results.measures.summary import STEP_POINTS, percentile_name
-from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
 from results.records.estimate import Estimate, unknown
+from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
 from results.statistics.estimates import Samples, clean
 
 LATENCY, PERIOD = "engine_step_us", "period_us"

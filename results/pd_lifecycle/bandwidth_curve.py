@@ -20,8 +20,8 @@ from results.pd_lifecycle.transfer_regression import (
     solve_each,
     why_inseparable,
 )
-from results.records.percent import format_percent
 from results.records.estimate import Estimate, figure, unknown
+from results.records.percent import format_percent
 from results.statistics.estimates import Samples, percentile
 
 

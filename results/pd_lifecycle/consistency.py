@@ -17,10 +17,10 @@ from results.measures.drift import DriftVerdict, drift_of
 from results.pd_lifecycle.paired_requests import COMBINED, TTFT
 from results.pd_lifecycle.phases import TURNED
 from results.pd_lifecycle.read import CellKey, MeasuredCell
+from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
-from results.records.estimate import Estimate
 from results.statistics.trials import MIN_PAIRED
 
 HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_signal", "d_first_decode")

@@ -13,11 +13,11 @@ from results.pd_lifecycle.cost_model import CostModel
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, SIGN_FIELD, BreakEven
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
+from results.records.estimate import Estimate
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.terms import term
-from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED
 

@@ -14,8 +14,8 @@ from statistics import fmean, median
 import numpy as np
 
 from results.pd_lifecycle.paired_requests import COMBINED, PLAIN, TTFT, value_of
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate
+from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import mean
 from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED

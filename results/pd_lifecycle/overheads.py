@@ -31,8 +31,8 @@ from results.pd_lifecycle.paired_requests import (
     which_lengths_differ,
     widen_interval,
 )
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, holm
 from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED

@@ -10,11 +10,11 @@ from functools import partial
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.overheads import HANDOVER_ARM, NAMED_EFFECT, GridOverhead, OverheadCell
+from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import Page, PageAnswer, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES
-from results.records.estimate import Estimate, figure
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.trials import MIN_PAIRED
 

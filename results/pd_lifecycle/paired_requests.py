@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
 from results.statistics.estimates import LEVEL, Samples, holm, mean, student_interval, student_quantile
 
 OVERHEAD, TTFT, COMBINED, PLAIN = "pdsep_overhead", "client_ttft", "colo_ttft", "plain_ttft"

@@ -11,11 +11,11 @@ import msgspec
 
 from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
 from results.records.errors import DAMAGED_JSON
+from results.records.estimate import figure
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.link import LinkRecord
-from results.records.estimate import figure
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""

@@ -23,8 +23,8 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
-from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.statistics.estimates import mean
 from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED

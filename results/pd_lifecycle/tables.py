@@ -15,12 +15,12 @@ from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, BreakE
 from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, TTFT, OrderEffect
 from results.pd_lifecycle.summary import ConfigSummary
 from results.pd_lifecycle.volumes import Volume
+from results.records.estimate import Estimate, figure
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
 from results.records.percent import format_percent
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
-from results.records.estimate import Estimate, figure
 from results.statistics.judgement import few_launches
 
 FIGURES_BEFORE = "Phases"

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from results.measures.columns import floats_or_nan
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate
+from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, resample, student_quantile
 
 Flags = npt.NDArray[np.bool_]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.pd_lifecycle.transfer_regression import fit_least_squares, number_cells
-from results.records.lifecycle import LifecycleRecord
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import LifecycleRecord
 
 MIN_POINTS = 4
 """Transfers that a slope with an interval needs."""

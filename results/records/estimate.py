@@ -1,4 +1,4 @@
-"""A number with its interval: what every table shows and every rule reads. `results.statistics.estimates` makes them."""
+"""A number with its interval: what tables show and rules read. `results.statistics.estimates` makes most of them."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.differences import Difference, Origin, list_differences
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.records.estimate import Estimate, unknown
 from results.statistics.independent import (
     DISJOINT_BY_CHANCE,
     are_disjoint,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from results.records.frames import Gap
 from results.records.estimate import Estimate, figure
+from results.records.frames import Gap
 
 NOT_MEASURED = "-"
 Row = TypeVar("Row")

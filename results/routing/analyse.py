@@ -11,6 +11,7 @@ from typing import Any
 from results.records.count import format_count
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
@@ -52,7 +53,6 @@ from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, re
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, correct_together
 
 NO_LOG = (

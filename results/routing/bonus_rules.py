@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from results.records.count import format_count
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
-from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, Verdict, decisive, judged
 
 OVERLAP_WITHIN = 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from results.measures import latency
+from results.records.estimate import Estimate, figure
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing import shown
 from results.routing.analyse import RoutingAnalysis
@@ -10,7 +11,6 @@ from results.routing.cautions import list_cautions
 from results.routing.loads import join_load
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.pairs import Pair, Standing, TurnPair, pair_of
-from results.records.estimate import Estimate, figure
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
     "Read this first",

@@ -15,10 +15,10 @@ import msgspec
 
 from results.records.code import digest_code
 from results.records.errors import DAMAGED_JSON
+from results.records.estimate import figure, unknown
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.report.table import Column, Table, make_table
 from results.routing.read import read_planned_cells
-from results.records.estimate import figure, unknown
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Judgement, Outcome
 

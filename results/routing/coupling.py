@@ -22,11 +22,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
+from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
 from results.routing.read import LoadedCell
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import Ranks, Samples
 from results.statistics.trials import Measured, Trial, combine, unmeasured
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.routing.bonus_rules import (
     DEFAULT_K,
@@ -25,7 +26,6 @@ from results.routing.bonus_rules import (
 )
 from results.routing.load_floor import LoadFloor, change_floor_level, take_floor_points
 from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
-from results.records.estimate import unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.samples import InterferenceRecord
 from results.routing.read import read_rows
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import mean
 
 

@@ -20,6 +20,7 @@ from results.measures.latency import Mask
 from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import Turns
 from results.records.count import format_count
+from results.records.estimate import Estimate
 from results.routing.metrics import (
     Metric,
     fewest_samples,
@@ -30,7 +31,6 @@ from results.routing.metrics import (
 )
 from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary
-from results.records.estimate import Estimate
 from results.statistics.estimates import (
     DRAWS,
     Ranks,

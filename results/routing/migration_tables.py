@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from results.records.estimate import Estimate
 from results.report.judgements import judgement_table
 from results.report.table import NOT_MEASURED, Column, Row, Table
 from results.report.terms import define_terms
@@ -13,7 +14,6 @@ from results.routing.metrics import metric_named
 from results.routing.migrations import MIN_COSTED, TURNS_AFTER, CostRow, PolicyMigrations, format_counts
 from results.routing.moves import CellMigrations
 from results.routing.specification import FULL, SpecifiedRow
-from results.records.estimate import Estimate
 
 SCHEDULER_METRICS = (
     "ttft_p50_s", "ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s",

@@ -16,8 +16,8 @@ from itertools import pairwise
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
-from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
 from results.records.estimate import Estimate, unknown
+from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
 from results.statistics.estimates import Samples, mean, proportion
 from results.statistics.trials import Trial
 

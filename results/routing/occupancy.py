@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from results.measures.turns import Turns, in_flight_over_time
-from results.routing.read import LoadedCell
 from results.records.estimate import Estimate, unknown
+from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples, percentiles
 
 MODELLED_SHARES = (2, 4)

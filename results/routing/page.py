@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from results.records.count import format_count
+from results.records.estimate import figure
 from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
@@ -20,7 +21,6 @@ from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.verdicts import TRANSFER
 from results.statistics.blocks import TO_HALVE
-from results.records.estimate import figure
 from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 

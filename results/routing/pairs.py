@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
+from results.records.estimate import Estimate, unknown
 from results.routing.loads import Load, join_load
 from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.blocks import Together
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict, judged
 from results.statistics.pairwise import judge_against_best

@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
+from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
 from results.routing.measurements import level_interval, one_per_trial, over_trials
 from results.routing.occupancy import WALL
 from results.routing.read import LoadedCell
-from results.records.estimate import Estimate
 from results.statistics.estimates import Samples
 
 SOURCES = {

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from results.records.estimate import figure as digits
+from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.ink import sheet, title_sheet
@@ -21,9 +23,7 @@ from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
 from results.routing.shown import describe_bars, estimate_columns, name_units
-from results.records.estimate import unknown
 from results.statistics.estimates import LEVEL, Samples, holm
-from results.records.estimate import figure as digits
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 import pandas as pd
 
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing.analyse import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
 from results.routing.metrics import Metric, metric_named
 from results.routing.pairs import Pair
-from results.records.estimate import Estimate
 from results.statistics.estimates import BINOMIAL, LEVEL
 from results.statistics.judgement import judged
 from results.statistics.trials import SPREAD

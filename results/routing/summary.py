@@ -20,10 +20,10 @@ from results.measures.replay_numbers import (
 )
 from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
+from results.records.estimate import Estimate, unknown
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
 from results.routing.read import LoadedCell, PickCounts, count_picks, hides_transfers, number_or_none, own_cache
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import percentiles
 
 FORMAT = 2

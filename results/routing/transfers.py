@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
-from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
 from results.records.estimate import Estimate, unknown
+from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
 from results.statistics.estimates import Samples
 from results.statistics.trials import Trial
 

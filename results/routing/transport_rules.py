@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from results.records.estimate import Estimate
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import LoadFloor, QuarantinePair, TimeoutPair
-from results.records.estimate import Estimate
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
@@ -18,7 +19,6 @@ from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import NO_SECOND_TURN, ONE_TURN, TOO_SMALL, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
-from results.records.estimate import Estimate, figure
 from results.statistics.estimates import proportion
 from results.statistics.judgement import (
     Judgement,

@@ -12,6 +12,7 @@ import pandas as pd
 
 from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
+from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
@@ -30,7 +31,6 @@ from results.routing.pairs import Pair
 from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from results.records.percent import format_percent
 from results.records.estimate import Estimate
+from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, holm
 from results.statistics.trials import MIN_PAIRED
 

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.records.estimate import Estimate, unknown
 from results.statistics.block_model import LEVEL_OF_F
 from results.statistics.blocks import POWER, find_fewest_launches
-from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
     ALL_AGREE,
     LEVEL,

@@ -13,9 +13,9 @@ import msgspec
 
 from results.measures.replay_numbers import apc_of_totals, replay_numbers
 from results.records.errors import DAMAGED_JSON
+from results.records.estimate import Estimate, unknown
 from results.records.layout import AttemptLayout
 from results.records.percent import format_percent
-from results.records.estimate import Estimate, unknown
 from runners.errors import ExitCode, RunnerError
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick

@@ -15,9 +15,9 @@ from itertools import combinations
 import numpy as np
 
 from results.records.count import format_count
+from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
-from results.records.estimate import Estimate
 from results.statistics.estimates import DRAWS, LEVEL, bound_draws, holm
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point

@@ -13,12 +13,12 @@ from console.export import export_content
 from console.findings import PAGE, WHOLE, Report, list_sections
 from console.rows.report import Section, chart_table, row_facts, row_number, table_section
 from console.widgets.section_bar import label_sections
+from results.records.estimate import Estimate
 from results.report.chart import Chart, Line, Point
 from results.report.content import ReportText
 from results.report.document import APPENDIX
 from results.report.page import Page
 from results.report.table import Column, Table, make_table
-from results.records.estimate import Estimate
 
 TABLES = (
     Table("Policies", ("policy", "TTFT p90, ms"), (("lmetric", "412"), ("sticky, 2", '1"9'))),

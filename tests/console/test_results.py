@@ -22,10 +22,10 @@ from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import write_results
+from results.records.estimate import Estimate
 from results.records.events import CellState, RunChanged, RunState
 from results.records.percent import format_percent
 from results.report.table import Table
-from results.records.estimate import Estimate
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import (

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from launch.errors import LaunchError
-from results.connector_tax.write import write_results
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates
+from results.connector_tax.write import write_results
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, HANDOVER_ARM, NAMED_EFFECT, PLAIN_ENGINE
+from results.records.estimate import figure
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.statistics.blocks import POWER, show_count
-from results.records.estimate import figure
 from results.statistics.launch_fit import LaunchSpread
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import find_newest, read_document

@@ -12,8 +12,8 @@ import pytest
 from results.connector_tax.analyse import analyse
 from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
 from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
-from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import Metric, TaxRow
 from results.records.estimate import Estimate
 from tests.results.connector_tax.cells import SHAPE, make_cell
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run

@@ -12,8 +12,8 @@ from results.connector_tax.capacity import CapacityCost, capacity_table, measure
 from results.connector_tax.goodput import Slo, measure_goodput
 from results.connector_tax.saturation import judge_cells
 from results.connector_tax.summary import CellSummary
-from results.records.layout import ConfigLayout
 from results.records.estimate import Estimate
+from results.records.layout import ConfigLayout
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import make_cell

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.registry import compare_runs
 from results.report.comparison import Change, Comparison, describe_comparison, to_json
-from results.records.estimate import Estimate
 from results.statistics.estimates import bootstrap_quantiles
 from results.statistics.independent import compare_ratio, subtract_estimates
 from results.statistics.judgement import Verdict

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from results.connector_tax.drift import measure_drifts
-from results.measures.drift import Drift, DriftVerdict
 from results.connector_tax.summary import CellSummary
+from results.measures.drift import Drift, DriftVerdict
 from tests.results.statistics.in_memory import SIMULATIONS, Truth, as_promised, covers, summary
 
 CONFIGS = ("plain", "noop_connector", "mooncake_both", "nixl_both", "lmcache_only")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import Metric, TaxRow, tax_table
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import Metric, TaxRow, tax_table
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
 from tests.results.statistics import in_memory

@@ -19,10 +19,10 @@ from results.connector_tax.remedies import find_remedy
 from results.connector_tax.report import list_limits
 from results.connector_tax.tax import Metric
 from results.connector_tax.write import write_results
+from results.records.estimate import Estimate
 from results.records.host import HEADER
 from results.records.layout import RunLayout
 from results.report.page import Page, PageAnswer
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
 

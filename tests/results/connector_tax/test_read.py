@@ -17,8 +17,8 @@ import pytest
 from results.connector_tax.measurements import Load as JudgedLoad
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import analyse_cell, headline, read_cell_record, request_samples, step_samples
-from results.measures.step_durations import STEP_SERIES, step_values
 from results.connector_tax.summary import CellSummary
+from results.measures.step_durations import STEP_SERIES, step_values
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge
 from results.connector_tax.summary import CellSummary, Shape
+from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
-from results.records.schemas import CellRecord
 from results.records.estimate import Estimate, unknown
+from results.records.schemas import CellRecord
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
 SHAPE = Shape(4096, 256)

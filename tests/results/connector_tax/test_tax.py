@@ -13,8 +13,8 @@ from scipy import stats
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
-from results.records.layout import RunLayout
 from results.records.estimate import Estimate
+from results.records.layout import RunLayout
 from results.statistics.judgement import Verdict, judged
 from tests.results.connector_tax.synthetic import (
     DATE,

@@ -14,10 +14,10 @@ from results.connector_tax import verdicts as criteria
 from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, judge_sum
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
+from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.run_folder import PreflightDecision
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome
 
 HOLDS, FAILS, UNDECIDED, OPEN = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.OPEN

@@ -14,8 +14,8 @@ from results.pd_lifecycle.bandwidth_curve import bandwidth_of
 from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import Transfers, fit_least_squares, solve_each, transfers_of
-from results.records.lifecycle import RequestConfig
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import RequestConfig
 from results.statistics.estimates import Samples
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 

@@ -29,9 +29,9 @@ from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import list_limits
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.tables import build_tables
+from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.report.figure_files import draw
-from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import covers

@@ -14,8 +14,8 @@ from results.pd_lifecycle.cost_model import fit_costs
 from results.pd_lifecycle.overheads import OverheadCell, find_break_evens, measure_overheads
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.pd_lifecycle.volumes import measure_volumes
-from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.records.estimate import Estimate, unknown
+from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from results.records.errors import ResultsError
+from results.records.estimate import Estimate, unknown
 from results.records.run_folder import RunFacts
 from results.registry import compare_runs
 from results.report.comparison import (
@@ -23,7 +24,6 @@ from results.report.comparison import (
     to_json,
 )
 from results.report.document import render_markdown
-from results.records.estimate import Estimate, unknown
 from results.statistics.independent import DISJOINT_BY_CHANCE, chance_of_disjoint
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.routing import synthetic as routing_runs

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.registry import results_named
 from results.report.content import ReportText
 from results.report.document import APPENDIX, render_markdown
@@ -29,7 +30,6 @@ from results.report.page import (
     split_judgements,
 )
 from results.report.stored_page import read_page
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.test_reports import EXPERIMENTS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from results.records.estimate import Estimate
 from results.routing import conditional_claims
 from results.routing.conditional_claims import ConditionalClaim, conditional_table, judge_variations
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome
 
 CLAIM = Judgement("C1", "a is above b", "holds where it is", Outcome.HOLDS, "it is")

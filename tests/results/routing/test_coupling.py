@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.measures.turns import SessionTimes, Turns, session_times
+from results.records.estimate import Estimate
 from results.routing.coupling import (
     Coupling,
     Curve,
@@ -24,7 +25,6 @@ from results.routing.coupling import (
     why_no_loop,
 )
 from results.routing.summary import summary_of
-from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, measured, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 

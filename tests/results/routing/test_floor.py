@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import (
@@ -28,7 +29,6 @@ from results.routing.load_floor import (
     measure_load_floor,
 )
 from results.routing.transfers import Moved
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
 from tests.results.routing.logs import Log, facts_of_logs, moved

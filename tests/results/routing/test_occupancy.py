@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.routing.interference import read_interference, summarise_interference
 from results.routing.occupancy import (
     Deployment,
@@ -17,7 +18,6 @@ from results.routing.occupancy import (
     measure_footprints,
 )
 from results.routing.read import LoadedCell
-from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
 from tests.results.statistics.in_memory import bounds
 

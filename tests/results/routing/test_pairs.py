@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from results.records.estimate import Estimate
 from results.routing.loads import Load
 from results.routing.measurements import (
     MIN_SESSIONS,
@@ -30,7 +31,6 @@ from results.routing.pairs import (
 from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
-from results.records.estimate import Estimate
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from

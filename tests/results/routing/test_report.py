@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from results.records.estimate import Estimate
 from results.report.figure_files import draw
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.cautions import find_stalls
@@ -20,7 +21,6 @@ from results.routing.report import describe_opening, describe_verdict, list_limi
 from results.routing.shown import name_units
 from results.routing.summary import summary_of
 from results.routing.write import build_pair_rows, write_results
-from results.records.estimate import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)

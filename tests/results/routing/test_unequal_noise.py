@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from results.records.estimate import Estimate
 from results.routing.measurements import Measurements
 from results.routing.metrics import metric_named
 from results.routing.pairs import compare_two
@@ -17,7 +18,6 @@ from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics.block_model import Launches, find_noisy
 from results.statistics.blocks import fit_blocks
-from results.records.estimate import Estimate
 from results.statistics.estimates import holm
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from results.records.estimate import Estimate
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -27,7 +28,6 @@ from results.routing.specification import (
     threshold_settings,
 )
 from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
-from results.records.estimate import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
 from tests.results.routing.synthetic import Truth, World, loaded
 

@@ -15,11 +15,11 @@ from scipy import special
 
 from results.connector_tax.combined_taxes import tax_at
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import Metric
 from results.connector_tax.saturation import REF_SAFE
+from results.connector_tax.tax import Metric
+from results.records.estimate import Estimate
 from results.statistics.block_model import Launches
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
-from results.records.estimate import Estimate
 from results.statistics.estimates import Samples, holm
 from results.statistics.judgement import Judgement, Outcome, correct_together, excluded_above, excluded_text
 from results.statistics.trials import Joint, Measured, Trial, combine, estimate, p_value

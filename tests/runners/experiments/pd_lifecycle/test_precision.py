@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, HANDOVER_ARM, PLAIN_ENGINE, GridOverhead
+from results.records.estimate import Estimate
 from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
-from results.records.estimate import Estimate
 from results.statistics.launch_fit import LaunchSpread
 from runners.campaign.experiment import RunOptions
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT
