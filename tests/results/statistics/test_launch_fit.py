@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.statistics.estimates import ALL_AGREE, Estimate, unknown
+from results.records.estimate import Estimate, unknown
+from results.statistics.estimates import ALL_AGREE
 from results.statistics.launch_fit import (
     LaunchSpread,
     SizeFit,
