@@ -25,8 +25,7 @@ from console.widgets.lines import Lines
 from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
-from results.records.events import CellState
-from results.records.lifecycle import RESIDUAL_BELOW
+from results.records.events import RESIDUAL_BELOW, CellState
 from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import (

@@ -11,8 +11,7 @@ from console import format as say
 from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, Column, Row, Span, cell, flow_entries
-from results.records.events import LifecycleMeasured
-from results.records.lifecycle import RESIDUAL_BELOW
+from results.records.events import RESIDUAL_BELOW, LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest
 
 SHOWN = 120

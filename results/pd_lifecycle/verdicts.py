@@ -20,7 +20,8 @@ from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.phases import count_missing_phases
 from results.pd_lifecycle.volumes import Volume
 from results.records.estimate import Estimate, unknown
-from results.records.lifecycle import RESIDUAL_BELOW, LifecycleRecord
+from results.records.events import RESIDUAL_BELOW
+from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, holm, mean
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some

@@ -340,6 +340,10 @@ class MigrationChanged(MigrationStep, Event):
     """When it happened; the journal's own time is up to a second later."""
 
 
+RESIDUAL_BELOW = 0.05
+"""The share of a request's E2E that its phases may leave unexplained (specs/pd_lifecycle, "Success Criteria", 1)."""
+
+
 @dataclass(frozen=True, slots=True)
 class LifecycleMeasured(Event):
     """One request of a lifecycle cell, broken down into phases. The record in the run's folder holds its stamps."""

@@ -330,8 +330,6 @@ PHASES = (
     "d_first_token", "d_decode",
 )  # fmt: skip
 """What e2e is made of, in the order it passes: the specification's names."""
-RESIDUAL_BELOW = 0.05
-"""The share of E2E that they may leave unexplained (specs/pd_lifecycle, "Success Criteria", 1)."""
 HANDSHAKE = "zmq_handshake"
 HANDSHAKE_PARTS = ("metadata_wait", "zmq_after_metadata")
 """What it is made of where t4 is known: until the prefill instance has heard from the decode instance, and from then

@@ -17,8 +17,8 @@ from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
-from results.records.events import LifecycleMeasured
-from results.records.lifecycle import HANDSHAKE_PARTS, RESIDUAL_BELOW, parts_of
+from results.records.events import RESIDUAL_BELOW, LifecycleMeasured
+from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
 from results.records.lifecycle import PHASES as RECORDED
 from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
 from state.status import to_json

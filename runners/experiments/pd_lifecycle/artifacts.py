@@ -24,9 +24,10 @@ from typing import Any
 import msgspec
 
 from results.measures.columns import floats_or_nan
+from results.records.events import RESIDUAL_BELOW
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
-from results.records.lifecycle import RESIDUAL_BELOW, LifecycleRecord
+from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
