@@ -153,8 +153,11 @@ def _ask_together(judgements: Sequence[Judgement], remedy: str, figure: int) -> 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    between = "; " if any("," in name for name in names) else ", "
-    return f"{between.join(names[:-1])} and {names[-1]}"
+    return f"{_separate_names(names[:-1])} and {names[-1]}"
+
+
+def _separate_names(names: Sequence[str]) -> str:
+    return ("; " if any("," in name for name in names) else ", ").join(names)
 
 
 def _state_claim(judgement: Judgement) -> str:
@@ -202,7 +205,7 @@ def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
     for one in questions:
         if one.decides:
             by_remedy.setdefault(one.decides, []).extend(one.claims or (one.name,))
-    return [(", ".join(names), remedy) for remedy, names in by_remedy.items()]
+    return [(_separate_names(names), remedy) for remedy, names in by_remedy.items()]
 
 
 def group_by_figure(
