@@ -89,7 +89,7 @@ class Engine:
         count among those that run, and hold their blocks."""
         self._blocked: tuple[Job, int] | None = None
         """The last one that was first in line and found no room, and the pool's gains by then."""
-        self._jobs = 0
+        self._jobs = self._admissions = 0
         self._batch: list[tuple[Job, int]] = []
         self._timer: HeapTimer | None = None
         self._began_ns = 0
@@ -128,6 +128,7 @@ class Engine:
         job.is_cancelled = True
         for jobs in (self._waiting, self._pulling, self._ready, self._running, self._retained):
             if job in jobs:  # in none where it has ended, or has not come so far
+                self._settle_steps()
                 jobs.remove(job)
                 self._free(job)
                 self._wake()
@@ -146,6 +147,7 @@ class Engine:
     def release(self, job: Job) -> None:
         """Free the blocks that an ended request retains; again without effect."""
         if job in self._retained:
+            self._settle_steps()
             self._retained.remove(job)
             self._free(job)
             self._wake()
@@ -210,11 +212,12 @@ class Engine:
             job = self._running[place]
             new = min(job.tokens - job.computed, budget)
             while not self._extend(job, new):
-                if self._ended:  # theirs, rather than those of one that would be computed again
-                    self._free_ended()
-                    continue
                 preempted = True
                 victim = self._find_victim()
+                if victim in self._ended:
+                    self._ended.remove(victim)
+                    self._free(victim)
+                    continue
                 index = self._running.index(victim)
                 del self._running[index]
                 if index < place:  # it was scheduled for this step already
@@ -229,9 +232,11 @@ class Engine:
         return preempted
 
     def _find_victim(self) -> Job:
+        """With async scheduling it may be one that has ended, which vLLM does not know yet."""
+        ended = [job for job in self._ended if not job.retains]
         if self.model.scheduling == "priority":
-            return max(self._running, key=lambda job: job.rank)
-        return self._running[-1]
+            return max((*self._running, *ended), key=lambda job: job.rank)
+        return max((self._running[-1], *ended), key=lambda job: job.admission)
 
     def _admit_waiting(self, seen_ns: int) -> bool:
         """Admit whom there is room for; returns whether one waits only because it came after `seen_ns`."""
@@ -253,6 +258,8 @@ class Engine:
                 self._blocked = job, self.blocks.gains
                 break
             line.remove(job)
+            self._admissions += 1
+            job.admission = self._admissions
             self._running.append(job)
             self._batch.append((job, new))
             budget -= new
@@ -419,6 +426,21 @@ class Engine:
         self._stride = low
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(low), self._end_step)
 
+    def _settle_steps(self) -> None:
+        """End those steps taken at once that are over: they did without blocks that are freed now."""
+        self._cut_stride()
+        ended_steps = self._stride - 1
+        if ended_steps < 1:
+            return
+        self._began_ns += self._stride_ns(ended_steps)
+        for job, _ in self._batch:
+            self._extend(job, ended_steps + 1)
+            job.computed += ended_steps
+            job.generated += ended_steps
+        self.steps += ended_steps
+        self._noise.pass_steps(ended_steps)
+        self._stride, self._work = 1, self._measure_work()
+
     def _end_step(self) -> None:
         stride, batch = self._stride, self._batch
         seen_ns = self._find_last_begin() if self.model.async_scheduling else None
@@ -426,24 +448,7 @@ class Engine:
         self._noise.pass_steps(stride)
         self._cores.end_step()
         self.steps += stride
-        begun: list[Job] = []
-        ended: list[Job] = []
-        for job, new in batch:
-            if new == 1 and job.is_decoding:
-                if stride > 1:
-                    self._extend(job, stride)
-                job.computed += stride
-                job.generated += stride
-            else:
-                self.computed_tokens += new
-                job.computed += new
-                if job.computed < job.tokens:
-                    continue
-                job.generated += 1
-                if job.generated == 1:
-                    begun.append(job)
-            if job.generated == job.output_tokens:
-                ended.append(job)
+        begun, ended = self._give_tokens(batch, stride)
         for job in ended:
             self._end_job(job)
         for job in begun:
@@ -455,6 +460,28 @@ class Engine:
             self._begin_step(seen_ns)
             self._free_ended()
         self._begin_step()
+
+    def _give_tokens(self, batch: Sequence[tuple[Job, int]], steps: int) -> tuple[list[Job], list[Job]]:
+        """Those that have their first token, and those that have their last one."""
+        begun: list[Job] = []
+        ended: list[Job] = []
+        for job, new in batch:
+            if new == 1 and job.is_decoding:
+                if steps > 1:
+                    self._extend(job, steps)
+                job.computed += steps
+                job.generated += steps
+            else:
+                self.computed_tokens += new
+                job.computed += new
+                if job.computed < job.tokens:
+                    continue
+                job.generated += 1
+                if job.generated == 1:
+                    begun.append(job)
+            if job.generated == job.output_tokens:
+                ended.append(job)
+        return begun, ended
 
     def _find_last_begin(self) -> int:
         """When the last of the steps under way began."""

@@ -37,6 +37,8 @@ class Job:
     """Number of its anonymous full blocks in the pool after a preemption, where it may find them again; 0 = none."""
     number: int = 0
     """Of its arrival at the engine."""
+    admission: int = 0
+    """Number of its last admission there."""
     queued_ns: int = 0
     """Since when it can be scheduled."""
 
