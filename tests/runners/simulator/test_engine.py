@@ -274,7 +274,7 @@ def test_with_async_scheduling_what_comes_too_late_for_a_step_holds_up_no_other(
     model = a_model(StepTime(0.01, 0.0, 0.0), scheduling="priority", async_scheduling=True)
     requests = [(0.0, (), 1, 50), (0.105, (), 1, 1), (0.115, (), 1, 1)]
     _, (_, in_time, late) = serve(model, requests, priorities=[0, 0, -1])
-    assert (in_time.first_s, late.first_s) == (pytest.approx(0.13), pytest.approx(0.14))
+    assert (in_time.first_s, late.first_s) == pytest.approx((0.13, 0.14))
     clock, firsts_s = SimulatedClock(), dict[str, float]()
     engine, begin_s = Engine(model, BLOCK, clock), clock.now_s()
 
@@ -309,10 +309,10 @@ def test_with_async_scheduling_one_that_has_ended_gives_way_where_it_was_admitte
     model = a_model(StepTime(0.01, 0.0, 0.0), async_scheduling=True, kv_capacity_tokens=2 * BLOCK)
     goes_on, ends = (0.0, (), 12, 20), (0.0, (), 1, 5)  # the first takes a second block in its 6th step
     engine, (one, other) = serve(model, [goes_on, ends])
-    assert (one.job.preemptions, other.end_s, one.end_s) == (0, pytest.approx(0.05), pytest.approx(0.2))
+    assert (one.job.preemptions, other.end_s, one.end_s) == pytest.approx((0, 0.05, 0.2))
     assert engine.blocks.used == 0
     _, (other, one) = serve(model, [ends, goes_on])
-    assert (one.job.preemptions, other.end_s) == (1, pytest.approx(0.05))
+    assert (one.job.preemptions, other.end_s) == pytest.approx((1, 0.05))
 
 
 def test_blocks_of_answers_hold_places_that_prompts_lose() -> None:
