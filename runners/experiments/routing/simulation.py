@@ -135,7 +135,7 @@ class SimulatedCells:
                 f"the first error was: {first_error(written.metrics)}"
             )
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
-        engines = tuple(_describe_engine(spec, one, spans[one.instance]) for one in spec.router.instances)
+        engines = tuple(_describe_engine(one, spans[one.instance]) for one in spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
         summary = await asyncio.to_thread(
             publish_cell, cell, attempt, self._grid, task.trace, replayed, written.root, self._context
@@ -185,7 +185,7 @@ def _make_instance(
     )
 
 
-def _describe_engine(spec: SimulationSpec, instance: InstanceSpec, span: CounterSpan) -> RoutedEngine:
+def _describe_engine(instance: InstanceSpec, span: CounterSpan) -> RoutedEngine:
     return RoutedEngine(
         instance=instance.instance,
         role=instance.role,

@@ -93,7 +93,7 @@ def test_cells_that_failed_or_were_never_tried_are_counted(root: Path) -> None:
     assert _gaps(root)["plain, phase A"] == "not measured: r2, r4"
 
 
-def _artifacts(root: Path) -> list[str]:
+def _artifacts() -> list[str]:
     """Every file of one config, one of each kind, and every file of the run itself."""
     folder = f"results/{DATE}_mooncake_both"
     own = ("config.json", "launch.sh", "vllm_stdout.log", "vllm_stderr.log", "env.txt")
@@ -104,7 +104,7 @@ def _artifacts(root: Path) -> list[str]:
     return ["plan.json", "preflight/preflight_status.json", *(f"{folder}/{name}" for name in (*own, *of_cells))]
 
 
-@pytest.mark.parametrize("artifact", _artifacts(Path()))
+@pytest.mark.parametrize("artifact", _artifacts())
 def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str) -> None:
     (root / artifact).unlink()
     (root / artifact).with_suffix(".parquet").unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifac
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b'{"a": ', b"null"])
 @pytest.mark.parametrize(
-    "artifact", [name for name in _artifacts(Path()) if name.endswith((".json", ".jsonl")) and "B_" not in name]
+    "artifact", [name for name in _artifacts() if name.endswith((".json", ".jsonl")) and "B_" not in name]
 )
 def test_corrupting_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str, content: bytes) -> None:
     (root / artifact).write_bytes(content)
