@@ -159,7 +159,8 @@ def _bar_cell(request: MeasuredRequest, room: int, full_ms: float, marker: str) 
     known = [(place, name, max(0.0, ms)) for place, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]
     if not known or full_ms <= 0:
         return cell(event.discarded or "no phase was measured", "dim")
-    ends = [round(sum_ms / full_ms * room) for sum_ms in accumulate(ms for _, _, ms in known)]
+    shares = (min(sum_ms / full_ms, 2.0) for sum_ms in accumulate(ms for _, _, ms in known))  # may be infinite
+    ends = [round(share * room) for share in shares]
     spans: list[Span] = []
     for (place, name, _), begin, end in zip(known, (0, *ends), ends, strict=False):
         each = find_phase(name, place)

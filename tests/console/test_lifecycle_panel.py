@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
@@ -81,6 +81,7 @@ phases = st.dictionaries(
 
 
 @given(st.lists(phases, min_size=1, max_size=6), st.integers(1, 90), st.sampled_from(["letters", "braille"]))
+@example([{"p_queue": 1e-311, "d_decode": 1.0}], 1, "letters")
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_bar_is_longer_than_its_room(many: list[dict[str, float | None]], room: int, marker: str) -> None:
     requests = [one(**each) for each in many]
