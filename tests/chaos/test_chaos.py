@@ -143,13 +143,15 @@ def test_a_fault_strikes_after_its_delay_and_is_missed_if_moment_or_target_never
     assert len(outcome.missed) == 1, "it has no target"
 
 
-def play_batch(journal: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> list[int]:
-    """The campaigns that the command plays."""
+def play_batch(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0, each_s: float = 0.0
+) -> list[int]:
+    """The campaigns that the command plays, each of which takes `each_s`."""
     played: list[int] = []
 
     def play(script: Script) -> tuple[Outcome, float]:
         played.append(script.number)
-        time.sleep(0.01)
+        time.sleep(each_s)
         return Outcome(), 1.0
 
     monkeypatch.setattr(chaos, "play_script", play)
@@ -163,10 +165,10 @@ def test_a_batch_goes_on_with_the_campaigns_that_its_journal_has_not(
 ) -> None:
     """On another day, too: the journal is all that is kept."""
     journal = tmp_path / "journal.jsonl"
-    sessions = [play_batch(journal, monkeypatch, seconds=0.001), play_batch(journal, monkeypatch, seconds=0.0)]
+    sessions = [play_batch(journal, monkeypatch, seconds=1.0, each_s=1.1), play_batch(journal, monkeypatch)]
     numbers = [script.number for script in draw_batch(3, 60, KINDS, 20)]
     assert sessions == [numbers[:1], numbers[1:]]
-    assert play_batch(journal, monkeypatch, seconds=0.0) == []
+    assert play_batch(journal, monkeypatch) == []
     assert [entry.number for entry in table.read_journal(journal)] == numbers
 
 
