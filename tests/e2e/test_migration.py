@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_during_the_transfer_leaves_nothing_behind(pa
         async with hot(made):
             with pair.stopped("t"):
                 leaving = asyncio.create_task(made.turn("s", context + draw(60)))
-                await asyncio.sleep(0.5)
+                await until_asked(made, "s")
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
         await pair.released("h", KEPT_S + 4.0)
