@@ -88,7 +88,7 @@ def test_of_policies_that_do_not_differ_pairs_are_told_apart_as_rarely_as_stated
 
 
 def test_three_trials_of_seven_policies_tell_apart_what_a_pair_by_itself_cannot() -> None:
-    """A pair's own differences have two degrees of freedom; of 63 pairs, none would be told apart by them."""
+    """A pair's own differences have two degrees of freedom, too few to distinguish any of 63 pairs."""
     levels = {policy: 0.15 * place for place, policy in enumerate("abcdefg")}
     rank = judge_rank("ttft_p90_s", [a_load(name, levels, levels, trials=3) for name in LOADS])
     assert rank.told_apart > 40
