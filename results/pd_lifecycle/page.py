@@ -79,7 +79,11 @@ def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:
     if launches < MIN_PAIRED:
         return f"`{again} --trials {MIN_PAIRED}`"
     more = f"more launches (`{again} --trials {max(2 * launches, _plan_launches(analysis) or 0)}`)"
-    return f"{more}, or a grid that reaches further (`--set new_tokens=[...]`)" if number == "5" else more
+    if number != "5":
+        return more
+    further = "a grid that reaches further (`--set new_tokens=[...]`)"
+    cells = analysis.plain_overheads if judgement.name.endswith("plain") else analysis.overheads
+    return further if all(cell.sign is not None for cell in cells) else f"{more}, or {further}"
 
 
 def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:

@@ -22,8 +22,18 @@ _BINARY = frozenset({".png"})
 _TRACON = Path(__file__).resolve().parents[2]
 
 
+class _Simulation(msgspec.Struct, frozen=True):
+    engine: str = ""
+    """Name of a model, or its file."""
+
+
+class _Grid(msgspec.Struct, frozen=True):
+    simulation: _Simulation | None = None
+
+
 class _PlanInputs(msgspec.Struct, frozen=True):
     files: Mapping[str, object] = {}
+    grid: _Grid = _Grid()
 
 
 class _PlanOfRun(msgspec.Struct, frozen=True):
@@ -99,12 +109,14 @@ def _list_masks(source: Path) -> list[tuple[re.Pattern[bytes], bytes]]:
 
 
 def _list_inputs(source: Path) -> list[Path]:
-    """The files that the run read, such as its trace, as its plan has them."""
+    """The files that the run read, such as its trace and its engine model, as its plan has them."""
     try:
         plan = msgspec.json.decode(RunLayout(source).plan.read_bytes(), type=_PlanOfRun)
     except (OSError, *DAMAGED_JSON):  # the report has that as a gap
         return []
-    return [path for name in plan.inputs.files if (path := Path(name)).is_absolute()]
+    simulation = plan.inputs.grid.simulation
+    names = (*plan.inputs.files, *([] if simulation is None else [simulation.engine]))
+    return [path for name in names if (path := Path(name)).is_absolute()]
 
 
 def _mask_paths(content: bytes, masks: list[tuple[re.Pattern[bytes], bytes]]) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -268,9 +269,19 @@ def test_the_plain_engine_comes_first_and_what_decides_is_a_command(tmp_path: Pa
     assert f"Extremes of {len(plain)}, chosen by value and so further out than the truth: the least " in over_plain
     again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
     assert {question.decides for question in build_page(one).undecided} == {f"`{again} 3`"}
-    assert all(f"{again} 6" in question.decides for question in build_page(three).undecided)
+    some = build_page(replace(three, overheads=_sign_cells(three.overheads, None, 1)))
+    assert all(f"{again} 6" in question.decides for question in some.undecided)
+    every = build_page(replace(three, overheads=_sign_cells(three.overheads, 1)))
+    (threshold,) = (question for question in every.undecided if "Criterion 5" in question.name)
+    assert again not in threshold.decides, "every sign is significant: no launch adds a threshold"
+    assert "reaches further" in threshold.decides
     assert "even within this launch" in build_figures(one)[3].caption
     assert "not significant over the 3 launches" in build_figures(three)[3].caption
+
+
+def _sign_cells(cells: Sequence[OverheadCell], *signs: int | None) -> tuple[OverheadCell, ...]:
+    """The cells with these signs in turn."""
+    return tuple(msgspec.structs.replace(cell, sign=sign) for cell, sign in zip(cells, cycle(signs), strict=False))
 
 
 def test_a_result_that_moves_with_the_order_of_the_launches_is_said(tmp_path: Path) -> None:

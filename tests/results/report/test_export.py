@@ -91,15 +91,23 @@ def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
     run = home / "runs" / "monday"
     write_tax_run(run)
     (run / "reference_rates.json").write_text(
-        f'{{"a": "{run}/x", "b": "{home}/.cache", "c": "{home}less/y", "d": "{tmp_path}/traces/t.jsonl", "e": "/etc"}}'
+        f'{{"a": "{run}/x", "b": "{home}/.cache", "c": "{home}less/y", "d": "{tmp_path}/traces/t.jsonl", "e": "/etc", '
+        f'"f": "{tmp_path}/models/mine.json"}}'
     )
     plan = json.loads(RunLayout(run).plan.read_bytes())
-    plan["inputs"] = {**plan.get("inputs", {}), "files": {f"{tmp_path}/traces/t.jsonl": "0", f"{home}/mine.toml": "1"}}
+    plan["inputs"] = {
+        **plan.get("inputs", {}),
+        "files": {f"{tmp_path}/traces/t.jsonl": "0", f"{home}/mine.toml": "1"},
+        "grid": {"simulation": {"engine": f"{tmp_path}/models/mine.json"}},
+    }
     RunLayout(run).plan.write_text(json.dumps(plan))
     monkeypatch.setenv("HOME", str(home))
     export_run(run, tmp_path / "out")
     text = (tmp_path / "out" / "reference_rates.json").read_text()
-    assert text == f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y", "d": "FILES/t.jsonl", "e": "/etc"}}'
+    assert text == (
+        f'{{"a": "RUN/x", "b": "~/.cache", "c": "{home}less/y", "d": "FILES/t.jsonl", "e": "/etc", '
+        '"f": "FILES/mine.json"}'
+    )
 
 
 def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Path) -> None:
