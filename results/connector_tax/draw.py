@@ -17,7 +17,17 @@ from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
-from results.report.marks import Bars, draw_bars, draw_grid, draw_line, label_lines, name_bars, name_rows, set_apart
+from results.report.marks import (
+    Bars,
+    draw_bars,
+    draw_grid,
+    draw_line,
+    grid_values,
+    label_lines,
+    name_bars,
+    name_rows,
+    set_apart,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -246,8 +256,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
             panel.set_axis_off()
             continue
         rows = table[table["config"] == configs[index]]
-        cells = rows.pivot_table(index="input_tokens", columns="output_tokens", values="tax", dropna=False)
-        values = cells.reindex(index=inputs, columns=outputs).to_numpy(dtype=np.float64)
+        values = grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
             cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
