@@ -25,6 +25,7 @@ from results.pd_lifecycle.paired_requests import (
     Lengths,
     average_lengths,
     balance_orders,
+    balance_pairs,
     collect_pairs,
     compare_output_lengths,
     variance_inflation,
@@ -195,25 +196,13 @@ def _over_launches(
     fit: SizeFit[Size] | str,
     trials: Sequence[int],
 ) -> OverheadCell:
-    """The cell with its medians; from three launches on its numbers and its sign are theirs, or it has no sign."""
-    size = (cell.prior_context, cell.new_tokens)
-    plain = names == PAIRED_WITH_PLAIN
-    differences = collect_pairs(own, names[0], plain=plain)[0]
-    cell = msgspec.structs.replace(
-        cell,
-        median_ms=float(np.median(differences)) if differences.size else None,
-        baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
-    )
+    """The cell; from three launches on its numbers and its sign are theirs, or it has no sign."""
+    size, plain = (cell.prior_context, cell.new_tokens), cell.baseline == PLAIN_ENGINE
     if len(trials) >= MIN_PAIRED:
         launches = split_launches(own)
+        each = [launches.get(trial, ()) for trial in trials]
         overhead, ttft, alone = (
-            mean_over_launches(
-                [
-                    balance_orders(*collect_pairs(launches.get(trial, ()), name, plain=plain)[:2]).mean.value
-                    for trial in trials
-                ]
-            )
-            for name in names
+            mean_over_launches([balance_pairs(one, name, plain=plain).mean.value for one in each]) for name in names
         )
         cell = msgspec.structs.replace(
             cell, overhead_ms=_or_reason(overhead, cell.overhead_ms),
@@ -261,6 +250,8 @@ def _overhead_cell(
 ) -> OverheadCell:
     config, value, alone = own[0].config, overhead.mean.value, combined.mean.value
     known = value is not None and overhead.mean.high is not None
+    plain = names == PAIRED_WITH_PLAIN
+    differences = collect_pairs(own, names[0], plain=plain)[0]
     return OverheadCell(
         config.prior_context,
         config.current_new_tokens,
@@ -272,6 +263,8 @@ def _overhead_cell(
         p=overhead.p if known else None,
         lengths_differ=apart,
         lengths_f=lengths.f,
+        median_ms=float(np.median(differences)) if differences.size else None,
+        baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
     )
 
 

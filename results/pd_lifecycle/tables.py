@@ -15,11 +15,11 @@ from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, BreakE
 from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, TTFT, OrderEffect
 from results.pd_lifecycle.summary import ConfigSummary
 from results.pd_lifecycle.volumes import Volume
-from results.records.estimate import Estimate, figure
+from results.records.estimate import figure
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
 from results.records.percent import format_percent
 from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
 from results.report.terms import term
 from results.statistics.judgement import few_launches
 
@@ -57,13 +57,6 @@ def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
 
 
 _CRITERIA_NOTE = "Comparisons of times are decided from three launches of each engine on."
-
-
-def format_or_reason(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
-    """The value with its interval, or `-` with the reason."""
-    if estimate.value is None:
-        return f"{NOT_MEASURED} ({estimate.reason})" if estimate.reason else NOT_MEASURED
-    return estimate.text(digits, scale)
 
 
 def cost_model_table(analysis: LifecycleAnalysis) -> Table:
@@ -253,17 +246,13 @@ def _operations_by_context(volume: Volume) -> str:
     )
 
 
-def _slope_text(volume: Volume) -> str:
-    return format_or_reason(volume.slope) if volume.slope.value is None else format_slope(volume.slope)
-
-
 _VOLUME_NOTE = "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
 VOLUME_COLUMNS: tuple[Column[Volume], ...] = (
     Column("N", lambda row: row.new_tokens),
     Column("bytes by C", _bytes_by_context),
     Column("operations by C", _operations_by_context),
     Column("bytes per new token", lambda row: row.bytes_per_token, form=".1f"),
-    Column("bytes per token of C", _slope_text),
+    Column("bytes per token of C", lambda row: format_slope(row.slope)),
     Column("spread in blocks", lambda row: row.spread_blocks, form=".2f"),
     Column("of expected", lambda row: row.of_expected, form=".1%"),
 )
