@@ -26,6 +26,7 @@ from results.measures.step_durations import ALL_CALLBACKS, whole_step
 from results.measures.summary import percentile_name
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.statistics.estimates import divide
 from results.statistics.judgement import few_launches
 
 PREFILL_MEAN = "prefill_mean"
@@ -90,7 +91,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     points = ("p50", "mean", PREFILL_MEAN)
     callbacks = {point: _mean_over_launches(own, ALL_CALLBACKS, point) for point in points}
     steps = {point: _mean_over_launches(plain, step, point) for point in points}
-    shares = {point: _divide(callbacks[point], steps[point]) for point in points}
+    shares = {point: divide(callbacks[point], steps[point]) for point in points}
     cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
     return Attribution(
         row=row,
@@ -118,10 +119,6 @@ def _mean_over_launches(cells: Sequence[CellSummary], series: str, point: str) -
     values = [cell.value(percentile_name(series, point)) for cell in cells]
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _divide(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:

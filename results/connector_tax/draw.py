@@ -174,10 +174,6 @@ def draw_cdf(figure: Figure) -> Drawing:
     return drawing
 
 
-def _shown_metrics(table: pd.DataFrame) -> list[Metric]:
-    return [metric for metric in TITLES if metric in set(table["metric"])]
-
-
 def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:
     """The rows of `configs` in their order, with the columns that `draw_bars` reads; `value`: column and prefix."""
     sides = ("low", "high") if value == "tax" else (f"{value}_low", f"{value}_high")
@@ -206,7 +202,7 @@ def _note(row: Mapping[Any, Any]) -> str:
 
 def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
     """A sheet with a panel per metric side by side, a row per config."""
-    metrics = _shown_metrics(figure.table)
+    metrics = [metric for metric in TITLES if metric in set(figure.table["metric"])]
     drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs))
     panels = drawing.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):

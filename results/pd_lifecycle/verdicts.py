@@ -23,7 +23,7 @@ from results.records.estimate import Estimate, unknown
 from results.records.events import RESIDUAL_BELOW
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
-from results.statistics.estimates import LEVEL, holm, mean
+from results.statistics.estimates import LEVEL, divide, holm, mean
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_of_rule, find_p_value
@@ -173,8 +173,7 @@ def _median_log(records: Sequence[LifecycleRecord]) -> float:
 
 
 def _transfer_over_prefill(record: LifecycleRecord) -> float | None:
-    moved, computed = record.ms("rdma_transfer"), record.ms("p_prefill")
-    return None if moved is None or not computed else moved / computed
+    return divide(record.ms("rdma_transfer"), record.ms("p_prefill"))
 
 
 def _example_text(decided: Sequence[str], ratios: Mapping[str, Estimate]) -> str:
