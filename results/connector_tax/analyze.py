@@ -101,6 +101,11 @@ class Analysis:
         """Cells whose client could not keep its schedule."""
         return tuple(cell for cell in self.cells if cell.degraded)
 
+    @property
+    def launches(self) -> int:
+        """Of each config: trials with a cell."""
+        return len({cell.trial for cell in self.cells})
+
 
 def analyze(root: Path) -> Analysis:
     """As write_results, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
@@ -167,13 +172,11 @@ def _read_rates(
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
     try:
         written = ReferenceRates.from_json(path.read_bytes())
-    except OSError:
-        now = reference_rates(summaries, thresholds=thresholds)
-        used = any(summary.phase != "A" for summary in summaries)
-        return now, (Gap(path.name, "is missing; the reference rates are those Phase A gives now"),) if used else ()
-    except ArtifactError as error:
-        now = reference_rates(summaries, thresholds=thresholds)
-        return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
+    except (OSError, ArtifactError) as error:
+        missing = isinstance(error, OSError)
+        needed = not missing or any(summary.phase != "A" for summary in summaries)
+        why = f"{'is missing' if missing else error}; the reference rates are those Phase A gives now"
+        return reference_rates(summaries, thresholds=thresholds), (Gap(path.name, why),) if needed else ()
     # an old run whose file does not state `specified` chose its rates by the specification's rules
     states_both = any(criterion.specified is not None for cell in written.cells for criterion in cell.criteria)
     now = reference_rates(summaries, thresholds=written.thresholds, specified=not states_both)

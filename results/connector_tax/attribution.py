@@ -10,7 +10,7 @@ may be noise, a queue, or something that is not measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
@@ -26,6 +26,7 @@ from results.measures.step_durations import ALL_CALLBACKS, whole_step
 from results.measures.summary import percentile_name
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.statistics.estimates import divide
 from results.statistics.judgement import few_launches
 
 PREFILL_MEAN = "prefill_mean"
@@ -72,11 +73,6 @@ class Attribution:
         names = ("reference", "phase", "rate_per_s", "shape", "config", "metric")
         return {**{name: row[name] for name in names}, "tax": row["estimate"], **fields}
 
-    @property
-    def reach(self) -> float | None:
-        """The largest share that can account for the tax; None = not known."""
-        return _find_reach(self.row, (self.share_p50, self.share_mean), self.share_prefill)
-
 
 def attribute_taxes(
     taxes: Sequence[TaxRow], cells: Sequence[CellSummary], changes: Sequence[EngineChange]
@@ -95,7 +91,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     points = ("p50", "mean", PREFILL_MEAN)
     callbacks = {point: _mean_over_launches(own, ALL_CALLBACKS, point) for point in points}
     steps = {point: _mean_over_launches(plain, step, point) for point in points}
-    shares = {point: _divide(callbacks[point], steps[point]) for point in points}
+    shares = {point: divide(callbacks[point], steps[point]) for point in points}
     cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
     return Attribution(
         row=row,
@@ -113,20 +109,16 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     )
 
 
-def _find_reach(row: TaxRow, shares: Iterable[float | None], prefill: float | None) -> float | None:
-    everywhere = [share for share in shares if share is not None]
-    of_prefill = [prefill] if prefill is not None and row.metric == Metric.TTFT_P90 else []
-    return max((*everywhere, *of_prefill), default=None)
+def _find_reach(metric: Metric, shares: Mapping[str, float | None]) -> float | None:
+    """The largest share that can account for a tax; None = not known."""
+    points = ("p50", "mean", PREFILL_MEAN) if metric == Metric.TTFT_P90 else ("p50", "mean")
+    return max((share for point in points if (share := shares[point]) is not None), default=None)
 
 
 def _mean_over_launches(cells: Sequence[CellSummary], series: str, point: str) -> float | None:
     values = [cell.value(percentile_name(series, point)) for cell in cells]
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _divide(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:
@@ -148,8 +140,7 @@ def _find_cause(
         return Cause.OPEN, untimed
     if tax.low is None or tax.high is None or few_launches(tax.launches):
         return Cause.UNDECIDED, row.withheld or few_launches(tax.launches) or tax.reason or "the tax has no interval"
-    prefill = shares[PREFILL_MEAN]
-    reach = _find_reach(row, (shares["p50"], shares["mean"]), prefill)
+    reach = _find_reach(row.metric, shares)
     if reach is None:
         return Cause.OPEN, f"callbacks and steps of {BASELINE} have no common measure at this load"
     callbacks = format_percent(reach, 2)
@@ -157,7 +148,7 @@ def _find_cause(
         return Cause.CALLBACKS, f"callbacks are up to {callbacks} of a step of {BASELINE}"
     if changed:
         return Cause.CHANGES, "; ".join(changed)
-    if tax.low > reach and row.metric == Metric.TTFT_P90 and prefill is None:
+    if tax.low > reach and row.metric == Metric.TTFT_P90 and shares[PREFILL_MEAN] is None:
         why = f"above the {callbacks} of a step on average, but the share of the prefill steps alone is not known"
         return Cause.UNDECIDED, why
     beyond = "above" if tax.low > reach else "below zero, and so outside"

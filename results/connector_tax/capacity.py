@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from itertools import groupby
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation_criteria import LIMITS, CellSaturation
 from results.connector_tax.summary import CellSummary
+from results.connector_tax.tax import relate
 from results.records.estimate import Estimate, figure
 from results.records.phase_names import CONFIRM
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.estimates import LEVEL, Samples
+from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured
 
@@ -76,10 +76,7 @@ def measure_capacity(
 def _group_launches(cells: Sequence[CellSummary], config: str) -> dict[int, list[CellSummary]]:
     """The config's cells by trial, each by rising rate."""
     own = sorted((cell for cell in cells if cell.config == config), key=lambda cell: (cell.trial, cell.rate_per_s))
-    launches: dict[int, list[CellSummary]] = {}
-    for cell in own:
-        launches.setdefault(cell.trial, []).append(cell)
-    return launches
+    return {trial: list(group) for trial, group in groupby(own, key=lambda cell: cell.trial)}
 
 
 def _describe_config(
@@ -185,14 +182,10 @@ def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative
     if BASELINE not in rates:
         change = Estimate(None, reason=f"{BASELINE} was not measured")
     else:
-        change = estimate(combine(_divide, rates[config], rates[BASELINE]), 1 - (1 - LEVEL) / family)
+        change = estimate(combine(relate, rates[config], rates[BASELINE]), 1 - (1 - LEVEL) / family)
     if config == REPEAT:
         return Relative(change, None, NOISE_FLOOR)
     return Relative(change, judged(change), withheld(change, remedy=remedy))
-
-
-def _divide(rate: Samples, base: Samples) -> Samples:
-    return np.asarray(rate / base - 1, dtype=np.float64)
 
 
 def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.configs import CONFIG_PENS
-from results.connector_tax.curve_figures import throughput_by_rate, tpot_by_rate, ttft_by_rate
+from results.connector_tax.curve_figures import latency_by_rate, throughput_by_rate
 from results.report.chart import Chart, Line, Point
 from results.report.figure import Figure
 from results.report.ink import pens
@@ -18,8 +18,8 @@ _MARKS = "x saturated, o degraded client; both axes logarithmic."
 
 def build_charts(analysis: Analysis) -> tuple[Chart, ...]:
     """TTFT, TPOT and throughput over the send rate, a line per config; without lines where nothing was measured."""
-    ttft = _lines(ttft_by_rate(analysis), "ttft_p90_s", 1e3)
-    tpot = _lines(tpot_by_rate(analysis), "tpot_p90_s", 1e3)
+    ttft = _lines(latency_by_rate(analysis, 1, "TTFT"), "ttft_p90_s", 1e3)
+    tpot = _lines(latency_by_rate(analysis, 2, "TPOT"), "tpot_p90_s", 1e3)
     throughput = _lines(throughput_by_rate(analysis), "achieved_per_s", 1.0)
     over_rate = "over the send rate, req/s (Phase A)."
     return (

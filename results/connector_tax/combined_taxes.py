@@ -17,6 +17,7 @@ from results.connector_tax.summary import Shape
 from results.connector_tax.tax import (
     RATIOS,
     Metric,
+    average,
     list_connectors,
     list_references,
     measure_tax,
@@ -320,12 +321,11 @@ class _Surface:
             yield self._trend(other, clear, [self.tax(length, other) for length in clear], [other])
         clear = [length for length in lengths if any(not self.why_left_out(length, other) for other in others)]
         whole = [other for other in others if not any(self.why_left_out(length, other) for length in clear)]
-        means = [combine(_average, *(self.tax(length, other) for other in whole)) for length in clear if whole]
+        means = [combine(average, *(self.tax(length, other) for other in whole)) for length in clear if whole]
         yield self._trend(None, clear if whole else [], means, others)
 
     def shape(self, length: int, other: int) -> Shape:
-        lengths = {self.along: length, self.across: other}
-        return Shape(lengths["input_tokens"], lengths["output_tokens"])
+        return Shape(**{self.along: length, self.across: other})
 
     def tax(self, length: int, other: int) -> Measured:
         shape = self.shape(length, other)
@@ -386,10 +386,6 @@ class _Surface:
             p_rise=max(p for _, p in signed) if rises else None,
             own_rates=self._list_own_rates(lengths, others),
         )
-
-
-def _average(*parts: Samples) -> Samples:
-    return np.asarray(np.mean(np.stack(parts), axis=0), dtype=np.float64)
 
 
 def _weigh_taxes(taxes: Sequence[Measured]) -> Samples:

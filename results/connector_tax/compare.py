@@ -33,42 +33,30 @@ def build_comparable(analysis: Analysis, root: Path) -> Comparable:
 
 
 def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[Measure]:
-    keys = {(cell.config, Load(cell.phase, cell.rate_per_s, cell.shape)) for cell in analysis.cells}
-    for config, load in sorted(keys, key=lambda key: (key[1].order, key[0])):
+    keys = {(Load(cell.phase, cell.rate_per_s, cell.shape), cell.config) for cell in analysis.cells}
+    for load, config in sorted(keys):
+        at = {"phase": load.phase, "req/s": f"{load.rate_per_s:g}", "shape": str(load.shape), "config": config}
         for metric, series in RATIOS.items():
-            key = {**_describe_load(load), "config": config, "latency": TITLES[metric]}
-            yield Measure("Latencies", key, estimate(measurements.get(load, config, series)), "ms", 1e3)
-
-
-def _describe_load(load: Load) -> dict[str, str]:
-    return {"phase": load.phase, "req/s": f"{load.rate_per_s:g}", "shape": str(load.shape)}
+            measured = estimate(measurements.get(load, config, series))
+            yield Measure("Latencies", {**at, "latency": TITLES[metric]}, measured, "ms", 1e3)
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
-    """Every latency tax once: launches of a confirm stage count in Phase A and in B where both have their load."""
+    """Every latency tax once: launches of a confirm stage count in Phase A and in B where both have their load.
+
+    With bounds that hold for the config by itself, because the two runs may have different numbers of configs.
+    """
     swept = {_identify(row) for row in analysis.taxes if row.phase == "A"}
     for row in analysis.taxes:
         if row.metric in RATIOS and (row.phase == "A" or _identify(row) not in swept):
-            yield _build_tax(row)
+            key = {
+                "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
+                "tax": TITLES[row.metric],
+            }  # fmt: skip
+            tax, at = row.alone or row.estimate, f"{row.rate_per_s:g} req/s"
+            yield Measure("Taxes", key, tax, "%", ratio=False, verdict=row.verdict, at=at)
 
 
 def _identify(row: TaxRow) -> tuple[object, ...]:
     """Equal for two rows of the same launches."""
     return row.rate_per_s, row.shape, row.config, row.metric, row.estimate
-
-
-def _build_tax(row: TaxRow) -> Measure:
-    """With bounds that hold for the config by itself, because the two runs may have different numbers of configs."""
-    key = {
-        "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
-        "tax": TITLES[row.metric],
-    }  # fmt: skip
-    return Measure(
-        "Taxes",
-        key,
-        row.alone or row.estimate,
-        unit="%",
-        ratio=False,
-        verdict=row.verdict,
-        at=f"{row.rate_per_s:g} req/s",
-    )

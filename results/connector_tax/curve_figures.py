@@ -43,15 +43,9 @@ _RANGE = "range of the trials"
 _SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired below"
 
 
-def ttft_by_rate(analysis: Analysis) -> Figure:
-    return _latency_by_rate(analysis, 1, "TTFT p90", "ttft_p90_s")
-
-
-def tpot_by_rate(analysis: Analysis) -> Figure:
-    return _latency_by_rate(analysis, 2, "TPOT p90", "tpot_p90_s")
-
-
-def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> Figure:
+def latency_by_rate(analysis: Analysis, number: int, latency: str) -> Figure:
+    """Figures 1 and 2: of `TTFT` and of `TPOT`."""
+    name, value = f"{latency} p90", f"{latency.lower()}_p90_s"
     title = f"{name} by send rate, Phase A"
     cells = _phase_a(analysis)
     table = pd.DataFrame(_rate_rows(analysis, cells, {value: value}))
@@ -223,7 +217,7 @@ def _why_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -
 
 
 def _shape_text(cells: Sequence[CellSummary]) -> str:
-    shapes = sorted({cell.shape for cell in cells}, key=lambda shape: (shape.input_tokens, shape.output_tokens))
+    shapes = sorted({cell.shape for cell in cells})
     return ", ".join(f"{shape.input_tokens} tokens in and {shape.output_tokens} out" for shape in shapes)
 
 

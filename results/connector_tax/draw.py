@@ -17,7 +17,17 @@ from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
-from results.report.marks import Bars, draw_bars, draw_grid, draw_line, label_lines, name_bars, name_rows, set_apart
+from results.report.marks import (
+    Bars,
+    draw_bars,
+    draw_grid,
+    draw_line,
+    grid_values,
+    label_lines,
+    name_bars,
+    name_rows,
+    set_apart,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,10 +174,6 @@ def draw_cdf(figure: Figure) -> Drawing:
     return drawing
 
 
-def _shown_metrics(table: pd.DataFrame) -> list[Metric]:
-    return [metric for metric in TITLES if metric in set(table["metric"])]
-
-
 def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:
     """The rows of `configs` in their order, with the columns that `draw_bars` reads; `value`: column and prefix."""
     sides = ("low", "high") if value == "tax" else (f"{value}_low", f"{value}_high")
@@ -196,7 +202,7 @@ def _note(row: Mapping[Any, Any]) -> str:
 
 def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
     """A sheet with a panel per metric side by side, a row per config."""
-    metrics = _shown_metrics(figure.table)
+    metrics = [metric for metric in TITLES if metric in set(figure.table["metric"])]
     drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs))
     panels = drawing.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
@@ -246,8 +252,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
             panel.set_axis_off()
             continue
         rows = table[table["config"] == configs[index]]
-        cells = rows.pivot_table(index="input_tokens", columns="output_tokens", values="tax", dropna=False)
-        values = cells.reindex(index=inputs, columns=outputs).to_numpy(dtype=np.float64)
+        values = grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
             cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])

@@ -21,18 +21,18 @@ from results.connector_tax.combined_taxes import (
 from results.connector_tax.configs import BASELINE, in_order
 from results.connector_tax.curve_figures import (
     describe_launches,
+    latency_by_rate,
     name_absent,
     reference_text,
     step_cdf,
     throughput_by_rate,
-    tpot_by_rate,
-    ttft_by_rate,
 )
 from results.connector_tax.read import step_samples
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.step_durations import STEP_SERIES
+from results.measures.summary import bounded_columns
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
@@ -88,7 +88,6 @@ def tax_bars(analysis: Analysis) -> Figure:
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(4, title, missing=_why_no_tax(analysis, rows))
-    table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
     bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
@@ -110,7 +109,6 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     table = _tax_table(rows)
     if table.empty or table["tax"].isna().all():
         return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
-    table["saturated"] = [bool(row.saturated) for row in _in_table_order(rows)]
     rates = " and ".join(f"{rate:g}" for rate in sorted({row.rate_per_s for row in rows} - set(own.values())))
     apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())
     launches = describe_launches(row.estimate.launches for row in rows if row.estimate.value is not None)
@@ -170,12 +168,8 @@ def _split_row(split: Decomposition) -> dict[str, object]:
     return {
         "metric": str(split.metric),
         "config": split.config,
-        "framework": split.framework.value,
-        "framework_low": split.framework.low,
-        "framework_high": split.framework.high,
-        "connector": split.implementation.value,
-        "connector_low": split.implementation.low,
-        "connector_high": split.implementation.high,
+        **bounded_columns("framework", split.framework),
+        **bounded_columns("connector", split.implementation),
         "tax": split.total.value,
         "low": split.total.low,
         "high": split.total.high,
@@ -214,20 +208,10 @@ def _why_unsummed(analysis: Analysis) -> str:
 
 
 def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
-    return pd.DataFrame([_tax_row(row) for row in _in_table_order(rows)])
-
-
-def _in_table_order(rows: Iterable[TaxRow]) -> list[TaxRow]:
-    return sorted(
-        rows,
-        key=lambda row: (
-            row.reference == REF_LOAD,
-            str(row.metric),
-            in_order(row.config),
-            row.shape.input_tokens,
-            row.shape.output_tokens,
-        ),
+    ordered = sorted(
+        rows, key=lambda row: (row.reference == REF_LOAD, str(row.metric), in_order(row.config), row.shape)
     )
+    return pd.DataFrame([_tax_row(row) for row in ordered])
 
 
 def _tax_row(row: TaxRow) -> dict[str, object]:
@@ -247,6 +231,7 @@ def _tax_row(row: TaxRow) -> dict[str, object]:
         "verdict": "" if row.verdict is None else str(row.verdict),
         "withheld": row.withheld,
         "reason": estimate.reason or "",
+        "saturated": bool(row.saturated),
     }
 
 
@@ -288,8 +273,8 @@ def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
             return dict.fromkeys(STEP_SERIES, np.empty(0))
 
     return (
-        ttft_by_rate(analysis),
-        tpot_by_rate(analysis),
+        latency_by_rate(analysis, 1, "TTFT"),
+        latency_by_rate(analysis, 2, "TPOT"),
         throughput_by_rate(analysis),
         tax_bars(analysis),
         shape_heatmaps(analysis),

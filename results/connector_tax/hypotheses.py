@@ -19,6 +19,7 @@ from results.connector_tax.combined_taxes import (
     Decomposition,
     Trend,
 )
+from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.statistics.judgement import (
@@ -123,9 +124,8 @@ def judge_gap(
 def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) -> Judgement:
     """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
     none = unknown(f"{MOONCAKE} was not measured at ref_safe")
-    share, framework, total = (
-        (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
-    )
+    split = split or Decomposition(MOONCAKE, Metric.TTFT_P90, none, none, none, none)
+    share, total = split.framework_share, split.total
     outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares", remedy=remedy)
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
     label = cost_label(share)
@@ -148,9 +148,9 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
         label=label,
         quantity="tax_ttft_p90(noop_connector) / tax_ttft_p90(mooncake_both) at ref_safe",
         measured=share,
-        numbers={"tax_ttft_p90(noop_connector)": framework, "tax_ttft_p90(mooncake_both)": total},
+        numbers={"tax_ttft_p90(noop_connector)": split.framework, "tax_ttft_p90(mooncake_both)": total},
         reason=reason,
-        p=_of_launches(share, split.p_half if split is not None else None),
+        p=_of_launches(share, split.p_half),
     )
 
 
@@ -231,21 +231,20 @@ def judge_output_trend(trend: Trend | None, remedy: str = TRIALS_REMEDY) -> Judg
 
 
 def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy: str) -> Judgement:
-    outcome, reason = _judge_growth(trend, remedy)
-    steps = [decisive(step) for step in trend.steps] if trend is not None else []
+    trend = trend or _NO_TREND
+    outcome, reason = _judge_growth(decisive(trend.slope, remedy))
+    steps = [decisive(step) for step in trend.steps]
     fell = any(step.high is not None and step.high < 0 for step in steps)
     open_steps = [step for step in steps if step.low is None or step.low <= 0]
+    shown = "; ".join(step.points() for step in trend.steps)
     if fell:
-        outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_list_steps(trend)}"
+        outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {shown}"
     elif outcome == Outcome.HOLDS and open_steps:
-        outcome = Outcome.UNDECIDED
-        reason = (
-            f"it grows, but perhaps not at every step ({len(open_steps)} of {len(steps)} undecided): "
-            f"{_list_steps(trend)}"
-        )
-    if trend is not None and trend.left_out and trend.slope.value is not None:
+        undecided = f"{len(open_steps)} of {len(steps)} undecided"
+        outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step ({undecided}): {shown}"
+    if trend.left_out and trend.slope.value is not None:
         reason += f"; left out: {list_some(trend.left_out, most=2)}"
-    if trend is not None and trend.own_rates:
+    if trend.own_rates:
         reason += f"; not at ref_safe: {list_some(trend.own_rates, most=3)}"
     return Judgement(
         name=name,
@@ -255,10 +254,13 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
         f"{FLAT_BELOW * 100:g} pp per doubling and not above 0.",
         outcome=outcome,
         quantity="tax per doubling of the length, at ref_safe",
-        measured=trend.slope if trend is not None else unknown(_NO_TREND),
-        numbers=_name_taxes(trend) if trend is not None else {},
+        measured=trend.slope,
+        numbers={
+            f"{trend.metric} at {length} {trend.along}": tax
+            for length, tax in zip(trend.lengths, trend.taxes, strict=True)
+        },
         reason=reason,
-        p=_p_of_trend(trend) if trend is not None else None,
+        p=_p_of_trend(trend),
     )
 
 
@@ -278,19 +280,12 @@ def _p_of_trend(trend: Trend) -> float | None:
     return _of_launches(trend.slope, min((p for p in ways if p is not None), default=1.0))
 
 
-def _name_taxes(trend: Trend) -> dict[str, Estimate]:
-    return {
-        f"{trend.metric} at {length} {trend.along}": tax for length, tax in zip(trend.lengths, trend.taxes, strict=True)
-    }
+_NO_SLOPE = unknown(f"{MOONCAKE} was not measured at two lengths without saturation")
+_NO_TREND = Trend(MOONCAKE, Metric.TTFT_P90, "", None, (), (), (), _NO_SLOPE)
 
 
-_NO_TREND = f"{MOONCAKE} was not measured at two lengths without saturation"
-
-
-def _judge_growth(trend: Trend | None, remedy: str) -> tuple[Outcome, str]:
-    if trend is None:
-        return Outcome.OPEN, _NO_TREND
-    slope = decisive(trend.slope, remedy)
+def _judge_growth(slope: Estimate) -> tuple[Outcome, str]:
+    """`slope`: as `decisive` leaves it."""
     if slope.low is None or slope.high is None:
         return leave_undecided(slope), slope.reason or "there is no interval"
     if slope.low > 0:
@@ -302,10 +297,6 @@ def _judge_growth(trend: Trend | None, remedy: str) -> tuple[Outcome, str]:
     limit = excluded_above(slope)
     above = "" if limit is None else f"; growth above {limit * 100:.1f} pp per doubling is excluded"
     return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero{above}"
-
-
-def _list_steps(trend: Trend | None) -> str:
-    return "; ".join(step.points() for step in trend.steps) if trend is not None else ""
 
 
 def _judge_against(estimate: Estimate, limit: float, *, remedy: str, of: str = "effects") -> tuple[Outcome, str]:

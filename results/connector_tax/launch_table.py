@@ -7,7 +7,7 @@ from statistics import median
 
 from results.connector_tax.launches import count_planned_launches
 from results.connector_tax.saturation_criteria import CellSaturation
-from results.connector_tax.summary import CellSummary
+from results.connector_tax.summary import CellSummary, Shape
 from results.records.estimate import figure
 from results.records.phase_names import CONFIRM
 from results.records.run_folder import PlannedCell
@@ -24,11 +24,10 @@ def build_launch_table(
 ) -> Table:
     """Median and range over the launches; a table without rows where there is no confirm stage."""
     planned_launches = count_planned_launches(planned)
-    groups: dict[tuple[float, int, int, str], list[CellSummary]] = {}
+    groups: dict[tuple[float, Shape, str], list[CellSummary]] = {}
     for cell in cells:
         if cell.phase == CONFIRM:
-            key = (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config)
-            groups.setdefault(key, []).append(cell)
+            groups.setdefault((cell.rate_per_s, cell.shape, cell.config), []).append(cell)
 
     def describe_count(launches: Launches) -> str:
         wanted = max(planned_launches.get(cell.cell, 0) for cell in launches)

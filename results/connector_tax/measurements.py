@@ -43,19 +43,14 @@ LOGARITHMIC = ("ttft_s", "tpot_s")
 """Taxed as a ratio: compared as logarithms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Load:
-    """What cells were sent; cells of several configs and trials share one."""
+    """What cells were sent; cells of several configs and trials share one. Loads are in the order of reports."""
 
     phase: str
     """`A`, `B` or `Bp`."""
     rate_per_s: float
     shape: Shape
-
-    @property
-    def order(self) -> tuple[str, float, int, int]:
-        """The order of reports."""
-        return self.phase, self.rate_per_s, self.shape.input_tokens, self.shape.output_tokens
 
 
 def has_own_rate(load: Load, ref_safe_per_s: float | None) -> bool:
@@ -94,7 +89,7 @@ class Measurements:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        return tuple(sorted(self._cells, key=lambda load: load.order))
+        return tuple(sorted(self._cells))
 
     def configs(self, phase: str) -> tuple[str, ...]:
         names = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}

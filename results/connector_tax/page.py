@@ -11,7 +11,7 @@ from results.connector_tax.launches import count_planned, describe_launches, des
 from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.summary import CellSummary
-from results.connector_tax.tax import Metric, TaxRow
+from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
@@ -19,7 +19,7 @@ from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged, name_remedy
 from results.statistics.trials import MIN_PAIRED
 
-LATENCIES = {Metric.TTFT_P90: "TTFT p90", Metric.TPOT_P90: "TPOT p90"}
+LATENCIES = {metric: TITLES[metric] for metric in RATIOS}
 NO_VERDICT = "no verdict"
 UNDECIDED = "undecided"
 TAXES, RATES = 4, 1
@@ -61,15 +61,11 @@ def build_page(analysis: Analysis) -> Page:
 def _is_whole(analysis: Analysis) -> bool:
     """Whether the run has all configs, rates and shapes, and enough launches for verdicts."""
     facts = analysis.facts
-    return facts.preset == WHOLE and set(CONFIGS) <= set(facts.configs) and _count_launches(analysis) >= MIN_PAIRED
+    return facts.preset == WHOLE and set(CONFIGS) <= set(facts.configs) and analysis.launches >= MIN_PAIRED
 
 
 def _full_run(analysis: Analysis) -> str:
     return f"tracon run connector-tax --profile {analysis.facts.profile or 'cpu-tiny'} --trials {MIN_PAIRED}"
-
-
-def _count_launches(analysis: Analysis) -> int:
-    return len({cell.trial for cell in analysis.cells})
 
 
 def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, ...]:
@@ -102,16 +98,17 @@ def _describe_noise(analysis: Analysis) -> str:
     shown = [(name, by_metric[metric]) for metric, name in LATENCIES.items() if metric in by_metric]
     floor = _describe_repeat(analysis)
     if not shown:
-        why = few_launches(_count_launches(analysis)) or "no load was measured in several launches"
+        why = few_launches(analysis.launches) or "no load was measured in several launches"
         return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
     sigmas = ", ".join(f"{name} {_format_sigma(row)}" for name, row in shown)
     smallest = [f"{name} {show_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
-    shows = f" {shown[0][1].launches} launches detect taxes from {', '.join(smallest)} on" if smallest else ""
-    if shows:
-        shows += f" with a probability of {format_percent(POWER)}."
-    degrees = shown[0][1].degrees
+    first = shown[0][1]
+    shows = ""
+    if smallest:
+        detected = f"taxes from {', '.join(smallest)} on with a probability of {format_percent(POWER)}"
+        shows = f" {first.launches} launches detect {detected}."
     return (
-        f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({degrees} degrees of freedom, "
+        f"Noise floor: a launch differs from its config by a sigma of {sigmas} ({first.degrees} degrees of freedom, "
         f"chi-square).{_describe_speed(shown)}{shows} {_describe_planned([row for _, row in shown], analysis)}{floor}"
     )
 
@@ -190,19 +187,13 @@ def _describe_verdict(row: TaxRow) -> str:
 
 def _sum_up(rows: Sequence[TaxRow]) -> str:
     """One word per latency, or one for both where they agree."""
-    if all(row.verdict is None for row in rows):
-        return NO_VERDICT
-    words = [NO_VERDICT if row.verdict is None else _word(row.verdict) for row in rows]
-    return words[0] if len(set(words)) == 1 else ", ".join(words)
-
-
-def _word(verdict: Verdict) -> str:
-    return UNDECIDED if verdict == Verdict.NOT_DISTINGUISHABLE else str(verdict)
+    words: dict[Verdict | None, str] = {None: NO_VERDICT, Verdict.NOT_DISTINGUISHABLE: UNDECIDED}
+    return ", ".join(dict.fromkeys(words.get(row.verdict, str(row.verdict)) for row in rows))
 
 
 def _judge_hypotheses(analysis: Analysis) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """With too few launches all of them are one question."""
-    few = few_launches(_count_launches(analysis))
+    few = few_launches(analysis.launches)
     planned = count_planned(analysis.facts.cells)
     measured = [one for one in analysis.verdicts if one.outcome == Outcome.UNDECIDED]
     if few and measured:

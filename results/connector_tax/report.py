@@ -35,7 +35,7 @@ def describe_opening(analysis: Analysis) -> str:
 
 def describe_brackets(analysis: Analysis) -> str:
     """What the brackets are: an interval only where it spans launches."""
-    if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
+    if analysis.launches < MIN_PAIRED:
         return f"Brackets hold the {format_percent(LEVEL)} {SPREAD}"
     return f"Brackets of a tax hold its {format_percent(LEVEL)} interval over trials, those of one cell the {SPREAD}"
 
@@ -57,7 +57,7 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             "They show what each connector adds to a step on this host. The priors of H1 and H2 are of eight H20s with "
             "a 30B model: whatever is accepted or revised here, that trace replay is neither confirmed nor refuted."
         )
-    if len({cell.trial for cell in analysis.cells}) < MIN_PAIRED:
+    if analysis.launches < MIN_PAIRED:
         limits.append(
             f"Every cell was measured fewer than {MIN_PAIRED} times, each config on launches of its own. The brackets "
             "hold the spread within the launch, not what two launches of one config differ by or what drifts over the "
@@ -65,11 +65,10 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
             f"{remedy[:1].upper()}{remedy[1:]}."
         )
     if any(drift.verdict == DriftVerdict.DETECTED for drift in analysis.drift):
-        in_blocks = len({cell.trial for cell in analysis.cells}) >= MIN_PAIRED
         limits.append(
             "The run drifted: what differs between two rounds of launches is no config's, and what drifted inside a "
             "round is part of the noise."
-            if in_blocks
+            if analysis.launches >= MIN_PAIRED
             else "The run drifted: configs were measured in a random order, and a tax holds what drift that left."
         )
     limits.append(

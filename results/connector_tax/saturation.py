@@ -98,10 +98,7 @@ def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = 
 
 
 def reference_rates(
-    summaries: Iterable[CellSummary],
-    thresholds: Thresholds = SPECIFIED,
-    *,
-    specified: bool = False,
+    summaries: Iterable[CellSummary], thresholds: Thresholds = SPECIFIED, *, specified: bool = False
 ) -> ReferenceRates:
     """The reference rates of these Phase A cells; cells of other phases are ignored.
 
@@ -117,16 +114,7 @@ def reference_rates(
     scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)
     safe, safe_reason = _highest_clear(scanned, rates, "every config")
     load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
-    return ReferenceRates(
-        ref_safe_per_s=safe,
-        ref_load_per_s=load,
-        ref_safe_reason=safe_reason,
-        ref_load_reason=load_reason,
-        thresholds=thresholds,
-        rates_per_s=rates,
-        configs=scanned,
-        cells=cells,
-    )
+    return ReferenceRates(safe, load, safe_reason, load_reason, thresholds, rates, scanned, cells)
 
 
 def describe_rate(rate_per_s: float | None) -> str:

@@ -125,15 +125,7 @@ def judge(summary: CellSummary, half: CellSummary | None = None, thresholds: Thr
             for one in criteria
         )
     saturated, reason = _judge_criteria(summary, criteria)
-    return CellSaturation(
-        cell=summary.cell,
-        config=summary.config,
-        rate_per_s=summary.rate_per_s,
-        trial=summary.trial,
-        saturated=saturated,
-        criteria=criteria,
-        reason=reason,
-    )
+    return CellSaturation(summary.cell, summary.config, summary.rate_per_s, summary.trial, saturated, criteria, reason)
 
 
 def _judge_criteria(summary: CellSummary, criteria: tuple[Criterion, ...]) -> tuple[bool | None, str | None]:
@@ -149,28 +141,36 @@ def _judge_criteria(summary: CellSummary, criteria: tuple[Criterion, ...]) -> tu
 
 def _judge_throughput(summary: CellSummary, threshold: float) -> Criterion:
     ratio, specified = summary.estimate("cohort_ratio"), summary.value("throughput_ratio")
-    fired = _fires(ratio.value, threshold)
+    fired = by_point = _is_below(ratio.value, threshold)
     if ratio.high is not None and ratio.high < threshold:
         fired = True
     elif fired:  # where the spread holds the threshold, one slow request may have moved the ratio
         fired = ratio.high is None and ratio.low is None
+    criterion = _make_criterion(THROUGHPUT, ratio, threshold, fired, by_point, ratio.reason)
+    return replace(criterion, specified=specified, specified_fired=_is_below(specified, threshold))
+
+
+def _is_below(ratio: float | None, threshold: float) -> bool | None:
+    return None if ratio is None else ratio < threshold
+
+
+def _make_criterion(
+    number: int, measured: Estimate, threshold: float, fired: bool | None, by_point: bool | None, reason: str | None
+) -> Criterion:
+    """A criterion whose value alone the specification judges. `reason`: why it is open, where it is."""
     return Criterion(
-        THROUGHPUT,
-        CRITERIA[THROUGHPUT],
-        ratio.value,
+        number,
+        CRITERIA[number],
+        measured.value,
         threshold,
         fired,
-        ratio.reason if fired is None else None,
-        low=ratio.low,
-        high=ratio.high,
-        specified=specified,
-        specified_fired=_fires(specified, threshold),
-        fired_by_point=_fires(ratio.value, threshold),
+        reason if fired is None else None,
+        measured.low,
+        measured.high,
+        specified=measured.value,
+        specified_fired=by_point,
+        fired_by_point=by_point,
     )
-
-
-def _fires(ratio: float | None, threshold: float) -> bool | None:
-    return None if ratio is None else ratio < threshold
 
 
 def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
@@ -184,39 +184,14 @@ def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
     fired, reason = by_point, waiting.reason
     if few and waiting.high is not None and waiting.high > threshold:
         fired, reason = None, f"not all samples are at most {threshold:g}, and {waiting.reason}"
-    return Criterion(
-        QUEUE,
-        CRITERIA[QUEUE],
-        waiting.value,
-        threshold,
-        fired,
-        reason if fired is None else None,
-        waiting.low,
-        waiting.high,
-        specified=waiting.value,
-        specified_fired=by_point,
-        fired_by_point=by_point,
-        n=waiting.n or None,
-    )
+    return replace(_make_criterion(QUEUE, waiting, threshold, fired, by_point, reason), n=waiting.n or None)
 
 
 def _judge_growth(summary: CellSummary, half: CellSummary | None, threshold: float) -> Criterion:
     growth = _measure_growth(summary, half)
-    fired = _is_beyond(growth, threshold)
     by_point = None if growth.value is None else growth.value > threshold
-    return Criterion(
-        GROWTH,
-        CRITERIA[GROWTH],
-        growth.value,
-        threshold,
-        fired,
-        (growth.reason or "its spread holds the threshold") if fired is None else None,
-        growth.low,
-        growth.high,
-        specified=growth.value,
-        specified_fired=by_point,
-        fired_by_point=by_point,
-    )
+    reason = growth.reason or "its spread holds the threshold"
+    return _make_criterion(GROWTH, growth, threshold, _is_beyond(growth, threshold), by_point, reason)
 
 
 def _is_beyond(growth: Estimate, threshold: float) -> bool | None:

@@ -11,9 +11,9 @@ from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """What each request asks for."""
+    """What each request asks for. Shapes are in the order of reports: by input, then by output length."""
 
     input_tokens: int
     output_tokens: int

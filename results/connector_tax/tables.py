@@ -25,7 +25,7 @@ from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.table import NOT_MEASURED, Column, Table, Value, format_or_reason, gap_table, make_table
 from results.report.terms import term
 from results.statistics.blocks import show_count
 from results.statistics.estimates import samples_needed
@@ -72,7 +72,7 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     """The title states what all cells share (the shape in Phase A, the rate in Phase B)."""
     cells = sorted(
         (cell for cell in analysis.cells if cell.phase == phase),
-        key=lambda cell: (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config, cell.trial),
+        key=lambda cell: (cell.rate_per_s, cell.shape, cell.config, cell.trial),
     )
     rates, shapes = {cell.rate_per_s for cell in cells}, {cell.shape for cell in cells}
     loads: list[Column[CellSummary]] = []
@@ -96,10 +96,7 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
 def _cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
     """Every other number of a cell."""
     counts = ", ".join(f"{count} {name}" for name, count in cell.counts.items() if count is not None)
-    values = (
-        (name, value.text() if value.value is not None else f"{NOT_MEASURED} ({value.reason})")
-        for name, value in cell.values.items()
-    )
+    values = ((name, format_or_reason(value, 4)) for name, value in cell.values.items())
     return (("cell", cell.cell), ("degraded", cell.degraded), ("requests", counts), *values)
 
 
@@ -248,7 +245,7 @@ REFERENCE: Column[TaxRow] = Column("reference", lambda row: name_rate(row.refere
 RATE: Column[TaxRow] = Column("req/s", lambda row: row.rate_per_s, form="g")
 SHAPE: Column[TaxRow] = Column("shape", lambda row: str(row.shape))
 CONFIG: Column[TaxRow] = Column("config", lambda row: _mark_config(row))
-LATENCIES = ((Metric.TTFT_P90, "TTFT p90 vs plain"), (Metric.TPOT_P90, "TPOT p90 vs plain"))
+LATENCIES = tuple((metric, f"{TITLES[metric]} vs plain") for metric in RATIOS)
 
 
 def _tax_table(
@@ -259,19 +256,13 @@ def _tax_table(
     for row in rows:
         lines.setdefault(tuple(key.show(row) for key in keys), {})[row.metric] = row
     shown, titles = zip(*metrics, strict=True)
-    cells = tuple(
-        (
-            *key,
-            *(_show_tax(taxes[metric]) if metric in taxes else NOT_MEASURED for metric in shown),
-            _list_bases(taxes.values()),
-        )
-        for key, taxes in lines.items()
-    )
-    values = tuple(
-        (*key, *(taxes[metric].estimate if metric in taxes else None for metric in shown), _list_bases(taxes.values()))
-        for key, taxes in lines.items()
-    )
-    return Table(title, (*(key.heading for key in keys), *titles, "brackets"), cells, note, values=values)
+    cells, values = list[tuple[str, ...]](), list[tuple[Value, ...]]()
+    for key, taxes in lines.items():
+        own, bases = [taxes.get(metric) for metric in shown], _list_bases(taxes.values())
+        cells.append((*key, *(NOT_MEASURED if row is None else _show_tax(row) for row in own), bases))
+        values.append((*key, *(None if row is None else row.estimate for row in own), bases))
+    headings = (*(key.heading for key in keys), *titles, "brackets")
+    return Table(title, headings, tuple(cells), note, values=tuple(values))
 
 
 def _mark_config(row: TaxRow) -> str:

@@ -141,7 +141,7 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
     measured, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
     if config != REPEAT:
         base = _merge_baselines(base, measurements.get(load, REPEAT, series), metric)
-    taxed = combine(_relate, measured, base) if metric in RATIOS else combine(np.subtract, measured, base)
+    taxed = combine(relate, measured, base) if metric in RATIOS else combine(np.subtract, measured, base)
     if isinstance(fit, str):
         return replace(taxed, no_interval=fit)
     return replace(taxed, joint=_find_joint(fit, measurements.draws(load, series), config, series))
@@ -149,7 +149,7 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
 
 def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measured:
     """Per trial the mean of plain under both its names (of ratios the geometric mean), or the one that was measured."""
-    both = combine(_geometric_mean if metric in RATIOS else _mean, first, again)
+    both = combine(_geometric_mean if metric in RATIOS else average, first, again)
     trials = {**again.trials, **first.trials, **both.trials}
     return Measured(trials, first.reason if not trials else "")
 
@@ -179,12 +179,12 @@ def name_rate(reference: str, rate_per_s: float) -> str:
     return f"{reference}, {rate_per_s:g} req/s" if reference == OWN_RATE else reference
 
 
-def _relate(measured: Samples, base: Samples) -> Samples:
+def relate(measured: Samples, base: Samples) -> Samples:
     return measured / base - 1
 
 
-def _mean(first: Samples, second: Samples) -> Samples:
-    return (first + second) / 2
+def average(*parts: Samples) -> Samples:
+    return np.asarray(np.mean(np.stack(parts), axis=0), dtype=np.float64)
 
 
 def _geometric_mean(first: Samples, second: Samples) -> Samples:

@@ -30,16 +30,15 @@ def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
 
 
-def _select_slow(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
-    """The requests due in the window, with those that timed out as if the drain had cut them."""
-    due = due_in_window(frame, record)
-    timed_out = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool)
-    late = timed_out & (due["status"] == RequestStatus.ERROR.value)
-    if not late.any():
-        return due
-    slow = due.copy()
-    slow.loc[late, "status"] = RequestStatus.CUT.value
-    return slow
+def _select_slow(frame: pd.DataFrame, record: CellRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The requests due in the window, with those that timed out as if the drain had cut them; and those that it cut."""
+    slow = due_in_window(frame, record)
+    timed_out = slow["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool)
+    late = timed_out & (slow["status"] == RequestStatus.ERROR.value)
+    if late.any():
+        slow = slow.copy()
+        slow.loc[late, "status"] = RequestStatus.CUT.value
+    return slow, slow[slow["status"] == RequestStatus.CUT.value]
 
 
 def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int | None]:
@@ -63,8 +62,8 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
     Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
     first token has not even a bound of TPOT: `_count_lost_tpot`.
     """
-    slow = _select_slow(frame, record)
-    return _append_censored(slow, _bound_censored(_select_cut(slow)))
+    slow, cut = _select_slow(frame, record)
+    return _append_censored(slow, _bound_censored(cut))
 
 
 def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
@@ -79,9 +78,9 @@ def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
     decoding = cut[answered & (cut["output_tokens"] > 1)]
     intervals = decoding["output_tokens"].to_numpy(dtype=np.float64) - 1
     return {
-        TTFT.name: _waited_s(cut[~answered], "t_send_ns"),
-        TPOT.name: clean(_waited_ns(decoding, "t_first_token_ns") / 1e9 / intervals),
-        E2E.name: _waited_s(cut, "t_send_ns"),
+        TTFT.name: clean(_waited_s(cut[~answered], "t_send_ns")),
+        TPOT.name: clean(_waited_s(decoding, "t_first_token_ns") / intervals),
+        E2E.name: clean(_waited_s(cut, "t_send_ns")),
     }
 
 
@@ -90,17 +89,10 @@ def _count_lost_tpot(cut: pd.DataFrame) -> int:
     return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
 
 
-def _select_cut(slow: pd.DataFrame) -> pd.DataFrame:
-    return slow[slow["status"] == RequestStatus.CUT.value]
-
-
 def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
-    return clean(_waited_ns(frame, since) / 1e9)
-
-
-def _waited_ns(frame: pd.DataFrame, since: str) -> Samples:
-    waited: Samples = (frame["t_end_ns"] - frame[since]).to_numpy(dtype=np.float64)
-    return waited
+    """NaN where a stamp is missing."""
+    waited_ns: Samples = (frame["t_end_ns"] - frame[since]).to_numpy(dtype=np.float64)
+    return waited_ns / 1e9
 
 
 def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
@@ -110,8 +102,7 @@ def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estim
         for name in METRICS:
             estimates |= percentile_estimates(name, None, _UNREADABLE)
         return estimates
-    slow = _select_slow(frame, record)
-    cut = _select_cut(slow)
+    slow, cut = _select_slow(frame, record)
     waited, lost = _bound_censored(cut), {TPOT.name: _count_lost_tpot(cut)}
     for name, values in _append_censored(slow, waited).items():
         estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, 0))

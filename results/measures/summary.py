@@ -26,8 +26,13 @@ def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | No
     for name, estimate in values.items():
         row[name] = estimate.value
         if name.startswith(("ttft_", "tpot_", "e2e_")):
-            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+            row |= bounded_columns(name, estimate) | {f"{name}_n": estimate.n}
     return row
+
+
+def bounded_columns(name: str, estimate: Estimate) -> dict[str, float | None]:
+    """The value in a column of this name, its bounds in `_low` and `_high` beside it."""
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def percentile_name(series: str, point: str) -> str:

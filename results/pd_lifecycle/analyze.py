@@ -114,7 +114,8 @@ def analyze(root: Path) -> LifecycleAnalysis:
     links, no_link, link_gaps = read_links(LifecycleLayout(root), settings.link_gbps)
     link_gbps = links[0].gbps if links else None
     fitted = fit_costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
-    overheads, plain = measure_overheads(records), _measure_plain(records)
+    has_plain = any(record.plain.ttft_ms is not None for record in records)
+    overheads, plain = measure_overheads(records), measure_overheads(records, plain=True) if has_plain else ()
     measured = LifecycleAnalysis(
         facts=facts,
         settings=settings,
@@ -171,18 +172,13 @@ def _find_gaps(
 ) -> list[Gap]:
     """What the records lack, and what the engines had."""
     blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    missing = count_missing_phases(record for record in records if record.counted)
     return [
         *find_unmeasured(planned, records, contents.failures),
-        *_missing_phases(records),
+        *(Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(missing.items())),
         *find_size_mismatches(records, blocks),
         *engine_fault_gaps(root),
     ]
-
-
-def _measure_plain(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
-    if all(record.plain.ttft_ms is None for record in records):
-        return ()
-    return measure_overheads(records, plain=True)
 
 
 def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Settings) -> LifecycleRecord:
@@ -211,8 +207,3 @@ def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Setting
         client_residual_share=split.client_residual_share,
         gaps={**own, **split.gaps},
     )
-
-
-def _missing_phases(records: Sequence[LifecycleRecord]) -> list[Gap]:
-    counts = count_missing_phases(record for record in records if record.counted)
-    return [Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(counts.items())]

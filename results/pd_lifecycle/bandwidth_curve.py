@@ -61,11 +61,10 @@ class Knee:
 
 
 def fit_curve(
-    transfers: Transfers, weights: Samples, drawn: Samples | str, *, gamma: Estimate | None, link_gbps: float | None,
-    share: float,
+    transfers: Transfers, weights: Samples, drawn: Samples | str, points: tuple[BandwidthPoint, ...], *,
+    gamma: Estimate | None, share: float,
 ) -> tuple[tuple[BandwidthPoint, ...], Knee]:  # fmt: skip
-    """The medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
-    points = points_of(transfers, link_gbps)
+    """These medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
     if gamma is not None and gamma.excludes(0):
         why = (
             f"a write operation adds {gamma.text(3)} ms to the time for its bytes, and the number of operations is not "
@@ -73,8 +72,10 @@ def fit_curve(
         )
         return points, no_knee(share, why)
     columns, operations = _choose_columns(transfers, weights)
-    alpha, limit, knee = _fit_limit(transfers, weights, drawn, columns, share)
-    return compare_with_limit(points, Knee(share, limit, knee, alpha, None, operations=operations))
+    alpha, beta, *_ = fit_least_squares(columns, transfers.ms, weights, transfers.cell)
+    own_weights = drawn if isinstance(drawn, str) else drawn * weights
+    knee = _estimate_knee(transfers, columns, alpha, beta, own_weights, share)
+    return compare_with_limit(points, Knee(share, bandwidth_of(beta), knee, alpha.value, None, operations=operations))
 
 
 def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tuple[tuple[BandwidthPoint, ...], Knee]:
@@ -123,38 +124,33 @@ def points_of(transfers: Transfers, link_gbps: float | None) -> tuple[BandwidthP
 
 def _choose_columns(transfers: Transfers, weights: Samples) -> tuple[list[Samples], str]:
     """The columns of the fit whose slope includes the operations that come with each byte; and their ratio as text."""
+    megabytes = transfers.bytes / 1e6
     if not np.isfinite(transfers.operations).all():
-        return [transfers.bytes / 1e6], "write operations were not counted"
-    per_mb = float(np.median(transfers.operations / (transfers.bytes / 1e6)))
-    if why_inseparable(transfers, weights):
-        if np.ptp(transfers.operations) == 0:
-            return [transfers.bytes / 1e6], f"{transfers.operations[0]:g} operations each"
-        return [transfers.bytes / 1e6], _format_per_mb(per_mb)
-    return [transfers.bytes / 1e6, transfers.operations - per_mb * transfers.bytes / 1e6], _format_per_mb(per_mb)
+        return [megabytes], "write operations were not counted"
+    per_mb = float(np.median(transfers.operations / megabytes))
+    ratio = f"{figure(per_mb, 3)} operations per 10^6 bytes"
+    if not why_inseparable(transfers, weights):
+        return [megabytes, transfers.operations - per_mb * transfers.bytes / 1e6], ratio
+    if np.ptp(transfers.operations) == 0:
+        ratio = f"{transfers.operations[0]:g} operations each"
+    return [megabytes], ratio
 
 
-def _format_per_mb(per_mb: float) -> str:
-    return f"{figure(per_mb, 3)} operations per 10^6 bytes"
-
-
-def _fit_limit(
-    transfers: Transfers, weights: Samples, drawn: Samples | str, columns: Sequence[Samples], share: float
-) -> tuple[float | None, Estimate, Estimate]:
-    """alpha, 1 / beta and the knee."""
-    alpha, beta = fit_least_squares(columns, transfers.ms, weights, transfers.cell)[:2]
-    limit = bandwidth_of(beta)
-    if limit.value is None or beta.value is None or alpha.value is None:
-        return alpha.value, limit, unknown("larger transfers take no longer", transfers.n)
+def _estimate_knee(
+    transfers: Transfers, columns: list[Samples], alpha: Estimate, beta: Estimate, drawn: Samples | str, share: float
+) -> Estimate:
+    """The bytes at which the line reaches this share of its limit. drawn: weights of the replicates."""
+    if alpha.value is None or beta.value is None or beta.value <= 0:
+        return unknown("larger transfers take no longer", transfers.n)
     if alpha.value <= 0:
-        why = "no cost per transfer: the smallest has the whole bandwidth"
-        return alpha.value, limit, unknown(why, transfers.n)
+        return unknown("no cost per transfer: the smallest has the whole bandwidth", transfers.n)
     factor = 1e6 * share / (1 - share)
     value = factor * alpha.value / beta.value
     if isinstance(drawn, str):
-        return alpha.value, limit, Estimate(value, n=transfers.n, reason=drawn)
-    coefficients = solve_each(columns, transfers.ms, drawn * weights)
+        return Estimate(value, n=transfers.n, reason=drawn)
+    coefficients = solve_each(columns, transfers.ms, drawn)
     replicates = factor * np.maximum(coefficients[:, 0], 0) / np.maximum(coefficients[:, 1], 1e-3 * beta.value)
-    return alpha.value, limit, percentile_interval(value, replicates, transfers.n)
+    return percentile_interval(value, replicates, transfers.n)
 
 
 def bandwidth_of(beta: Estimate) -> Estimate:

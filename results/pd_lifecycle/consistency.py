@@ -19,7 +19,7 @@ from results.pd_lifecycle.phases import TURNED
 from results.pd_lifecycle.read import CellKey, MeasuredCell
 from results.records.estimate import Estimate
 from results.records.frames import Gap
-from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.records.percent import format_percent
 from results.statistics.trials import MIN_PAIRED
 
@@ -131,21 +131,20 @@ def find_size_mismatches(records: Sequence[LifecycleRecord], block_tokens: Mappi
 
     block_tokens: by trial, C, N and O.
     """
-    ratios: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
+    ratios: dict[tuple[int, int, int], list[float]] = {}
     for record in records:
-        moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
-        key: CellKey = (record.trial, *record.config.key)
-        each, per_token = block_tokens.get(key), record.counts.kv_bytes_per_token
+        key, detail = record.config.key, record.transfer_detail
+        moved, blocks = detail.bytes_transferred, detail.num_blocks
+        each, per_token = block_tokens.get((record.trial, *key)), record.counts.kv_bytes_per_token
         if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
-            ratio = moved / (blocks * each * per_token)
-            ratios.setdefault(record.config.key, []).append((record.config.label, ratio))
+            ratios.setdefault(key, []).append(moved / (blocks * each * per_token))
     return tuple(
         Gap(
-            own[0][0],
-            f"{len(own)} transfers: bytes are not blocks x block tokens x KV bytes per token, but "
-            f"{min(ratio for _, ratio in own):.3g} to {max(ratio for _, ratio in own):.3g} times that",
+            RequestConfig(*key).label,
+            f"{len(own)} transfers: bytes are not blocks x block tokens x KV bytes per token, but {min(own):.3g} to "
+            f"{max(own):.3g} times that",
         )
-        for _, own in sorted(ratios.items())
+        for key, own in sorted(ratios.items())
     )
 
 

@@ -101,15 +101,14 @@ def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: floa
 
 def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:
     """All transfers alike, whatever their launch."""
-    why = _why_no_fit(transfers)
+    points, why = points_of(transfers, link_gbps), _why_no_fit(transfers)
     if why:
-        none, nothing = CostModel("", unknown(why, transfers.n), unknown(why), unknown(why), unknown(why)), unknown(why)
-        spread = Spread(nothing, nothing, 0, nothing)
-        return Costs(none, none, none, points_of(transfers, link_gbps), no_knee(knee_share, why), spread)
+        nothing = unknown(why)
+        none = CostModel("", unknown(why, transfers.n), nothing, nothing, nothing)
+        return Costs(none, none, none, points, no_knee(knee_share, why), Spread(nothing, nothing, 0, nothing))
     weights, drawn = _relative_weights(transfers), draw_weights(transfers, SEED)
-    operations = _fit_with_operations(transfers, weights, points_of(transfers, link_gbps))
-    gamma = operations.gamma_ms
-    points, knee = fit_curve(transfers, weights, drawn, gamma=gamma, link_gbps=link_gbps, share=knee_share)
+    operations = _fit_with_operations(transfers, weights, points)
+    points, knee = fit_curve(transfers, weights, drawn, points, gamma=operations.gamma_ms, share=knee_share)
     return Costs(
         relative=_fit_model(transfers, "relative", weights, drawn, points),
         ordinary=_fit_model(transfers, "ordinary", np.ones(transfers.n), drawn, points),
@@ -201,7 +200,7 @@ def _why_no_fit(transfers: Transfers) -> str:
 
 def _relative_weights(transfers: Transfers) -> Samples:
     """1 / fitted^2 at the fixed point. A fitted value is at least half the shortest transfer."""
-    design = design_of([transfers.bytes])
+    design, _ = design_of([transfers.bytes])
     least = max(float(transfers.ms.min()) / 2, 1e-9)
     weights = 1 / np.maximum(transfers.ms, least) ** 2
     for _ in range(_ROUNDS):

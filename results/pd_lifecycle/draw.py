@@ -14,7 +14,7 @@ from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
 from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
-from results.report.marks import column, draw_grid, error_lengths, label_lines
+from results.report.marks import column, draw_grid, error_lengths, grid_values, label_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,8 +163,7 @@ def draw_overhead(figure: Figure) -> Drawing:
 
 def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: list[int], reach: float) -> AxesImage:
     """Over one combined engine: a field per (C, N), and the contour of no overhead."""
-    cells = rows.pivot_table(index="prior_context", columns="new_tokens", values="overhead_ms", dropna=False)
-    grid = cells.reindex(index=contexts, columns=sizes).to_numpy(dtype=np.float64)
+    grid = grid_values(rows, "overhead_ms", ("prior_context", "new_tokens"), (contexts, sizes))
     words = {}
     for row in rows.to_dict("records"):
         shown = f"{float(row['overhead_ms']):+.3g}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from results.measures.summary import bounded_columns
 from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import Knee
 from results.pd_lifecycle.cost_model import CostModel
@@ -17,6 +18,7 @@ from results.records.estimate import Estimate
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
 from results.records.percent import format_percent
 from results.report.figure import Figure
+from results.report.table import format_or_reason
 from results.report.terms import term
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED
@@ -177,9 +179,7 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
             "baseline": cell.baseline,
             "prior_context": cell.prior_context,
             "new_tokens": cell.new_tokens,
-            "overhead_ms": cell.overhead_ms.value,
-            "overhead_ms_low": cell.overhead_ms.low,
-            "overhead_ms_high": cell.overhead_ms.high,
+            **bounded_columns("overhead_ms", cell.overhead_ms),
             "overhead_ms_n": cell.overhead_ms.n,
             "overhead_ms_median": cell.median_ms,
             "relative": cell.relative,
@@ -258,9 +258,9 @@ def volume_figure(analysis: LifecycleAnalysis) -> Figure:
 
 
 def format_slope(slope: Estimate) -> str:
-    """Bytes per token of C; rounding errors of float64 print as 0."""
+    """Bytes per token of C, or `-` with the reason; rounding errors of float64 print as 0."""
     if slope.low is None or slope.high is None or slope.value is None:
-        return slope.text(3)
+        return format_or_reason(slope)
     return f"{slope.value:.3g} [{slope.low:.3g}, {slope.high:.3g}]"
 
 

@@ -25,6 +25,7 @@ from results.pd_lifecycle.paired_requests import (
     Lengths,
     average_lengths,
     balance_orders,
+    balance_pairs,
     collect_pairs,
     compare_output_lengths,
     variance_inflation,
@@ -33,7 +34,7 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import LEVEL, holm
+from results.statistics.estimates import LEVEL, divide, holm
 from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -143,7 +144,7 @@ def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOver
     compared: tuple[tuple[str, str, RatioOf, OrderOf], ...] = (
         (HANDOVER_ARM, PLAIN_ENGINE, *_compare_with(plain=True)),
         (HANDOVER_ARM, COMBINED_ENGINE, *_compare_with(plain=False)),
-        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
+        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: divide(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
     )
     return tuple(
         _grid_overhead(arm, baseline, measure_log_ratios(records, ratio_of, order_of))
@@ -174,17 +175,13 @@ def _take_medians(logs: Sequence[Mapping[int, float]]) -> list[float]:
 def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:
     """The ratio of the TTFTs of a repetition, and whether the combined engine's request came first."""
     if plain:
-        return lambda record: _ratio(record.ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
-    return lambda record: _ratio(record.ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
+        return lambda record: divide(record.ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
+    return lambda record: divide(record.ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
 
 
 def _second_order(record: LifecycleRecord) -> bool | None:
     """Which of the two orders of its launch a repetition had: the second reverses the first, and so these two."""
     return record.colo.first
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return None if over is None or not under else over / under
 
 
 def _over_launches(
@@ -195,30 +192,18 @@ def _over_launches(
     fit: SizeFit[Size] | str,
     trials: Sequence[int],
 ) -> OverheadCell:
-    """The cell with its medians; from three launches on its numbers and its sign are theirs, or it has no sign."""
-    size = (cell.prior_context, cell.new_tokens)
-    plain = names == PAIRED_WITH_PLAIN
-    differences = collect_pairs(own, names[0], plain=plain)[0]
-    cell = msgspec.structs.replace(
-        cell,
-        median_ms=float(np.median(differences)) if differences.size else None,
-        baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
-    )
+    """The cell; from three launches on its numbers and its sign are theirs, or it has no sign."""
+    size, plain = (cell.prior_context, cell.new_tokens), cell.baseline == PLAIN_ENGINE
     if len(trials) >= MIN_PAIRED:
         launches = split_launches(own)
+        each = [launches.get(trial, ()) for trial in trials]
         overhead, ttft, alone = (
-            mean_over_launches(
-                [
-                    balance_orders(*collect_pairs(launches.get(trial, ()), name, plain=plain)[:2]).mean.value
-                    for trial in trials
-                ]
-            )
-            for name in names
+            mean_over_launches([balance_pairs(one, name, plain=plain).mean.value for one in each]) for name in names
         )
         cell = msgspec.structs.replace(
             cell, overhead_ms=_or_reason(overhead, cell.overhead_ms),
             pdsep_ttft_ms=_or_reason(ttft, cell.pdsep_ttft_ms), colo_ttft_ms=_or_reason(alone, cell.colo_ttft_ms),
-            relative=_ratio(overhead.value, alone.value), sign=None, p=None,
+            relative=divide(overhead.value, alone.value), sign=None, p=None,
         )  # fmt: skip
     if isinstance(fit, str) or size not in fit.estimates:
         why = fit if isinstance(fit, str) else "not measured in every launch"
@@ -261,17 +246,21 @@ def _overhead_cell(
 ) -> OverheadCell:
     config, value, alone = own[0].config, overhead.mean.value, combined.mean.value
     known = value is not None and overhead.mean.high is not None
+    plain = names == PAIRED_WITH_PLAIN
+    differences = collect_pairs(own, names[0], plain=plain)[0]
     return OverheadCell(
         config.prior_context,
         config.current_new_tokens,
         overhead.mean if value is not None else unknown(_why_unknown(own, names[0])),
         ttft.mean if ttft.mean.value is not None else unknown(_why_unknown(own, names[1])),
         combined.mean if alone is not None else unknown(_why_unknown(own, names[0])),
-        value / alone if value is not None and alone else None,
+        divide(value, alone),
         sign=(1 if value > 0 else -1) if value is not None and corrected < 1 - LEVEL else None,
         p=overhead.p if known else None,
         lengths_differ=apart,
         lengths_f=lengths.f,
+        median_ms=float(np.median(differences)) if differences.size else None,
+        baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
     )
 
 

@@ -116,6 +116,12 @@ def balance_orders(taken: Samples, order: Samples) -> Balanced:
     return Balanced(student_interval(value, error, dof, taken.size, basis=basis), dof, order_effect)
 
 
+def balance_pairs(records: Sequence[LifecycleRecord], name: str, *, plain: bool = False) -> Balanced:
+    """`balance_orders` of what `collect_pairs` takes from these records."""
+    taken, order, _ = collect_pairs(records, name, plain=plain)
+    return balance_orders(taken, order)
+
+
 def _has_both_orders(order: Samples) -> bool:
     """Whether both orders occur, and the order of every pair is known."""
     return bool((order > 0).any() and (order < 0).any() and (order != 0).all())
@@ -181,10 +187,7 @@ def measure_order_effects(sizes: Sequence[Sequence[LifecycleRecord]]) -> tuple[O
     order_effects = []
     contexts = sorted({own[0].config.prior_context for own in sizes})
     for name in PAIRED:
-        effects = [
-            (records[0].config.prior_context, balance_orders(*collect_pairs(records, name)[:2]).order.value)
-            for records in sizes
-        ]
+        effects = [(own[0].config.prior_context, balance_pairs(own, name).order.value) for own in sizes]
         for context in (None, *contexts) if len(contexts) > 1 else (None,):
             known = [value for at, value in effects if value is not None and context in (None, at)]
             estimate = mean(known) if known else unknown(ONE_ORDER)

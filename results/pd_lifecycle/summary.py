@@ -11,16 +11,9 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
+from results.measures.summary import bounded_columns
 from results.pd_lifecycle.by_launch import split_launches
-from results.pd_lifecycle.paired_requests import (
-    COMBINED,
-    OVERHEAD,
-    PLAIN,
-    TTFT,
-    balance_orders,
-    collect_pairs,
-    value_of,
-)
+from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, PLAIN, TTFT, balance_pairs, value_of
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
 from results.records.estimate import Estimate, unknown
@@ -85,16 +78,14 @@ def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigS
 
 def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     """The values of a ConfigSummary, from any counted records."""
-    launches = split_launches(counted)
+    launches, whole = split_launches(counted), _values_together(counted)
     if len(launches) < MIN_PAIRED:
-        return _values_together(counted)
+        return whole
     each = [_values_together(own) for own in launches.values()]
-    whole = _values_together(counted)
     return {
-        name: whole[name] if whole[name].value is None
-        else replace(merge_launches([one[name] for one in each]), n=whole[name].n)
-        for name in whole
-    }  # fmt: skip
+        name: one if one.value is None else replace(merge_launches([values[name] for values in each]), n=one.n)
+        for name, one in whole.items()
+    }
 
 
 def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
@@ -109,10 +100,10 @@ def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     values["plain_ttft"] = _mean_or_reason(counted, PLAIN_OVERHEAD, [record.plain.ttft_ms for record in counted])
     for name in (PLAIN_OVERHEAD, PLAIN):
         if values[name].value is not None:
-            values[name] = balance_orders(*collect_pairs(counted, name, plain=True)[:2]).mean
+            values[name] = balance_pairs(counted, name, plain=True).mean
     for name in (TTFT, COMBINED, OVERHEAD, E2E_OVERHEAD, "colo_e2e"):
         if values[name].value is not None:
-            values[name] = balance_orders(*collect_pairs(counted, name)[:2]).mean
+            values[name] = balance_pairs(counted, name).mean
     for name, count_of in COUNTED.items():
         values[name] = _mean_or_reason(counted, name, [count_of(record) for record in counted])
     values["residual_share"] = _mean_or_reason(counted, "", [record.residual_share for record in counted])
@@ -164,8 +155,7 @@ def _summary_row(row: ConfigSummary) -> dict[str, object]:
         "discarded": row.discarded,
     }
     for column, name in (SPECIFIED | _FURTHER | APPENDED).items():
-        value = row.value(name)
-        cells |= {column: value.value, f"{column}_low": value.low, f"{column}_high": value.high}
+        cells |= bounded_columns(column, row.value(name))
     return cells | {f"{name}_median_ms": row.medians.get(name) for name in MEDIANS}
 
 

@@ -19,7 +19,7 @@ from results.records.estimate import Estimate, figure
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
 from results.records.percent import format_percent
 from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
 from results.report.terms import term
 from results.statistics.judgement import few_launches
 
@@ -59,13 +59,6 @@ def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
 _CRITERIA_NOTE = "Comparisons of times are decided from three launches of each engine on."
 
 
-def format_or_reason(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
-    """The value with its interval, or `-` with the reason."""
-    if estimate.value is None:
-        return f"{NOT_MEASURED} ({estimate.reason})" if estimate.reason else NOT_MEASURED
-    return estimate.text(digits, scale)
-
-
 def cost_model_table(analysis: LifecycleAnalysis) -> Table:
     fitted = analysis.costs
     models = {
@@ -82,21 +75,18 @@ def cost_model_table(analysis: LifecycleAnalysis) -> Table:
     return make_table("Cost model of the transfer", MODEL_COLUMNS, models.items() if analysis.counted else (), note)
 
 
-def _gamma_text(model: CostModel) -> str | None:
-    return None if model.gamma_ms is None else format_or_reason(model.gamma_ms)
-
-
-def _if_fitted(model: CostModel, text: str | None) -> str | None:
-    return None if model.alpha_ms.value is None else text
+def _show_if_fitted(model: CostModel, estimate: Estimate | None, digits: int = 3) -> str | None:
+    """A missing alpha has the reason already."""
+    return None if estimate is None or model.alpha_ms.value is None else format_or_reason(estimate, digits)
 
 
 MODEL_COLUMNS: tuple[Column[tuple[str, CostModel]], ...] = (
     Column("fit", lambda row: row[0]),
     Column("alpha ms", lambda row: format_or_reason(row[1].alpha_ms)),
-    Column("beta ms per 10^6 bytes", lambda row: _if_fitted(row[1], row[1].beta_ms_per_mb.text(3))),
-    Column("gamma ms", lambda row: _if_fitted(row[1], _gamma_text(row[1]))),
-    Column("1 / beta Gbit/s", lambda row: _if_fitted(row[1], format_or_reason(row[1].bandwidth_gbps))),
-    Column("R^2", lambda row: _if_fitted(row[1], row[1].r2.text(4))),
+    Column("beta ms per 10^6 bytes", lambda row: _show_if_fitted(row[1], row[1].beta_ms_per_mb)),
+    Column("gamma ms", lambda row: _show_if_fitted(row[1], row[1].gamma_ms)),
+    Column("1 / beta Gbit/s", lambda row: _show_if_fitted(row[1], row[1].bandwidth_gbps)),
+    Column("R^2", lambda row: _show_if_fitted(row[1], row[1].r2, 4)),
 )
 
 
@@ -242,28 +232,17 @@ ORDER_COLUMNS: tuple[Column[OrderEffect], ...] = (
 )
 
 
-def _bytes_by_context(volume: Volume) -> str:
-    return ", ".join(f"{context}: {moved:.0f}" for context, moved in volume.bytes_by_context)
-
-
-def _operations_by_context(volume: Volume) -> str:
-    return ", ".join(
-        f"{context}: {NOT_MEASURED if count is None else f'{count:g}'}"
-        for context, count in volume.operations_by_context
-    )
-
-
-def _slope_text(volume: Volume) -> str:
-    return format_or_reason(volume.slope) if volume.slope.value is None else format_slope(volume.slope)
+def _list_by_context(medians: Sequence[tuple[int, float | None]], form: str) -> str:
+    return ", ".join(f"{context}: {NOT_MEASURED if one is None else format(one, form)}" for context, one in medians)
 
 
 _VOLUME_NOTE = "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
 VOLUME_COLUMNS: tuple[Column[Volume], ...] = (
     Column("N", lambda row: row.new_tokens),
-    Column("bytes by C", _bytes_by_context),
-    Column("operations by C", _operations_by_context),
+    Column("bytes by C", lambda row: _list_by_context(row.bytes_by_context, ".0f")),
+    Column("operations by C", lambda row: _list_by_context(row.operations_by_context, "g")),
     Column("bytes per new token", lambda row: row.bytes_per_token, form=".1f"),
-    Column("bytes per token of C", _slope_text),
+    Column("bytes per token of C", lambda row: format_slope(row.slope)),
     Column("spread in blocks", lambda row: row.spread_blocks, form=".2f"),
     Column("of expected", lambda row: row.of_expected, form=".1%"),
 )

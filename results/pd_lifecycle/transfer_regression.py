@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from results.measures.columns import floats_or_nan
+from results.measures.latency import Mask
 from results.records.estimate import Estimate
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, resample, student_quantile
-
-Flags = npt.NDArray[np.bool_]
 
 MIN_TRANSFERS = 5
 MAX_INFLATION = 100.0
@@ -54,7 +52,7 @@ class Transfers:
         """The transfers of each launch."""
         return tuple(self._select(self.launch == launch) for launch in np.unique(self.launch))
 
-    def _select(self, chosen: Flags) -> Transfers:
+    def _select(self, chosen: Mask) -> Transfers:
         arrays: dict[str, Any] = {
             name: value[chosen] for name in self.__slots__ if isinstance(value := getattr(self, name), np.ndarray)
         }
@@ -91,13 +89,10 @@ def number_cells(records: Sequence[LifecycleRecord]) -> Ranks:
     return np.array([keys.index((record.trial, *record.config.key)) for record in records], dtype=np.int64)
 
 
-def design_of(columns: Sequence[Samples]) -> Samples:
-    """A column of ones, then the columns, each scaled to a mean of about one."""
-    return np.column_stack([np.ones(columns[0].size), *(column / _scale_of(column) for column in columns)])
-
-
-def _scale_of(column: Samples) -> float:
-    return float(np.abs(column).mean()) or 1.0
+def design_of(columns: Sequence[Samples]) -> tuple[Samples, Samples]:
+    """A column of ones, then the columns, each scaled to a mean of about one; and the scale of each."""
+    scale = np.array([1.0, *(float(np.abs(column).mean()) or 1.0 for column in columns)])
+    return np.column_stack([np.ones(columns[0].size), *columns]) / scale, scale
 
 
 def solve_weighted(design: Samples, values: Samples, weights: Samples) -> Samples:
@@ -108,11 +103,10 @@ def solve_weighted(design: Samples, values: Samples, weights: Samples) -> Sample
 
 def solve_each(columns: Sequence[Samples], values: Samples, weights: Samples) -> Samples:
     """Constant and slopes for each row of `weights`: an array of draws x terms."""
-    design = design_of(columns)
-    terms = design.shape[1]
+    design, scale = design_of(columns)
+    terms = scale.size
     squares = (weights @ (design[:, :, None] * design[:, None, :]).reshape(-1, terms**2)).reshape(-1, terms, terms)
     right = weights @ (design * values[:, None])
-    scale = np.array([1.0, *(_scale_of(column) for column in columns)])
     return np.asarray((np.linalg.pinv(squares) @ right[:, :, None])[:, :, 0] / scale, dtype=np.float64)
 
 
@@ -124,11 +118,10 @@ def fit_least_squares(
     cells: the cell of each value; None = each value is one of its own (HC3). Without more cells than terms there are no
     bounds.
     """
-    design = design_of(columns)
+    design, scale = design_of(columns)
     n, terms = design.shape
     groups = np.arange(n) if cells is None else cells
     solution = solve_weighted(design, values, weights)
-    scale = np.array([1.0, *(_scale_of(column) for column in columns)])
     count = np.unique(groups).size
     if count <= terms:
         why = f"{count} cells: an interval needs more than {terms}"

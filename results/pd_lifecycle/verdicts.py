@@ -23,7 +23,7 @@ from results.records.estimate import Estimate, unknown
 from results.records.events import RESIDUAL_BELOW
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
-from results.statistics.estimates import LEVEL, holm, mean
+from results.statistics.estimates import LEVEL, divide, holm, mean
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_of_rule, find_p_value
@@ -45,7 +45,8 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
         outcome, reason = Outcome.OPEN, "no request counts"
     elif lacking:
         outcome = Outcome.FAILS
-        reason = f"{lacking} of {len(counted)} requests miss a phase: {_missing_phases(counted)}"
+        phases = [f"{name} ({why})" for (name, why), _ in count_missing_phases(counted).most_common()]
+        reason = f"{lacking} of {len(counted)} requests miss a phase: {list_some(phases)}"
     elif unsent and not above:
         outcome = Outcome.UNDECIDED
         reason = f"{unsent} of {len(counted)} requests have no stamp of the client's send"
@@ -82,11 +83,6 @@ def _beside_point(point: str, reason: str) -> str:
     return f"{reason}; by the point alone: {point}" if point else reason
 
 
-def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
-    """The missing phases with their reasons, the most frequent first."""
-    return list_some([f"{name} ({why})" for (name, why), _ in count_missing_phases(counted).most_common()])
-
-
 def _format_percent(estimate: Estimate) -> str:
     return "unknown" if estimate.value is None else format_percent(estimate.value, 2)
 
@@ -98,6 +94,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     ratios = {name: measured[size] for size, name in sizes.items()}
     known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
+    rest = [name for name in ratios if name not in above]
     p_of = {name: p_values[size] for size, name in sizes.items() if size in p_values}
     corrected = dict(zip(p_of, holm(list(p_of.values())), strict=True))
     below = [
@@ -109,21 +106,18 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         outcome = Outcome.FAILS
         share = f"{len(below)} of {len(ratios)} (C, N)"
         reason = f"the transfer is shorter than the prefill at {share}: {list_some(below)}"
-    elif ratios and len(above) == len(ratios):
+    elif ratios and not rest:
         outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(ratios)} (C, N)"
     else:
         outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
-        rest = [name for name in ratios if name not in above]
-        reason = f"no (C, N) with N >= {min_new_tokens} was measured"
-        if ratios:
-            reason = f"not significant at {list_some(rest)}"
-    decided = below or [name for name in ratios if name not in above] or above
+        missing = f"no (C, N) with N >= {min_new_tokens} was measured"
+        reason = f"not significant at {list_some(rest)}" if ratios else missing
+    decided = below or rest or above
     shown = ratios[decided[0]] if decided else unknown(reason)
     values = [one.value for one in ratios.values() if one.value is not None]
     longer = sum(value > 1 for value in values)
-    point = (
-        f"{'met' if longer == len(values) else 'not met'}, longer at {longer} of {len(values)} (C, N)" if values else ""
-    )
+    met = "met" if longer == len(values) else "not met"
+    point = f"{met}, longer at {longer} of {len(values)} (C, N)" if values else ""
     return Judgement(
         name="2",
         claim="Transfer dominates",
@@ -179,8 +173,7 @@ def _median_log(records: Sequence[LifecycleRecord]) -> float:
 
 
 def _transfer_over_prefill(record: LifecycleRecord) -> float | None:
-    moved, computed = record.ms("rdma_transfer"), record.ms("p_prefill")
-    return None if moved is None or not computed else moved / computed
+    return divide(record.ms("rdma_transfer"), record.ms("p_prefill"))
 
 
 def _example_text(decided: Sequence[str], ratios: Mapping[str, Estimate]) -> str:
@@ -303,7 +296,7 @@ def judge_overhead(
     tested = any(cell.p is not None for cell in cells)
     outcome = _decide_threshold(cells)
     if outcome is Outcome.OPEN:
-        reason = _first_reason(cells)
+        reason = next((cell.overhead_ms.reason for cell in cells if cell.overhead_ms.reason), "no request counts")
     elif outcome is Outcome.FAILS:
         reason = f"no single threshold: {list_some(_list_tangles(cells))}"
     elif outcome is Outcome.HOLDS:
@@ -368,10 +361,6 @@ def _order_text(order: Estimate | None) -> str:
     if order.value is None:
         return f"; {order.reason}"
     return f"; order effect, cancelled here (combined first minus handover first): {order.text(3)} ms"
-
-
-def _first_reason(cells: Sequence[OverheadCell]) -> str:
-    return next((cell.overhead_ms.reason for cell in cells if cell.overhead_ms.reason), "") or "no request counts"
 
 
 def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:

@@ -66,12 +66,8 @@ def describe_gates(gates: ShownGates) -> str:
     """One sentence: which gates hold."""
     if gates.missing:
         return f"{TITLE}: {gates.missing}."
-    return f"{TITLE}: {'; '.join(_join_names(gates, outcome) for outcome in _list_outcomes(gates))}."
-
-
-def _list_outcomes(gates: ShownGates) -> list[Outcome]:
     present = {one.outcome for one in gates.judgements}
-    return [outcome for outcome in Outcome if outcome in present]
+    return f"{TITLE}: {'; '.join(_join_names(gates, outcome) for outcome in Outcome if outcome in present)}."
 
 
 def _join_names(gates: ShownGates, outcome: Outcome) -> str:

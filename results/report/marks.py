@@ -234,6 +234,14 @@ def _draw_bar(
                   ha="right" if leftward else "left", fontsize=6.5, zorder=6, bbox=box)  # fmt: skip
 
 
+def grid_values(
+    rows: pd.DataFrame, name: str, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
+) -> Samples:
+    """A column over two others, the first by the second, at these ticks; NaN where there is none."""
+    grid = rows.pivot_table(index=axes[0], columns=axes[1], values=name, dropna=False)
+    return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
+
+
 def draw_grid(
     axes: Axes,
     values: Samples,

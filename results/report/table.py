@@ -75,6 +75,13 @@ def make_table(title: str, columns: Sequence[Column[Row]], rows: Iterable[Row], 
     return Table(title, headings, shown, note, values=values)
 
 
+def format_or_reason(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
+    """The value with its interval, or `-` with the reason."""
+    if estimate.value is None and estimate.reason:
+        return f"{NOT_MEASURED} ({estimate.reason})"
+    return estimate.text(digits, scale)
+
+
 def gap_table(gaps: Iterable[Gap]) -> Table:
     return make_table("Gaps", GAP_COLUMNS, gaps)
 

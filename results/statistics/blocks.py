@@ -114,21 +114,13 @@ def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collecti
     reference_launches = [measured[name] for name in bases]
     contrasts, estimator = _contrast_others(model, measured, bases, others, family=len(judged))
     set_apart = {
-        name: contrast_apart(own_differences(measured[name], reference_launches), len(judged))
+        name: contrast
         for name in judged
         if name in apart
+        and (contrast := contrast_apart(own_differences(measured[name], reference_launches), len(judged))) is not None
     }
     repeat = _compare_references(model, measured, bases)
-    return BlockFit(
-        model.sigma,
-        model.degrees,
-        contrasts,
-        repeat,
-        model.cells,
-        model.residuals,
-        estimator,
-        {name: contrast for name, contrast in set_apart.items() if contrast is not None},
-    )
+    return BlockFit(model.sigma, model.degrees, contrasts, repeat, model.cells, model.residuals, estimator, set_apart)
 
 
 def _contrast_others(

@@ -48,6 +48,11 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(corrected.tolist())
 
 
+def divide(part: float | None, whole: float | None) -> float | None:
+    """part / whole; None where one of them is unknown, or the whole is 0."""
+    return None if part is None or not whole else part / whole
+
+
 def all_agree(values: npt.ArrayLike) -> bool:
     """Whether numbers have no spread beyond rounding, and are not all zero: no repeat shows a difference then."""
     array = clean(values)

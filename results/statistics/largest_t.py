@@ -32,12 +32,12 @@ def dunnett_p(correlation: Samples, degrees: int, t: float) -> float:
 
 def pairs_critical(spread: Samples, degrees: int, level: float = LEVEL) -> float:
     """The c with P(|t| <= c for every two of them) = level, over effects with this covariance in units of sigma^2."""
-    return float(_draw_largest_pair(spread, degrees)[math.ceil(level * DRAWS) - 1])
+    return float(_draw_largest_t(spread, degrees, pairs=True)[math.ceil(level * DRAWS) - 1])
 
 
 def pairs_p(spread: Samples, degrees: int, t: float) -> float:
     """P(the largest |t'| of any two >= |t|) where no two differ; never 0."""
-    return _share_beyond(_draw_largest_pair(spread, degrees), t)
+    return _share_beyond(_draw_largest_t(spread, degrees, pairs=True), t)
 
 
 def _share_beyond(largest: Samples, t: float) -> float:
@@ -45,42 +45,25 @@ def _share_beyond(largest: Samples, t: float) -> float:
     return (beyond + 1) / (largest.size + 1)
 
 
-def _draw_largest_t(correlation: Samples, degrees: int) -> Samples:
-    """Sorted draws of the largest |t|: the same ones in every process."""
-    return _largest_t(np.round(correlation, 6).tobytes(), degrees)
+def _draw_largest_t(covariance: Samples, degrees: int, *, pairs: bool = False) -> Samples:
+    """Sorted draws of the largest |t| of effects, or of the differences of any two: the same ones in every process."""
+    return _largest_t(np.round(covariance, 6).tobytes(), degrees, pairs)
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_t(covariance: bytes, degrees: int, pairs: bool) -> Samples:
+    return np.sort(_largest_normal(covariance, pairs) / _draw_sigma(degrees))
 
 
 @functools.lru_cache(maxsize=32)
-def _largest_t(correlation: bytes, degrees: int) -> Samples:
-    return np.sort(_largest_normal(correlation) / _draw_sigma(degrees))
-
-
-@functools.lru_cache(maxsize=16)
-def _largest_normal(correlation: bytes) -> Samples:
-    flat = np.frombuffer(correlation)
-    size = math.isqrt(flat.size)
-    normal = np.random.default_rng(SEED).standard_normal((DRAWS, size)) @ symmetric_root(flat.reshape(size, size)).T
-    largest: Samples = np.abs(normal).max(axis=1)
-    return largest
-
-
-def _draw_largest_pair(spread: Samples, degrees: int) -> Samples:
-    """Sorted draws of the largest |t| of any two effects: the same ones in every process."""
-    return _largest_pair_t(np.round(spread, 6).tobytes(), degrees)
-
-
-@functools.lru_cache(maxsize=32)
-def _largest_pair_t(spread: bytes, degrees: int) -> Samples:
-    return np.sort(_largest_pair_normal(spread) / _draw_sigma(degrees))
-
-
-@functools.lru_cache(maxsize=16)
-def _largest_pair_normal(spread: bytes) -> Samples:
-    flat = np.frombuffer(spread)
-    covariance = flat.reshape(math.isqrt(flat.size), -1)
-    drawn = np.random.default_rng(SEED).standard_normal((DRAWS, len(covariance))) @ symmetric_root(covariance)
+def _largest_normal(flat: bytes, pairs: bool) -> Samples:
+    size = math.isqrt(np.frombuffer(flat).size)
+    covariance = np.frombuffer(flat).reshape(size, size)
+    drawn = np.random.default_rng(SEED).standard_normal((DRAWS, size)) @ symmetric_root(covariance).T
+    if not pairs:
+        return np.asarray(np.abs(drawn).max(axis=1), dtype=np.float64)
     largest: Samples = np.zeros(DRAWS)
-    for first, second in itertools.combinations(range(len(covariance)), 2):
+    for first, second in itertools.combinations(range(size), 2):
         error = math.sqrt(covariance[first, first] + covariance[second, second] - 2 * covariance[first, second])
         np.maximum(largest, np.abs(drawn[:, first] - drawn[:, second]) / error, out=largest)
     return largest
