@@ -45,11 +45,17 @@ def _describe_load(load: Load) -> dict[str, str]:
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
-    """Every latency tax once: launches of a confirm stage count in Phase A and in B where both have their load."""
-    swept = {_identify(row) for row in analysis.taxes if row.phase == "A"}
+    """Every latency tax once, where it comes first: in Phase A before B, at ref_safe before ref_load.
+
+    Launches of a confirm stage count in Phase A and in B where both have their load, and launches of Phase A at both
+    reference rates where these are one. Without a confirm stage A and B launch engines of their own at a load that both
+    have: these are two taxes, each of which another run can confirm.
+    """
+    rows: dict[tuple[object, ...], TaxRow] = {}
     for row in analysis.taxes:
-        if row.metric in RATIOS and (row.phase == "A" or _identify(row) not in swept):
-            yield _build_tax(row)
+        if row.metric in RATIOS:
+            rows.setdefault(_identify(row), row)
+    return map(_build_tax, rows.values())
 
 
 def _identify(row: TaxRow) -> tuple[object, ...]:
