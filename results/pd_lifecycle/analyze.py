@@ -45,6 +45,7 @@ from results.records.frames import Gap
 from results.records.layout import LifecycleLayout
 from results.records.lifecycle import Clock, LifecycleRecord
 from results.records.run_folder import RunFacts, run_facts
+from results.records.skipped_cells import read_skipped
 from results.statistics.judgement import Judgement, correct_together
 
 
@@ -171,8 +172,10 @@ def _find_gaps(
 ) -> list[Gap]:
     """What the records lack, and what the engines had."""
     blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    skipped, skip_gaps = read_skipped(root)
     return [
-        *find_unmeasured(planned, records, contents.failures),
+        *find_unmeasured(planned, records, contents.failures, skipped),
+        *skip_gaps,
         *_missing_phases(records),
         *find_size_mismatches(records, blocks),
         *engine_fault_gaps(root),
