@@ -118,7 +118,7 @@ ACTIONS: tuple[Action, ...] = (
         "skip",
         ("k",),
         "Skip",
-        "skip a cell, a config or a stage; asks which and why, and the reason goes into the manifest",
+        "skip a cell, a config or a stage; asks which and why; the report shows the reason",
         STEER,
         command=("tracon", "skip", "{run}", "--{sort}", "{target}", "--reason", "{reason}"),
         method="steer('skip')",

@@ -75,7 +75,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.report.figure", "results.report.ink", "results.routing.figure_kinds", "results.routing.shown",
     ),
     "what a report has beside this figure": (
-        "results.records.engine_faults", "results.report.content", "results.report.document",
+        "results.records.engine_faults", "results.records.skipped_cells", "results.report.content",
+        "results.report.document",
         "results.report.engine_gates", "results.report.html", "results.report.judgements", "results.report.page",
         "results.report.stored_page", "results.report.table", "results.routing.cautions",
         "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",

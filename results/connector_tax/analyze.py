@@ -59,6 +59,7 @@ from results.records.run_folder import (
     preflight_decisions,
     run_facts,
 )
+from results.records.skipped_cells import describe_skip, read_skipped
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 
@@ -115,7 +116,8 @@ def analyze(root: Path) -> Analysis:
     decisions, preflight_gaps = preflight_decisions(root)
     collected = collect_cells(root)
     rates, rate_gaps = _read_rates(root, facts, collected.summaries)
-    manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries)
+    skipped, skip_gaps = read_skipped(root)
+    manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries, skipped)
     judged = judge_cells(collected.summaries, rates.thresholds)
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
@@ -135,8 +137,8 @@ def analyze(root: Path) -> Analysis:
     kept_up = [cell for cell in collected.summaries if not cell.degraded]
     taxes = tax_table(measurements, rates)
     changes = list_engine_changes(collected.summaries)
-    artifact_gaps = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
-    unmeasured = _find_unmeasured(facts, decisions, collected, rates)
+    artifact_gaps = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps, *skip_gaps)
+    unmeasured, left_out = _find_unmeasured(facts, decisions, collected, rates, skipped)
     host = _read_load_samples(root, collected.summaries)
     return Analysis(
         facts=facts,
@@ -148,7 +150,7 @@ def analyze(root: Path) -> Analysis:
         launch_noise=measure_launch_noise(measurements, rates, mean_work_us(host)),
         manifest=manifest,
         decisions=decisions,
-        gaps=(*artifact_gaps, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
+        gaps=(*artifact_gaps, *rate_gaps, *unmeasured, *left_out, *engine_fault_gaps(root)),
         decomposition=decomposition,
         additivity=additivity,
         amplification=amplify_taxes(measurements, rates),
@@ -158,7 +160,9 @@ def analyze(root: Path) -> Analysis:
         engine_changes=changes,
         attribution=attribute_taxes(taxes, cells, changes),
         capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths), planned),
-        criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, artifact_gaps, unmeasured),
+        criteria=judge_success(
+            verdicts, facts, manifest, decisions, collected.summaries, artifact_gaps, unmeasured, left_out
+        ),
         disturbed=tuple(one.cell for one in find_disturbed(host)),
         slow=share_slow(host),
     )
@@ -190,18 +194,35 @@ def _read_rates(
 
 
 def _find_unmeasured(
-    facts: RunFacts, decisions: Mapping[str, PreflightDecision], collected: Collected, rates: ReferenceRates
-) -> tuple[Gap, ...]:
-    """Planned cells without a record, one gap per config and phase; cells that were skipped for a reason are no gap."""
+    facts: RunFacts,
+    decisions: Mapping[str, PreflightDecision],
+    collected: Collected,
+    rates: ReferenceRates,
+    skipped: Mapping[str, str],
+) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:
+    """Planned cells without a record, a gap per config and phase: those that are missing, and those of `skipped`.
+
+    Cells of a config whose pre-flight failed, and cells that are not needed, are no gap.
+    """
     done = {summary.cell for summary in collected.summaries}
-    missing: dict[tuple[str, str], list[str]] = {}
+    missing: dict[tuple[str, str, str], list[str]] = {}
+    left_out: dict[tuple[str, str, str], list[str]] = {}
     for cell in facts.cells:
-        skipped = cell.config in decisions and not decisions[cell.config].included
-        if cell.cell not in done and not skipped and not _is_needless(cell, rates):
-            missing.setdefault((cell.config, cell.phase), []).append(cell.stem)
+        is_excluded = cell.config in decisions and not decisions[cell.config].included
+        if cell.cell in done or is_excluded or _is_needless(cell, rates):
+            continue
+        if cell.cell in skipped:
+            left_out.setdefault((cell.config, cell.phase, describe_skip(skipped[cell.cell])), []).append(cell.stem)
+        else:
+            missing.setdefault((cell.config, cell.phase, "not measured"), []).append(cell.stem)
+    return _list_gaps(missing), _list_gaps(left_out)
+
+
+def _list_gaps(stems: Mapping[tuple[str, str, str], Sequence[str]]) -> tuple[Gap, ...]:
+    """`stems`: by config, phase and why they lack."""
     return tuple(
-        Gap(f"{config}, {_name_part(phase)}", f"not measured: {', '.join(stems)}")
-        for (config, phase), stems in sorted(missing.items())
+        Gap(f"{config}, {_name_part(phase)}", f"{why}: {', '.join(own)}")
+        for (config, phase, why), own in sorted(stems.items())
     )
 
 

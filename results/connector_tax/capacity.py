@@ -63,12 +63,14 @@ def measure_capacity(
     planned: int = 0,
 ) -> tuple[CapacityCost, ...]:
     """One row for each config of Phase A, plain first. `saturation`: by `CellSummary.path`; `planned`: launches."""
-    swept = [cell for cell in cells if cell.phase == "A" and not cell.degraded]
+    sent = [cell for cell in cells if cell.phase == "A"]
+    swept = [cell for cell in sent if not cell.degraded]
+    top_per_s = max((cell.rate_per_s for cell in sent), default=0.0)
     configs = sorted({cell.config for cell in swept}, key=lambda config: (config not in (BASELINE, REPEAT), config))
     launches = {config: _group_launches(swept, config) for config in configs}
-    peaks = {config: _measure_peaks(launches[config], saturation) for config in configs}
+    peaks = {config: _measure_peaks(launches[config], saturation, top_per_s) for config in configs}
     goodputs = {config: _measure_goodputs(launches[config], goodput_of) for config in configs if goodput_of}
-    launched = max(planned, len({cell.trial for cell in cells if cell.phase == "A"}))
+    launched = max(planned, len({cell.trial for cell in sent}))
     remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
     return tuple(_describe_config(config, launches[config], saturation, peaks, goodputs, remedy) for config in configs)
 
@@ -117,10 +119,12 @@ def _find_limits(
     return sustained, None
 
 
-def _measure_peaks(launches: Mapping[int, Sequence[CellSummary]], saturation: Mapping[str, CellSaturation]) -> Measured:
+def _measure_peaks(
+    launches: Mapping[int, Sequence[CellSummary]], saturation: Mapping[str, CellSaturation], top_per_s: float
+) -> Measured:
     """The highest throughput of each launch; unmeasured unless the highest rate of each saturated throughput or queue.
 
-    Otherwise the throughput is that of the client, a lower bound: `_bound_peak`.
+    Otherwise the throughput is that of the client, a lower bound: `_bound_peak`. `top_per_s`: the sweep's highest rate.
     """
     trials = {}
     below: list[float] = []
@@ -138,10 +142,20 @@ def _measure_peaks(launches: Mapping[int, Sequence[CellSummary]], saturation: Ma
         if not trials:
             return unmeasured(f"no cell has a throughput: {why}")
         return Measured(trials, f"{len(lacking)} of {len(launches)} launches have no throughput: {why}" if why else "")
-    if not any(saturation[cell.path].saturated for cells in launches.values() for cell in cells):
-        return unmeasured("nothing saturated up to the highest rate measured")
-    where = "" if len(launches) == 1 else f" in {len(below)} of {len(launches)} launches"
-    return unmeasured(f"a lower bound: criteria 1 and 2 did not fire at the highest rate ({max(below):g} req/s){where}")
+    short = sum(rate < top_per_s for rate in below)
+    beyond = "; higher ones were not measured, or are degraded" if short else ""
+    if any(saturation[cell.path].saturated for cells in launches.values() for cell in cells):
+        highest = f"the highest rate ({max(below):g} req/s){_count_launches(len(below), launches)}"
+        return unmeasured(f"a lower bound: criteria 1 and 2 did not fire at {highest}{beyond}")
+    highest = "the highest rate measured"
+    if short:
+        highest = f"{min(below):g} req/s, {highest}{_count_launches(short, launches)}"
+    return unmeasured(f"nothing saturated up to {highest}{beyond}")
+
+
+def _count_launches(count: int, launches: Mapping[int, Sequence[CellSummary]]) -> str:
+    """` in 2 of 3 launches`; empty where there is one launch."""
+    return "" if len(launches) == 1 else f" in {count} of {len(launches)} launches"
 
 
 def _bound_peak(launches: Mapping[int, Sequence[CellSummary]]) -> float | None:

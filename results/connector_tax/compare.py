@@ -42,21 +42,36 @@ def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
-    """Every latency tax once: launches of a confirm stage count in Phase A and in B where both have their load.
+    """Every latency tax once, where it comes first: in Phase A before B, at ref_safe before ref_load.
 
-    With bounds that hold for the config by itself, because the two runs may have different numbers of configs.
+    Launches of a confirm stage count in Phase A and in B where both have their load, and launches of Phase A at both
+    reference rates where these are one. Without a confirm stage A and B launch engines of their own at a load that both
+    have: these are two taxes, each of which another run can confirm.
     """
-    swept = {_identify(row) for row in analysis.taxes if row.phase == "A"}
+    rows: dict[tuple[object, ...], TaxRow] = {}
     for row in analysis.taxes:
-        if row.metric in RATIOS and (row.phase == "A" or _identify(row) not in swept):
-            key = {
-                "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
-                "tax": TITLES[row.metric],
-            }  # fmt: skip
-            tax, at = row.alone or row.estimate, f"{row.rate_per_s:g} req/s"
-            yield Measure("Taxes", key, tax, "%", ratio=False, verdict=row.verdict, at=at)
+        if row.metric in RATIOS:
+            rows.setdefault(_identify(row), row)
+    return map(_build_tax, rows.values())
 
 
 def _identify(row: TaxRow) -> tuple[object, ...]:
     """Equal for two rows of the same launches."""
     return row.rate_per_s, row.shape, row.config, row.metric, row.estimate
+
+
+def _build_tax(row: TaxRow) -> Measure:
+    """With bounds that hold for the config by itself, because the two runs may have different numbers of configs."""
+    key = {
+        "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
+        "tax": TITLES[row.metric],
+    }  # fmt: skip
+    return Measure(
+        "Taxes",
+        key,
+        row.alone or row.estimate,
+        unit="%",
+        ratio=False,
+        verdict=row.verdict,
+        at=f"{row.rate_per_s:g} req/s",
+    )

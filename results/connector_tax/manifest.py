@@ -11,14 +11,22 @@ from results.records.frames import Gap
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
 from results.records.run_folder import COMPONENTS, ConfigFacts, PreflightDecision, RunFacts, config_facts
+from results.records.skipped_cells import describe_skip
 
 RAN, SKIP, NOT_RUN = "ran", "SKIP", "not run"
 
 
 def manifest_rows(
-    root: Path, facts: RunFacts, decisions: Mapping[str, PreflightDecision], summaries: Sequence[CellSummary]
+    root: Path,
+    facts: RunFacts,
+    decisions: Mapping[str, PreflightDecision],
+    summaries: Sequence[CellSummary],
+    skipped: Mapping[str, str],
 ) -> tuple[tuple[ManifestRow, ...], tuple[Gap, ...]]:
-    """A row for every config that the plan, the pre-flight or a result folder names; and the gaps of the folders."""
+    """A row for every config that the plan, the pre-flight or a result folder names; and the gaps of the folders.
+
+    `skipped`: the operator's reason by cell.
+    """
     layouts: dict[str, list[ConfigLayout]] = {}
     launched: dict[str, ConfigFacts] = {}
     gaps: list[Gap] = []
@@ -29,23 +37,38 @@ def manifest_rows(
         launched[launch.config] = launch
     names = dict.fromkeys((*facts.configs, *decisions, *launched))
     rows = tuple(
-        _build_row(root, name, facts, decisions.get(name), launched.get(name), layouts.get(name, []), summaries)
+        _build_row(
+            root,
+            name,
+            facts,
+            _judge_status(decisions.get(name), _explain_skip(name, facts, skipped)),
+            launched.get(name),
+            layouts.get(name, []),
+            summaries,
+        )
         for name in sorted(names)
     )
     return rows, tuple(gaps)
+
+
+def _explain_skip(config: str, facts: RunFacts, skipped: Mapping[str, str]) -> str:
+    """That an operator skipped every planned cell of the config; empty where it is not so."""
+    own = [cell.cell for cell in facts.cells if cell.config == config]
+    return describe_skip(skipped[own[0]]) if own and all(cell in skipped for cell in own) else ""
 
 
 def _build_row(
     root: Path,
     config: str,
     facts: RunFacts,
-    decision: PreflightDecision | None,
+    unmeasured: tuple[str, str],
     launched: ConfigFacts | None,
     layouts: Sequence[ConfigLayout],
     summaries: Sequence[CellSummary],
 ) -> ManifestRow:
+    """`unmeasured`: status and reason where no cell of it was finished."""
     done = [summary for summary in summaries if summary.config == config]
-    status, why = _judge_status(decision, bool(done))
+    status, why = (RAN, "") if done else unmeasured
     versions = {**facts.versions, **(launched.versions if launched else {})}
     failed, dropped = _count_unfinished(root, config, facts, {summary.cell for summary in done})
     timed, timing_reason = _step_timing(done)
@@ -72,11 +95,12 @@ def _build_row(
     )
 
 
-def _judge_status(decision: PreflightDecision | None, ran: bool) -> tuple[str, str]:
-    if ran:
-        return RAN, ""
+def _judge_status(decision: PreflightDecision | None, skip: str) -> tuple[str, str]:
+    """Of a config without a finished cell. `skip`: as `_explain_skip`."""
     if decision is not None and not decision.included:
         return SKIP, decision.reason or "pre-flight failed and gave no reason"
+    if skip:
+        return SKIP, skip
     return NOT_RUN, "no cell was finished" if decision else "no pre-flight decision and no finished cell"
 
 

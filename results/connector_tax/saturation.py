@@ -167,16 +167,25 @@ def _highest_clear(scans: Sequence[ConfigSaturation], rates: Sequence[float], wh
     if not voters:
         return None, f"{whom} did not complete Phase A{left_out}" if scans else f"{whom} was not measured in Phase A"
     clear = [rate for rate in rates if all(rate in voter.clear_rates_per_s for voter in voters)]
-    if clear:
-        return clear[-1], f"{_describe_limit(voters)}{left_out}"
-    return None, f"no rate of Phase A is clear for {whom}: {_describe_limit(voters)}{left_out}"
+    limit = f"{_describe_limit(voters) or _describe_unsaturated(clear, rates)}{left_out}"
+    return (clear[-1], limit) if clear else (None, f"no rate of Phase A is clear for {whom}: {limit}")
+
+
+def _describe_unsaturated(clear: Sequence[float], rates: Sequence[float]) -> str:
+    """Up to which of the rates nothing saturated; `clear`: those at which no config did."""
+    unknown = "a cell is degraded or lacks its numbers"
+    if not clear:
+        return f"at every rate {unknown}"
+    if clear[-1] < rates[-1]:
+        return f"nothing saturated up to {clear[-1]:g} req/s; at each higher rate {unknown}"
+    return "nothing saturated up to the highest rate measured"
 
 
 def _describe_limit(voters: Sequence[ConfigSaturation]) -> str:
-    """Which configs saturate first, and by which criterion."""
+    """Which configs saturate first, and by which criterion; empty where none does."""
     limited = [voter for voter in voters if voter.saturation_rate_per_s is not None]
     if not limited:
-        return "nothing saturated up to the highest rate measured"
+        return ""
     lowest = min(voter.saturation_rate_per_s for voter in limited if voter.saturation_rate_per_s is not None)
     first = [voter for voter in limited if voter.saturation_rate_per_s == lowest]
     what = "; ".join(f"{voter.config} ({', '.join(CRITERIA[number] for number in voter.fired)})" for voter in first)

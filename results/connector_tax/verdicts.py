@@ -101,8 +101,10 @@ def judge_success(
     cells: Collection[CellSummary],
     gaps: Sequence[Gap],
     unmeasured: Sequence[Gap],
+    left_out: Sequence[Gap],
 ) -> tuple[Judgement, ...]:
-    """The success criteria 1 to 7; `gaps`: of the artifacts; `unmeasured`: planned cells without a record."""
+    """The success criteria 1 to 7; `gaps`: of the artifacts; `unmeasured`: planned cells without a record; `left_out`:
+    those of them that an operator skipped."""
     h1, h2, h3, h4, h5, h6 = judged
     planned = bool(facts.cells)
     specified = _list_specified(cells)
@@ -112,8 +114,8 @@ def judge_success(
         cost_labeled(h3),
         additivity_decided(h4),
         trends_reported(h5, h6),
-        artifacts_present(rows, decisions, [*gaps, *unmeasured], planned),
-        wall_clock(_span_h(specified), _span_h(cells), whole=planned and not unmeasured),
+        artifacts_present(rows, decisions, [*gaps, *unmeasured], left_out, planned),
+        wall_clock(_span_h(specified), _span_h(cells), whole=planned and not (unmeasured or left_out)),
     )
 
 
@@ -205,11 +207,16 @@ def _describe_sign(trend: Judgement) -> str:
 
 
 def artifacts_present(
-    rows: Sequence[ManifestRow], decisions: Mapping[str, PreflightDecision], gaps: Sequence[Gap], planned: bool
+    rows: Sequence[ManifestRow],
+    decisions: Mapping[str, PreflightDecision],
+    gaps: Sequence[Gap],
+    left_out: Sequence[Gap],
+    planned: bool,
 ) -> Judgement:
     """6: every config that ran has its artifacts, every other one a reason in preflight_status.json.
 
-    `gaps`: everything the run lacks; `planned`: its plan could be read.
+    `gaps`: everything the run lacks; `left_out`: cells that an operator skipped, which are named and lack nothing;
+    `planned`: its plan could be read.
     """
     lacking = [f"{gap.artifact} {gap.reason}" for gap in gaps if gap.artifact != "plan.json"]
     lacking += [f"{row.config} did not run and no pre-flight says why" for row in rows if row.status == NOT_RUN]
@@ -222,6 +229,8 @@ def artifacts_present(
     else:
         outcome = Outcome.HOLDS
         reason = f"{counts[RAN]} configs ran and lack nothing; {counts[SKIP]} were skipped, each with its reason"
+    if left_out:
+        reason += f"; {list_some([f'{gap.artifact} {gap.reason}' for gap in left_out], most=3)}"
     return Judgement(
         name="6",
         claim="All artifacts present",
@@ -239,8 +248,9 @@ def artifacts_present(
 
 
 def _is_unexplained(row: ManifestRow, decisions: Mapping[str, PreflightDecision]) -> bool:
+    """Without a pre-flight that failed it was the operator who skipped it."""
     decision = decisions.get(row.config)
-    return row.status == SKIP and (decision is None or not decision.reason)
+    return row.status == SKIP and decision is not None and not decision.included and not decision.reason
 
 
 def wall_clock(sweep_h: Estimate, whole_h: Estimate, whole: bool) -> Judgement:

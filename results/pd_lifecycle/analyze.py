@@ -45,6 +45,7 @@ from results.records.frames import Gap
 from results.records.layout import LifecycleLayout
 from results.records.lifecycle import Clock, LifecycleRecord
 from results.records.run_folder import RunFacts, run_facts
+from results.records.skipped_cells import read_skipped
 from results.statistics.judgement import Judgement, correct_together
 
 
@@ -173,8 +174,10 @@ def _find_gaps(
     """What the records lack, and what the engines had."""
     blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
     missing = count_missing_phases(record for record in records if record.counted)
+    skipped, skip_gaps = read_skipped(root)
     return [
-        *find_unmeasured(planned, records, contents.failures),
+        *find_unmeasured(planned, records, contents.failures, skipped),
+        *skip_gaps,
         *(Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(missing.items())),
         *find_size_mismatches(records, blocks),
         *engine_fault_gaps(root),

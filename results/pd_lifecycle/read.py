@@ -16,6 +16,7 @@ from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.link import LinkRecord
+from results.records.skipped_cells import describe_skip
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""
@@ -211,9 +212,12 @@ def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ..
 
 
 def find_unmeasured(
-    planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord], failures: Sequence[FailedCell]
+    planned: Sequence[PlannedConfig],
+    records: Sequence[LifecycleRecord],
+    failures: Sequence[FailedCell],
+    skipped: Mapping[str, str],
 ) -> tuple[Gap, ...]:
-    """One gap per planned cell without a counted record, with its reason."""
+    """One gap per planned cell without a counted record, with its reason; `skipped`: the operator's by cell."""
     failed = {(one.trial, *one.config.key): one.reason for one in failures}
     done = {(record.trial, *record.config.key) for record in records if record.counted}
     tried = {(record.trial, *record.config.key) for record in records}
@@ -222,6 +226,8 @@ def find_unmeasured(
         key = (one.trial, *one.config.key)
         if one.why_not:
             return f"not measured: {one.why_not}"
+        if one.cell in skipped:
+            return describe_skip(skipped[one.cell])
         if key in failed:
             return f"failed: {failed[key]}"
         return "none of its records counts" if key in tried else "not measured"

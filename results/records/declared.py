@@ -31,6 +31,7 @@ from results.records.points import PointRecord
 from results.records.preflight import PreflightCheck, PreflightRecord
 from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
+from results.records.skipped_cells import SkippedCell
 from results.records.transfer_log import ProbeEvent, ProbeStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 
@@ -105,6 +106,7 @@ DECLARED: tuple[Declared, ...] = (
     *_declare_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
+    Declared(SkippedCell, ("skipped_cells.jsonl",)),
     Declared(HostSample, ("host.csv",)),
     Declared(
         GpuSample,

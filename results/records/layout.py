@@ -3,7 +3,7 @@
 The tree (specs/connector_tax, "Run artifacts"):
 
     RUN/
-      state.sqlite  plan.json  run.log  host.csv  engine_faults.jsonl
+      state.sqlite  plan.json  run.log  host.csv  engine_faults.jsonl  skipped_cells.jsonl
       MANIFEST.tsv  reference_rates.json  report.md  report.html
       aggregate.json  aggregate.csv  aggregate.parquet  tax.json  tax.csv  verdicts.json
       figures/       figure_<n>.png  figure_<n>.svg  figure_<n>.csv
@@ -115,6 +115,8 @@ class RunLayout:
     """What had changed when the run was resumed with --accept-changes; absent where it was not."""
     engine_faults = Below("engine_faults.jsonl")
     """Engines that died and steps that stalled; absent where there were none."""
+    skipped_cells = Below("skipped_cells.jsonl")
+    """Cells that an operator skipped; absent where there were none."""
     manifest = Below("MANIFEST.tsv")
     reference_rates = Below("reference_rates.json")
     aggregate_json = Below("aggregate.json")

@@ -14,9 +14,10 @@ class ManifestRow:
     config: str
     """The engine configuration."""
     status: str
-    """`ran` (a cell was finished), `SKIP` (its pre-flight failed), or `not run`."""
+    """`ran` (a cell was finished), `SKIP` (its pre-flight failed, or an operator skipped all its cells), or `not
+    run`."""
     skip_reason: str
-    """Of its pre-flight, or why no cell was finished."""
+    """Of its pre-flight or of the operator, or why no cell was finished."""
     vllm_version: str
     """As the engine's environment states it, as the next five."""
     vllm_sha: str

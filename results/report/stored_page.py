@@ -50,7 +50,7 @@ def _list_artifacts(root: Path) -> Iterator[Path]:
     """What the analysis may read, whether or not it exists; without what it writes itself."""
     layout = RunLayout(root)
     yield from (layout.plan, layout.host_csv, layout.gpu_csv, layout.accepted_changes, layout.engine_faults)
-    yield layout.reference_rates
+    yield from (layout.skipped_cells, layout.reference_rates)
     written = {layout.page, LifecycleLayout(root).summary_csv, *(config.summary_json for config in layout.configs())}
     claims = layout.variation("any").parent
     for folder in (layout.results, layout.trace.parent, layout.preflight_status.parent):

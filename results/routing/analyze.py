@@ -15,6 +15,7 @@ from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
+from results.records.skipped_cells import describe_skip, read_skipped
 from results.report.engine_gates import ShownGates, read_engine_gates
 from results.routing import specification
 from results.routing.conditional_claims import ConditionalClaim, judge_variations
@@ -390,10 +391,11 @@ def _find_gaps(
     no_logs = (Gap("decision logs", f"of {format_count(unlogged, 'cell', 'cells')} were not written: {NO_LOG}"),)
     measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
     odd = (Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
+    skipped, skip_gaps = read_skipped(root)
     unmeasured = (
-        Gap(cell.cell, "not measured")
+        Gap(cell.cell, describe_skip(skipped[cell.cell]) if cell.cell in skipped else "not measured")
         for kind in ("replay", "interference")
         for cell in planned
         if cell.kind == kind and cell.cell not in measured
     )
-    return (*(no_logs if unlogged else ()), *odd, *unmeasured, *engine_fault_gaps(root))
+    return (*(no_logs if unlogged else ()), *odd, *unmeasured, *skip_gaps, *engine_fault_gaps(root))

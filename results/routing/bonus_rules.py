@@ -27,7 +27,7 @@ DISTINGUISHED_BY = {
     "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
 }
 """The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
-NO_PAIR = "it needs kv_aware with the bonus and without in one run"
+NO_PAIR = "it needs kv_aware with the bonus and without in one run, under one load"
 
 
 def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -151,15 +151,9 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
-    """The form with the mean and the other one, at one K; those under one load first."""
+    """The form with the mean and the other one, at one K."""
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
-    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
-    return sorted(pairs, key=lambda pair: pair[0].load != pair[1].load)
-
-
-def list_forms(floor: LoadFloor) -> tuple[FloorVariant, ...]:
-    """The arms of D5: the first two forms at one K."""
-    return next(iter(pair_forms(floor)), ())
+    return [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
 
 
 def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -187,14 +181,6 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
 def list_k(floor: LoadFloor) -> list[float]:
     """The K of the grid that D6 judges, ascending."""
     return sorted({_bonus_of(one) for one in _find_grid(floor)})
-
-
-def list_grid(floor: LoadFloor) -> list[FloorVariant]:
-    """The arms of D6: the grid, after kv_aware without a fix, with which each is compared; empty without a grid."""
-    reference = _find_reference(floor)
-    if len(list_k(floor)) < 2:
-        return []
-    return [*([] if reference is None else [reference]), *_find_grid(floor)]
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
@@ -239,18 +225,6 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
 def count_compared(floor: LoadFloor) -> int:
     """Bonuses that can be held against kv_aware without a fix."""
     return len(_list_bonuses(floor)) if floor.reference else 0
-
-
-def list_compared(floor: LoadFloor) -> list[FloorVariant]:
-    """The arms of D1, D7 and Q1: kv_aware without a fix, and the bonuses; empty without either."""
-    reference, bonuses = _find_reference(floor), _list_bonuses(floor)
-    return [] if reference is None or not bonuses else [reference, *bonuses]
-
-
-def list_shapes(floor: LoadFloor) -> list[FloorVariant]:
-    """The arms of D3: those of D1, and the alternatives to the bonus."""
-    compared = list_compared(floor)
-    return [*compared, *(one for one in floor.compared if compared and _is_alternative(one))]
 
 
 def _is_working(one: FloorVariant) -> bool | None:

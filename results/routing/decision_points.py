@@ -5,7 +5,7 @@ Their rules are in `bonus_rules` and `transport_rules`; here are what they ask, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from results.records.estimate import unknown
@@ -21,16 +21,11 @@ from results.routing.bonus_rules import (
     judge_lossless,
     judge_sessions,
     judge_shape,
-    list_compared,
-    list_forms,
-    list_grid,
     list_k,
-    list_shapes,
     pair_forms,
 )
-from results.routing.load_floor import FloorVariant, LoadFloor, change_floor_level, take_floor_points
-from results.routing.loads import describe_difference
-from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts, list_pairs
+from results.routing.load_floor import LoadFloor, change_floor_level, split_by_load, take_floor_points
+from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
 
@@ -51,32 +46,25 @@ class DecisionPoint:
     rule counts and has no p-value."""
     has_point: bool = True
     """The rule can go by the values alone: not one that counts, or that asks for intervals."""
-    list_arms: Callable[[LoadFloor], Sequence[FloorVariant]] | None = None
-    """The arms that the rule compares, which must be under one load; None = it compares pairs that are, or counts."""
 
 
 def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple[Judgement, ...]:
-    """Every decision point in the specification's order; not yet corrected together.
+    """Every decision point in the specification's order, under each load by itself; not yet corrected together.
 
     `simulated`: followed by the fixes that the engine model cannot show.
     """
-    points = tuple(_judge_point_of(one, floor) for one in DECISION_POINTS)
+    by_load = split_by_load(floor).items()
+    points = tuple(_judge_point_of(one, own, load) for load, own in by_load for one in DECISION_POINTS)
     return (*points, *NOT_SIMULATED) if simulated else points
 
 
-def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:
-    prior = f"the specification's default: {one.default}"
-    if why := floor.no_logs or _name_loads(one, floor):
-        return Judgement(one.name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)
+def _judge_point_of(one: DecisionPoint, floor: LoadFloor, load: str) -> Judgement:
+    """`load`: of several, the one that `floor` was measured under."""
+    name, prior = f"{one.name}, {load}" if load else one.name, f"the specification's default: {one.default}"
+    if why := floor.no_logs:
+        return Judgement(name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)
     p, point = _find_p(one, floor), _judge_point(one, floor)
-    return Judgement(one.name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
-
-
-def _name_loads(one: DecisionPoint, floor: LoadFloor) -> str:
-    """Names the loads of the arms that it compares, where these differ; else empty."""
-    arms = one.list_arms(floor) if one.list_arms else ()
-    loads = describe_difference({arm.label: arm.load for arm in arms})
-    return f"the arms that it compares were not under one load: {loads}" if loads else ""
+    return Judgement(name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
@@ -106,7 +94,6 @@ DECISION_POINTS = (
         "worse; fails for the opposite",
         judge_fewer_failures,
         lambda floor: 2 * count_compared(floor),
-        list_arms=list_compared,
     ),
     DecisionPoint(
         "D2",
@@ -115,7 +102,7 @@ DECISION_POINTS = (
         "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
         "fails where it loses more; undecided where two such pairs contradict each other",
         judge_timeouts,
-        lambda floor: len(list_pairs(floor.timeouts)),
+        lambda floor: len(floor.timeouts),
     ),
     DecisionPoint(
         "D3",
@@ -125,7 +112,6 @@ DECISION_POINTS = (
         "without it does not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
         judge_shape,
         lambda floor: count_compared(floor) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
-        list_arms=list_shapes,
     ),
     DecisionPoint(
         "D4",
@@ -143,7 +129,6 @@ DECISION_POINTS = (
         "fails for the opposite",
         judge_form,
         lambda floor: len(DISTINGUISHED_BY) if pair_forms(floor) else 0,
-        list_arms=list_forms,
     ),
     DecisionPoint(
         "D6",
@@ -152,7 +137,6 @@ DECISION_POINTS = (
         f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
         judge_default_k,
         lambda floor: int(len(list_k(floor)) > 1),
-        list_arms=list_grid,
     ),
     DecisionPoint(
         "D7",
@@ -162,7 +146,6 @@ DECISION_POINTS = (
         judge_sessions,
         lambda floor: int(count_compared(floor) > 0),
         has_point=False,
-        list_arms=list_compared,
     ),
     DecisionPoint(
         "Q1",
@@ -172,7 +155,6 @@ DECISION_POINTS = (
         "bonus some are, distinguishably from none",
         judge_lossless,
         count_compared,
-        list_arms=list_compared,
     ),
     DecisionPoint(
         "Q1.D",
@@ -182,7 +164,7 @@ DECISION_POINTS = (
         "distinguishably loses fewer transfers; fails where it loses more; undecided where two such pairs contradict "
         "each other",
         judge_quarantines,
-        lambda floor: len(list_pairs(floor.quarantines)),
+        lambda floor: len(floor.quarantines),
     ),
 )
 

@@ -20,15 +20,15 @@ def decision_points_table(analysis: RoutingAnalysis) -> Table:
 def variants_table(analysis: RoutingAnalysis) -> Table:
     """kv_aware with and without the bonus and its alternatives."""
     variants = () if analysis.floor is None else analysis.floor.variants
-    reference = "" if analysis.floor is None else analysis.floor.reference
-    loads = describe_difference({one.label: one.load for one in variants})
+    against = "" if analysis.floor is None else analysis.floor.reference
+    if loads := describe_difference({one.label: one.load for one in variants}):
+        against = f"kv_aware without a fix under the same load. The loads: {loads}"
     note = (
         "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
         "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index, of "
         "the requests of which both are known (counted); chosen: what the picked D held over the same. Transfers "
         "failed or recomputed: of those that were asked for. Differences and ratio: inside a trial, to "
-        f"{reference or 'kv_aware without a fix, which was not run'}."
-        f"{f' Under several loads, of which only arms under one are compared: {loads}.' if loads else ''}"
+        f"{against or 'kv_aware without a fix, which was not run'}."
     )
     return make_table("Load floor: with and without", VARIANT_COLUMNS, variants, note)
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
 from results.measures.columns import floats_or_nan
 from results.records.estimate import Estimate
 from results.routing import floor_facts
-from results.routing.loads import describe_difference
+from results.routing.loads import group_labels
 from results.routing.logs import LogFacts
 from results.routing.measurements import (
     Measurements,
@@ -68,8 +69,8 @@ class FloorVariant:
     overlap_chosen: what the picked D held over the same; lost_share: transfers that failed or were refused, so that
     the D computed, of all that were asked for; ttft_p90_s, completed_share."""
     differences: Mapping[str, Estimate]
-    """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, there is none, or it was
-    under another load."""
+    """To the reference under the same load, inside each trial, and the ratio TTFT_RATIO; empty where this is it or
+    there is none."""
     against: Mapping[str, Mapping[str, Estimate]]
     """The same to each other label under the same load and rules of transfer; of labels with the bonus alone."""
     rules: floor_facts.Rules
@@ -110,7 +111,7 @@ class FloorVariant:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutPair:
-    """Two labels that differ in their transfers' timeout alone."""
+    """Two labels under one load that differ in their transfers' timeout alone."""
 
     short: str
     long: str
@@ -122,13 +123,12 @@ class TimeoutPair:
     """Decode requests under the long timeout that brought the KV and took longer than the short one."""
     lost_share: Estimate
     """Share of the transfers that were lost, long - short, inside each trial."""
-    loads: str = ""
-    """Under which load either was, where these differ: then the pair decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePair:
-    """Two labels that differ in the rules of quarantine alone: one closes a pair after fewer failures."""
+    """Two labels under one load that differ in the rules of quarantine alone: one closes a pair after fewer
+    failures."""
 
     fewer: str
     more: str
@@ -136,20 +136,20 @@ class QuarantinePair:
     more_rules: str
     lost_share: Estimate
     """Share of the transfers that were lost, more - fewer, inside each trial."""
-    loads: str = ""
-    """Under which load either was, where these differ: then the pair decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFloor:
-    """The section of the report."""
+    """The section of the report: of a whole run, or of one of its loads (`split_by_load`)."""
 
     reference: str
-    """The label without any fix; empty = it was not run."""
+    """The label without any fix, of several loads the first one's; empty = it was not run."""
     variants: tuple[FloorVariant, ...]
     transport: floor_facts.TransportFacts
+    """Of the whole run."""
     timeouts: tuple[TimeoutPair, ...]
     sessions: int
+    """Of the whole run."""
     trials: int
     quarantines: tuple[QuarantinePair, ...] = ()
     no_logs: str = ""
@@ -221,32 +221,75 @@ def measure_load_floor(
     labels = [_read_label(name, facts.get(name, {}), measurements) for name in names]
     if all(one.fix == NO_FIX for one in labels):
         return None
-    usual = _usual_rules([one.rules for one in labels])
-    plain = [one for one in labels if one.fix == NO_FIX]
-    reference = next((one for one in plain if one.rules == usual), plain[0] if plain else None)
-    variants = []
-    for own in sorted(labels, key=lambda one: one is not reference):
-        alike = [one for one in labels if one is not own and one.load == own.load]
-        others = [one for one in alike if one.rules == own.rules and own.parameters.get(BONUS)]
-        to_reference = [one for one in alike if one is reference]
-        variants.append(
-            _measure_variant(
-                own,
-                measurements,
-                differences=next((_measure_differences(own, one, measurements) for one in to_reference), {}),
-                against={one.label: _measure_differences(own, one, measurements) for one in others},
-            )
-        )
+    groups = group_labels({one.label: one.load for one in labels})
+    by_load = [[one for one in labels if one.label in own] for _, own in groups]
+    reference = next((plain for own in by_load if (plain := _find_plain(own)) is not None), None)
+    pairs = [two for own in by_load for two in combinations(own, 2)]
     return LoadFloor(
         reference="" if reference is None else reference.label,
-        variants=tuple(variants),
+        variants=tuple(variant for own in by_load for variant in _measure_variants(own, measurements)),
         transport=floor_facts.transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
-        timeouts=tuple(pair for one, other in combinations(labels, 2) if (pair := _timeout_pair(one, other))),
+        timeouts=tuple(pair for one, other in pairs if (pair := _timeout_pair(one, other))),
         sessions=measurements.sessions,
         trials=measurements.trials,
-        quarantines=tuple(two for one, other in combinations(labels, 2) if (two := _quarantine_pair(one, other))),
+        quarantines=tuple(two for one, other in pairs if (two := _quarantine_pair(one, other))),
         no_logs="" if any(facts.get(name) for name in names) else NO_LOG,
     )
+
+
+def split_by_load(floor: LoadFloor) -> dict[str, LoadFloor]:
+    """What differs between the loads of a run, to what was measured under each; one without a name where there is one.
+
+    Without loads under which no arm has a fix and no two differ in a rule of transfer alone.
+    """
+    groups = group_labels({one.label: one.load for one in floor.variants})
+    if len(groups) < 2:
+        return {"": floor}
+    by_load = {load: _take_labels(floor, labels) for load, labels in groups}
+    return {
+        load: own
+        for load, own in by_load.items()
+        if own.timeouts or own.quarantines or any(one.fix != NO_FIX for one in own.variants)
+    }
+
+
+def _take_labels(floor: LoadFloor, labels: Collection[str]) -> LoadFloor:
+    """These, which are all of one load."""
+    variants = tuple(one for one in floor.variants if one.label in labels)
+    reference = _find_plain(variants)
+    return replace(
+        floor,
+        reference="" if reference is None else reference.label,
+        variants=variants,
+        timeouts=tuple(pair for pair in floor.timeouts if pair.short in labels),
+        quarantines=tuple(pair for pair in floor.quarantines if pair.fewer in labels),
+    )
+
+
+Arm = TypeVar("Arm", _Label, FloorVariant)
+
+
+def _find_plain(arms: Sequence[Arm]) -> Arm | None:
+    """The arm without a fix; of several the first whose KV moves by the rules of most arms."""
+    usual = _usual_rules([one.rules for one in arms])
+    plain = [one for one in arms if one.fix == NO_FIX]
+    return next((one for one in plain if one.rules == usual), plain[0] if plain else None)
+
+
+def _measure_variants(labels: Sequence[_Label], measurements: Measurements) -> Iterator[FloorVariant]:
+    """All labels of one load, the reference first."""
+    reference = _find_plain(labels)
+    for own in sorted(labels, key=lambda one: one is not reference):
+        others = [one for one in labels if one is not own and one.rules == own.rules and own.parameters.get(BONUS)]
+        differences = dict[str, Estimate]()
+        if reference is not None and reference is not own:
+            differences = _measure_differences(own, reference, measurements)
+        yield _measure_variant(
+            own,
+            measurements,
+            differences=differences,
+            against={one.label: _measure_differences(own, one, measurements) for one in others},
+        )
 
 
 def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measurements) -> _Label:
@@ -280,7 +323,6 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         long_decode_requests=floor_facts.summarize_decode_requests(long.moved),
         over_short=sum(seconds > short_s for seconds in floor_facts.list_decode_times(long.moved)),
         lost_share=_subtract_lost(long, short),
-        loads=_describe_loads(short, long),
     )
 
 
@@ -294,12 +336,7 @@ def _quarantine_pair(one: _Label, other: _Label) -> QuarantinePair | None:
         return None
     fewer, more = (one, other) if counts[0] < counts[1] else (other, one)
     lost_share = _subtract_lost(more, fewer)
-    loads = _describe_loads(fewer, more)
-    return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share, loads)
-
-
-def _describe_loads(*labels: _Label) -> str:
-    return describe_difference({one.label: one.load for one in labels})
+    return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share)
 
 
 def _subtract_lost(first: _Label, second: _Label) -> Estimate:

@@ -52,7 +52,13 @@ def name_load(record: RoutingCell) -> dict[str, object]:
 
 
 def describe_difference(loads: Mapping[str, Mapping[str, object]]) -> str:
-    """Which labels were under which load, by what differs; empty where all were under one.
+    """Which labels were under which load; empty where all were under one. `loads`: as in `group_labels`."""
+    groups = group_labels(loads)
+    return "; ".join(f"{', '.join(labels)} ({text})" for text, labels in groups) if len(groups) > 1 else ""
+
+
+def group_labels(loads: Mapping[str, Mapping[str, object]]) -> list[tuple[str, list[str]]]:
+    """Each load, by what differs from the others, and its labels; the text is empty where there is one load.
 
     `loads`: label to `name_load`.
     """
@@ -60,9 +66,9 @@ def describe_difference(loads: Mapping[str, Mapping[str, object]]) -> str:
     for label, load in loads.items():
         grouped.setdefault(tuple(load.values()), []).append(label)
     if len(grouped) < 2:
-        return ""
+        return [("", list(loads))]
     varied = _find_varied(grouped)
-    return "; ".join(f"{', '.join(labels)} ({_describe_load(key, varied)})" for key, labels in grouped.items())
+    return [(_describe_load(key, varied), labels) for key, labels in grouped.items()]
 
 
 def _find_varied(keys: Iterable[tuple[object, ...]]) -> list[bool]:

@@ -6,35 +6,21 @@ Pure functions of LoadFloor. Timeouts and quarantines are judged by two arms tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from results.records.estimate import Estimate
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import LoadFloor, QuarantinePair, TimeoutPair
 from results.statistics.judgement import Outcome, Verdict, few_launches, judged
 
-Pair = TypeVar("Pair", TimeoutPair, QuarantinePair)
-
 
 def judge_timeouts(floor: LoadFloor) -> tuple[Outcome, str]:
     """D2."""
     if not floor.transport.asked:
         return Outcome.OPEN, "no KV was moved in this run"
-    pairs = list_pairs(floor.timeouts)
-    if not pairs:
-        alone = f"it needs two policies that differ in transfer.timeout_s alone{_name_loads(floor.timeouts)}"
+    if not floor.timeouts:
+        alone = "it needs two policies that differ in transfer.timeout_s alone"
         return Outcome.OPEN, f"{alone}; {_describe_all_decode_requests(floor)}"
-    return _join_pairs([_judge_timeout(pair) for pair in pairs])
-
-
-def list_pairs(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those under one load each, which alone decide."""
-    return [pair for pair in pairs if not pair.loads]
-
-
-def _name_loads(pairs: Sequence[TimeoutPair | QuarantinePair]) -> str:
-    """Of pairs none of which is under one load: the loads of the first; empty without pairs."""
-    return f", under one load: {pairs[0].loads}" if pairs else ""
+    return _join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
 
 
 def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
@@ -105,11 +91,9 @@ def judge_quarantines(floor: LoadFloor) -> tuple[Outcome, str]:
         f"{moved.failed} transfers of the run failed; {moved.pairs_quarantined} pairs were quarantined "
         f"({moved.quarantined} transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
-    pairs = list_pairs(floor.quarantines)
-    if not pairs:
-        alone = f"it needs two policies that differ in the rules of quarantine alone{_name_loads(floor.quarantines)}"
-        return Outcome.OPEN, f"{alone}; {text}"
-    outcome, why = _join_pairs([_judge_quarantine(pair) for pair in pairs])
+    if not floor.quarantines:
+        return Outcome.OPEN, f"it needs two policies that differ in the rules of quarantine alone; {text}"
+    outcome, why = _join_pairs([_judge_quarantine(pair) for pair in floor.quarantines])
     return outcome, f"{why}; {text}"
 
 

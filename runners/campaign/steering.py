@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
 
 from results.records.events import CellChanged, CellState
+from results.records.layout import RunLayout
 from results.records.plan import CellPlan
+from results.records.skipped_cells import SkippedCell
 from state import operator_requests
 from state.model import RequestView, RunView
 from state.store import RunStore
@@ -64,11 +70,11 @@ class Steering:
     def _skip_cells(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         reason = request.reason or "skipped by the operator"
         events = tuple(skip_pending(view, request.target, reason))
+        cut = [running.cell] if running is not None and running in list_matching(view, request.target) else []
+        record_skips(self._store.folder, [*(event.cell for event in events), *cut], request.reason)
         self._store.append(*events)
-        count = len(events)
-        if running is not None and running in list_matching(view, request.target):
-            self._skips[running.cell] = reason
-            count += 1
+        self._skips |= dict.fromkeys(cut, reason)
+        count = len(events) + len(cut)
         return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
 
     def _retry_cells(self, request: RequestView, view: RunView) -> tuple[bool, str]:
@@ -86,6 +92,18 @@ def list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
         named = {"cell": plan.cell, "config": plan.config, "stage": plan.stage}.get(sort)
         if not target or named == name:
             yield plan
+
+
+def record_skips(folder: Path, cells: Sequence[str], reason: str) -> None:
+    """Add them to the run's folder, so that the report names them without the state file. Raises OSError.
+
+    `reason`: the operator's; empty = none was given.
+    """
+    if not cells:
+        return
+    now_unix_s = time.time()
+    with RunLayout(folder).skipped_cells.open("ab") as file:
+        file.write(msgspec.json.Encoder().encode_lines(SkippedCell(now_unix_s, cell, reason) for cell in cells))
 
 
 def skip_pending(view: RunView, target: str, reason: str) -> Iterator[CellChanged]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records.events import Event
-from runners.campaign.steering import retry_failed, skip_pending
+from runners.campaign.steering import record_skips, retry_failed, skip_pending
 from runners.errors import RunnerError
 from state import operator_requests
 from state.lease import lease_state
@@ -79,7 +79,9 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
     if action == "retry":
         events = tuple(retry_failed(view, target))
     elif action == "skip":
-        events = tuple(skip_pending(view, target, reason or "skipped by the operator"))
+        skips = tuple(skip_pending(view, target, reason or "skipped by the operator"))
+        record_skips(folder, [one.cell for one in skips], reason)
+        events = skips
     else:
         verb = action.replace("_", " ")
         raise RunnerError(

@@ -72,7 +72,9 @@ PaceOption = Annotated[
         "(0 = as fast as the host can).",
     ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Reason, recorded in the journal and the manifest.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", "-r", help="Reason, recorded in the journal; that of a skip is in the report too.")
+]
 
 
 class ExperimentCommand(SpecCommand):

@@ -223,7 +223,7 @@ def skip(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Skip a cell, a config or a stage, with a reason that the manifest records."""
+    """Skip a cell, a config or a stage, with a reason that the report shows."""
     targets = _name_targets(cell, config, stage)
     if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")

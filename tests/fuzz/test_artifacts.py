@@ -22,6 +22,7 @@ from results.records.instance_events import InstanceEvent
 from results.records.layout import LifecycleLayout, RunLayout, is_complete
 from results.records.rings import RingReader
 from results.records.run_folder import PlannedCell, RunFacts, run_facts
+from results.records.skipped_cells import read_skipped
 from results.records.transfer_log import read_probe
 from results.registry import results_named, results_of
 from results.report.differences import read_origin
@@ -248,6 +249,18 @@ def test_deaths_and_stalls(tmp_path_factory: pytest.TempPathFactory, text: bytes
     root = tmp_path_factory.getbasetemp() / "faults"
     put(RunLayout(root).engine_faults, text)
     assert all(gap.artifact for gap in engine_fault_gaps(root))
+
+
+@given(mutated([b'{"t_unix_s":1.0,"cell":"phase-a/plain/r4","reason":"too slow"}\n' * 2]))
+@settings(max_examples=examples(100))
+@example(DEEP)
+@example(NO_UTF8)
+@example(b'{"t_unix_s":1.0,"cell":"\xff"}')
+def test_skipped_cells(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    root = tmp_path_factory.getbasetemp() / "skips"
+    put(RunLayout(root).skipped_cells, text)
+    _, gaps = read_skipped(root)
+    assert all(gap.reason for gap in gaps)
 
 
 ANSWER = b'{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":3},"tokens":[1,2],"0":{"engine_id":"e"}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,25 @@ def test_one_launch_below_its_limit_leaves_a_lower_bound_of_all() -> None:
     assert peak.value is None
     assert peak.low == pytest.approx((9 + 12 + 16) / 3)
     assert "the highest rate (16 req/s) in 1 of 3 launches" in str(peak.reason)
+
+
+@pytest.mark.parametrize("degraded", [True, False], ids=["degraded", "not measured"])
+def test_rates_above_the_highest_that_counts_are_named(degraded: bool) -> None:
+    beyond = "; higher ones were not measured, or are degraded"
+
+    def sweep_short(trial: int, peak_per_s: float) -> list[CellSummary]:
+        cells = sweep("nixl_both", trial, peak_per_s)
+        return [*cells[:-1], replace(cells[-1], degraded="slow client")] if degraded else cells[:-1]
+
+    def ask(*cells: CellSummary) -> str | None:
+        return measure([*sweep("plain", 0, 99.0), *cells])["nixl_both"].peak_per_s.reason
+
+    assert ask(*sweep_short(0, 99.0)) == f"nothing saturated up to 8 req/s, the highest rate measured{beyond}"
+    two = ask(*sweep_short(0, 99.0), *sweep("nixl_both", 1, 99.0))
+    assert two == f"nothing saturated up to 8 req/s, the highest rate measured in 1 of 2 launches{beyond}"
+    bound = ask(*sweep_short(0, 99.0), *sweep("nixl_both", 1, 9.0))
+    assert bound is not None
+    assert bound.endswith(f"did not fire at the highest rate (8 req/s) in 1 of 2 launches{beyond}")
 
 
 def test_a_launch_without_throughput_is_named_beside_those_that_have_one() -> None:

@@ -102,6 +102,17 @@ def test_a_load_that_two_phases_share_is_compared_with_another_run_once(original
     assert {key["phase"] for key in taxes} == {"A", "B", "Bp"}
 
 
+def test_a_rate_that_is_both_reference_rates_is_compared_with_another_run_once(tmp_path: Path) -> None:
+    configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
+    run = replace(RUN, configs=configs, shapes=(), prime=(0.0, ()), steps=0)
+    rates = ReferenceRates(2.0, 2.0, "", "", rates_per_s=(2.0, 4.0))
+    write_run(tmp_path, run).reference_rates.write_bytes(rates.to_json())
+    found = analyze(tmp_path)
+    assert {row.reference for row in found.taxes} == {"ref_safe", "ref_load"}
+    taxes = [one.key for one in build_comparable(found, tmp_path).measures if one.table == "Taxes"]
+    assert [(key["reference"], key["tax"]) for key in taxes] == [("ref_safe", "TTFT p90"), ("ref_safe", "TPOT p90")]
+
+
 def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Analysis) -> None:
     root = Path(shutil.copytree(original, tmp_path / "run"))
     for path in root.glob("results/*/cell_[AB]*_*.json"):

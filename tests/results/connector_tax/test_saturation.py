@@ -216,7 +216,15 @@ def test_a_curve_that_recovers_is_not_trusted_above_its_first_saturation() -> No
 def test_where_nothing_saturates_the_grid_is_the_limit() -> None:
     found = reference_rates(curve("plain", [False, False]))
     assert found.ref_safe_per_s == 2.0
-    assert "nothing saturated" in found.ref_safe_reason
+    assert found.ref_safe_reason == "nothing saturated up to the highest rate measured"
+
+
+def test_a_reference_rate_below_degraded_rates_says_that_those_are_not_known() -> None:
+    found = reference_rates([*curve("plain", [False, False, None]), *curve("nixl_both", [False, False, False])])
+    assert found.ref_load_per_s == 2.0
+    assert found.ref_load_reason.startswith("nothing saturated up to 2 req/s; at each higher rate a cell is degraded")
+    none = reference_rates(curve("plain", [None, None]))
+    assert none.ref_load_reason.startswith("no rate of Phase A is clear for plain: at every rate a cell is degraded")
 
 
 def test_there_may_be_no_reference_rate_and_then_a_reason() -> None:

@@ -234,7 +234,7 @@ def artifacts(
 ) -> Judgement:
     everyone = rows or (row("plain"), row("lmcache_only", SKIP, reason))
     decisions = {"plain": PreflightDecision(True, ""), "lmcache_only": PreflightDecision(False, reason)}
-    return criteria.artifacts_present(everyone, decisions, gaps, planned)
+    return criteria.artifacts_present(everyone, decisions, gaps, (), planned)
 
 
 GOOD_H5, GOOD_H6 = rules.judge_input_trend(trend(UP)), rules.judge_output_trend(trend(DOWN))

@@ -551,37 +551,65 @@ def test_two_timeouts_that_contradict_each_other_decide_nothing() -> None:
         assert answered(replace(found, timeouts=pairs))["D2"].outcome == outcome
 
 
-def test_arms_under_two_loads_leave_a_decision_point_open() -> None:
+SMALL = 16 << 20
+"""Bytes of a KV cache that is not the preset's."""
+
+
+def test_each_load_is_judged_by_its_own_arms_and_all_are_corrected_together() -> None:
+    """With the preset's KV cache the bonus saves transfers, with the smaller one it loses them."""
+    arms: dict[str, Variant] = {
+        "plain": ({}, lose_handovers(8)),
+        "bonus": (BONUS, lose_handovers(2)),
+        "plain small": ({}, lose_handovers(2)),
+        "bonus small": (BONUS, lose_handovers(8)),
+    }
+    found = floor_of(arms, kv_bytes={"plain small": SMALL, "bonus small": SMALL})
+    said = answered(found)
+    assert len(said) == 2 * 9
+    preset, small = said["D1, as the preset"], said["D1, KV cache 16 MiB"]
+    assert (preset.outcome, small.outcome) == (Outcome.HOLDS, Outcome.FAILS)
+    assert "small" not in preset.reason
+    assert {name for name, one in said.items() if one.p is not None} == {
+        f"{point}, {load}" for point in ("D1", "D3", "D7", "Q1") for load in ("as the preset", "KV cache 16 MiB")
+    }
+    assert all("after Holm over 8" in one.reason for one in correct_together([*said.values()]) if one.alone)
+    compared = {one.label: set(one.against) for one in found.variants if one.differences}
+    assert compared == {"bonus": {"plain"}, "bonus small": {"plain small"}}, "the arms of their own load"
+
+
+def test_arms_under_two_loads_are_not_compared() -> None:
     """A smaller KV cache would make the bonus lose transfers; it is no bonus that does."""
     arms: dict[str, Variant] = {
         "plain": ({}, lose_handovers(2)),
         "200": (BONUS, lose_handovers(8)),
-        "50": ({"load_floor_bonus": 50}, lose_handovers(8)),
-        "max": ({"load_floor_bonus": 50, "floor_form": "max"}, lose_handovers(8)),
+        "max": ({"load_floor_bonus": 200, "floor_form": "max"}, lose_handovers(8)),
     }
-    assert answered(floor_of(arms))["D1"].outcome == Outcome.FAILS
-    found = floor_of(arms, kv_bytes={"200": 16 << 20})
-    said = answered(found)
-    apart = "the arms that it compares were not under one load: plain, 50, max (as the preset); 200 (KV cache 16 MiB)"
-    for name in ("D1", "D3", "D7", "Q1"):
-        assert (said[name].outcome, said[name].reason, said[name].p) == (Outcome.OPEN, apart, None)
-    assert said["D6"].reason == apart.replace("50, max", "50"), "the grid of K has no other form"
-    assert "not under one load" not in said["D5"].reason, "both forms ran under one load, at K = 50"
-    bonus = next(one for one in found.variants if one.label == "200")
-    assert not bonus.differences
-    assert not bonus.against
-    half = floor_of(arms, kv_bytes={"max": 16 << 20})
-    assert "50 (as the preset); max (KV cache 16 MiB)" in answered(half)["D5"].reason
+    one_load = answered(floor_of(arms))
+    assert (one_load["D1"].outcome, one_load["D5"].p is None) == (Outcome.FAILS, False)
+    said = answered(floor_of(arms, kv_bytes={"200": SMALL, "max": SMALL}))
+    assert {name.partition(", ")[2] for name in said} == {"KV cache 16 MiB"}, "without a fix no load is judged"
+    for point in ("D1", "D3", "D7", "Q1"):
+        assert (said[f"{point}, KV cache 16 MiB"].outcome, said[f"{point}, KV cache 16 MiB"].p) == (Outcome.OPEN, None)
+    assert "under one load" in said["D1, KV cache 16 MiB"].reason
+    assert said["D5, KV cache 16 MiB"].p is not None, "both forms ran under it"
+    apart = answered(floor_of(arms, kv_bytes={"max": SMALL}))
+    assert {one.p for name, one in apart.items() if name.startswith("D5")} == {None}
+    assert apart["D1, as the preset"].outcome == Outcome.FAILS
 
 
-def test_arms_of_another_rate_are_named_by_it() -> None:
+def test_decision_points_under_several_rates_are_named_by_them() -> None:
     load = {"time_scale": 0.01, "kv_cache_memory_bytes": None, "trace": ""}
-    plain = variant("plain", failed_turns=30, load=load)
-    bonus = variant("b", parameters=BONUS, load={**load, "time_scale": 0.02})
-    assert "plain (time_scale 0.01); b (time_scale 0.02)" in answered(run_of(plain, bonus))["D1"].reason
+    arms = [
+        variant(f"{fix} {scale}", fix=fix, parameters=parameters, load={**load, "time_scale": scale})
+        for scale in (0.01, 0.02)
+        for fix, parameters in ((NO_FIX, dict[str, Any]()), ("Q2.B", BONUS))
+    ]
+    assert [name for name in answered(run_of(*arms)) if name.startswith("D1")] == [
+        "D1, time_scale 0.01", "D1, time_scale 0.02",
+    ]  # fmt: skip
 
 
-def test_timeouts_and_quarantines_under_two_loads_decide_nothing() -> None:
+def test_timeouts_and_quarantines_are_judged_under_one_load() -> None:
     short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
     long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
     arms: dict[str, Variant] = {
@@ -595,13 +623,14 @@ def test_timeouts_and_quarantines_under_two_loads_decide_nothing() -> None:
     }
     one_load = answered(floor_of(arms, routers))
     assert (one_load["D2"].outcome, one_load["Q1.D"].outcome) == (Outcome.HOLDS, Outcome.FAILS)
-    two_loads = answered(floor_of(arms, routers, {"plain": 16 << 20}))
-    for name, loads in (
-        ("D2", "plain (KV cache 16 MiB); patient (as the preset)"),
-        ("Q1.D", "closing (as the preset); plain (KV cache 16 MiB)"),
-    ):
-        assert (two_loads[name].outcome, two_loads[name].p) == (Outcome.OPEN, None)
-        assert f"alone, under one load: {loads}" in two_loads[name].reason
+    apart = answered(floor_of(arms, routers, {"plain": SMALL}))
+    assert {name.partition(", ")[2] for name in apart} == {"as the preset"}
+    for point in ("D2", "Q1.D"):
+        judgement = apart[f"{point}, as the preset"]
+        assert (judgement.outcome, judgement.p, "alone" in judgement.reason) == (Outcome.OPEN, None, True)
+    beside = answered(floor_of(arms, routers, dict.fromkeys(("plain", "patient", "closing"), SMALL)))
+    assert beside["D2, KV cache 16 MiB"].outcome == Outcome.HOLDS, "although no fix ran under it"
+    assert beside["Q1.D, KV cache 16 MiB"].outcome == Outcome.FAILS
 
 
 def test_a_grid_without_the_asked_k_leaves_it_open() -> None:

@@ -28,6 +28,7 @@ from results.records.events import (
     StageState,
 )
 from results.records.plan import CellPlan
+from results.records.skipped_cells import read_skipped
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import CellOutcome
@@ -146,6 +147,15 @@ async def test_skipping_the_running_cell_cuts_it_and_goes_on(tmp_path: Path) -> 
     assert view.cells["s0-c1"].state is CellState.SKIPPED
     assert view.cells["s0-c1"].reason == "a test asked"
     assert view.stages[2].state is StageState.SKIPPED
+    skipped, _ = read_skipped(folder)
+    assert skipped == dict.fromkeys(("s0-c1", *view.stages[2].cells), "a test asked"), "for the report"
+
+
+async def test_what_is_skipped_without_a_process_is_in_the_folder_and_what_skips_itself_is_not(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c1": "skip"})
+    ask_run(folder, "skip", "cell:s1-c0", "")
+    await run_with(folder)
+    assert read_skipped(folder) == ({"s1-c0": ""}, ())
 
 
 def test_what_no_process_works_on_cannot_be_paused(tmp_path: Path) -> None:

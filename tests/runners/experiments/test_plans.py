@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,15 @@ def test_a_preset_may_be_like_another_but_for_its_own_keys(experiment: str) -> N
     assert (one.preflight_s, one.seed) == (9.0, 7)
     same = set(one.__struct_fields__) - {"preflight_s", "seed"}
     assert all(getattr(one, name) == getattr(other, name) for name in same)
+
+
+def test_the_page_shows_a_preset_that_can_be_added_to_a_profile(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"```toml\n(\[experiment\..*?)```", page, flags=re.DOTALL)
+    profile = tmp_path / "my-profile.toml"
+    profile.write_text(f"{(PROFILES_FOLDER / 'cpu-tiny.toml').read_text()}\n{table}")
+    grid = plan_of("connector-tax", str(profile), "mine").inputs["grid"]
+    assert (grid["trials"], grid["confirm"], list(grid["phase_a"]["rates_per_s"])) == (5, True, [1.0, 2.0, 4.0])
 
 
 @pytest.mark.parametrize("like", ["unknown", "one", "two"])
