@@ -26,11 +26,6 @@ from state.store import RunStore
 from tests.console.conftest import NARROW, picture_of, press_and_see, see_footer, sees, shown, text, until, watching
 
 
-@pytest.fixture
-def live(live_lifecycle: Path) -> Path:
-    return live_lifecycle
-
-
 @pytest.fixture(scope="module")
 def view(made: Callable[[str], Path]) -> LifecycleView:
     lifecycle = picture_of(made("measured")).view.lifecycle
@@ -165,8 +160,8 @@ def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
 # -- on the screen --------------------------------------------------------------------------------------------------
 
 
-async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live_lifecycle: Path) -> None:
+    async with watching(live_lifecycle, NARROW) as pilot:
         await pilot.press("9")
         for part in ("9 Lifecycle", "of 27 cells", "warm-up", "median ms", "prefill", "from arrival on", "TTFT", "E2E"):
             await sees(pilot, part)
@@ -186,15 +181,15 @@ async def test_with_room_all_three_are_seen_at_once(made: Callable[[str], Path])
             await sees(pilot, part)
 
 
-async def test_on_the_dashboard_it_stands_where_the_steps_were(live: Path) -> None:
-    async with watching(live) as pilot:
+async def test_on_the_dashboard_it_stands_where_the_steps_were(live_lifecycle: Path) -> None:
+    async with watching(live_lifecycle) as pilot:
         for part in ("1 Stages", "2 Instances", "5 Events", "9 Lifecycle", "of 27 cells"):
             await sees(pilot, part)
         assert "4 Steps" not in "\n".join(shown(pilot.app))
 
 
-async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_a_request_opens_and_requests_are_filtered(live_lifecycle: Path) -> None:
+    async with watching(live_lifecycle, NARROW) as pilot:
         await press_and_see(pilot, "9", "from arrival on")
         panel = panel_of(pilot)
         await pilot.press("slash", *"!warm-up", "enter", "end", "enter")
@@ -206,10 +201,10 @@ async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
         assert not any(text(row.cells[0]) == "w" for row in panel.table.rows)
 
 
-async def test_a_new_request_is_seen_as_it_comes(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_a_new_request_is_seen_as_it_comes(live_lifecycle: Path) -> None:
+    async with watching(live_lifecycle, NARROW) as pilot:
         await press_and_see(pilot, "9", "from arrival on")
-        with RunStore.open(live) as store:
+        with RunStore.open(live_lifecycle) as store:
             cell = store.view().current_cells[0].cell
             store.append(LifecycleMeasured(cell, 77, 333, 5, 4, phases_ms={"p_prefill": 9.0}, e2e_ms=54_321.0))
         await sees(pilot, "54321")

@@ -45,11 +45,6 @@ from tests.examples import examples
 EAR = "trials/ear/t0"
 
 
-@pytest.fixture
-def live(live_migrating: Path) -> Path:
-    return live_migrating
-
-
 @pytest.fixture(scope="module")
 def picture(made: Callable[[str], Path]) -> Picture:
     return picture_of(made("routed"), LeaseState("none"))
@@ -221,8 +216,8 @@ def test_the_threshold_is_that_of_the_cells_policy(picture: Picture) -> None:
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
-async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: tuple[int, int]) -> None:
-    async with watching(live, size) as pilot:
+async def test_it_shows_instances_arrows_counts_and_the_table(live_migrating: Path, size: tuple[int, int]) -> None:
+    async with watching(live_migrating, size) as pilot:
         panel = await opened(pilot)
         for part in ("ear", EAR, "migrations", "refused", "transferred", "pending prefill, full height", "e0", "e3",
                      "session", "phase", "why"):  # fmt: skip
@@ -237,11 +232,11 @@ async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: 
         await see_footer(pilot)
 
 
-async def test_the_numbers_are_those_of_status_json(live: Path) -> None:
-    with RunStore.open(live, read_only=True) as store:
+async def test_the_numbers_are_those_of_status_json(live_migrating: Path) -> None:
+    with RunStore.open(live_migrating, read_only=True) as store:
         known = to_json(store.view(), time.time())["migrations"]
     (counts,) = (each for each in known["cells"] if each["cell"] == EAR)
-    async with watching(live) as pilot:
+    async with watching(live_migrating) as pilot:
         await opened(pilot)
         await sees(pilot, f"{counts['started']} migrations  {counts['refused']} refused")
         for outcome in ("transferred", "recomputed"):
@@ -249,8 +244,8 @@ async def test_the_numbers_are_those_of_status_json(live: Path) -> None:
         await sees(pilot, f"migration_cooldown {counts['reasons']['refused']['migration_cooldown']}")
 
 
-async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_a_migration_opens_with_the_life_of_its_session(live_migrating: Path) -> None:
+    async with watching(live_migrating, NARROW) as pilot:
         panel = await opened(pilot)
         await pilot.press("slash", *"transferred", "enter")
         session = text(panel.table.rows[-1].cells[1])
@@ -259,7 +254,7 @@ async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> Non
         await sees(pilot, "its instances")
         await sees(pilot, "outcome")
         await pilot.press("escape", "y")
-        assert f"tracon session {live.name} {session} --cell ear/trial_0" in pilot.app.clipboard
+        assert f"tracon session {live_migrating.name} {session} --cell ear/trial_0" in pilot.app.clipboard
 
 
 async def test_a_finished_run_is_looked_at_cell_by_cell(made: Callable[[str], Path]) -> None:
@@ -274,8 +269,8 @@ async def test_a_finished_run_is_looked_at_cell_by_cell(made: Callable[[str], Pa
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-async def test_the_tabs_fit(live: Path, width: int) -> None:
-    async with watching(live, (width, 24)) as pilot:
+async def test_the_tabs_fit(live_migrating: Path, width: int) -> None:
+    async with watching(live_migrating, (width, 24)) as pilot:
         await pilot.press("8")
         await sees(pilot, "8 Migrations")
         tabs = shown(pilot.app)[3]
@@ -283,13 +278,13 @@ async def test_the_tabs_fit(live: Path, width: int) -> None:
         assert name in tabs
 
 
-async def test_frozen_it_stands_still(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_frozen_it_stands_still(live_migrating: Path) -> None:
+    async with watching(live_migrating, NARROW) as pilot:
         panel = await opened(pilot)
         before = len(panel.table.rows)
         await pilot.press("space")
         await sees(pilot, "FROZEN")
-        with RunStore.open(live) as store:
+        with RunStore.open(live_migrating) as store:
             event = MigrationChanged("r-late", "s-late", 9, "e0", "e1", "started", cell=EAR, t_unix_s=time.time())
             store.append(event)
         await sees(pilot, "+1 events")
@@ -301,8 +296,8 @@ async def test_frozen_it_stands_still(live: Path) -> None:
 # -- TTFT of an instance, on Routing --------------------------------------------------------------------------------
 
 
-async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(live: Path) -> None:
-    async with watching(live, NARROW) as pilot:
+async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(live_migrating: Path) -> None:
+    async with watching(live_migrating, NARROW) as pilot:
         await pilot.press("7")
         await sees(pilot, "TTFT")
         assert isinstance(pilot.app.screen, RunScreen)

@@ -128,14 +128,20 @@ async def test_y_copies_the_command_of_what_was_done_last(live_run: Path) -> Non
         assert pilot.app.clipboard == f"tracon pause {RUN} --workspace {live_run.parent}"
 
 
-async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, ...]] = []
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands that the console runs, as they come; each is done at once and names RUN."""
+    commands: list[tuple[str, ...]] = []
 
     def tracon(words: tuple[str, ...]) -> steer.Result:
-        ran.append(tuple(words))
-        return steer.Result(True, "done")
+        commands.append(tuple(words))
+        return steer.Result(True, RUN)
 
     monkeypatch.setattr(steer, "run_tracon", tracon)
+    return commands
+
+
+async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, ran: list[tuple[str, ...]]) -> None:
     async with watching(dead_run) as pilot:
         await pilot.press("p", "t")  # there is no process to pause or stop
         await pilot.press("r")
@@ -169,18 +175,13 @@ async def test_a_refusal_is_shown(live_run: Path, monkeypatch: pytest.MonkeyPatc
         await sees(pilot, "no process runs it")
 
 
-async def test_a_run_is_started_from_the_list(ended_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, ...]] = []
-
-    def tracon(words: tuple[str, ...]) -> steer.Result:
-        ran.append(tuple(words))
-        return steer.Result(True, RUN)
-
+async def test_a_run_is_started_from_the_list(
+    ended_run: Path, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, ...]]
+) -> None:
     offers = (steer.ProfileOffer("cpu-tiny", presets={"connector-tax": ["demo", "full"]}),)
     plan = steer.PlanPreview(configs=["plain", "nixl_both"], stages=[], cells=[], estimated_s=196.0)
     monkeypatch.setattr(steer, "list_profiles", lambda: offers)
     monkeypatch.setattr(steer, "preview_plan", lambda *_: plan)
-    monkeypatch.setattr(steer, "run_tracon", tracon)
     workspace = ended_run.parent
     async with watching(None, workspace=workspace) as pilot:
         await pilot.press("n")
@@ -190,18 +191,8 @@ async def test_a_run_is_started_from_the_list(ended_run: Path, monkeypatch: pyte
         pilot.app.screen.query_one("#confirm", Button).press()
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen), "the new run was not opened")
         await sees(pilot, "Phase A")
-    wanted = (
-        "run",
-        "connector-tax",
-        "--profile",
-        "cpu-tiny",
-        "--preset",
-        "demo",
-        "--detach",
-        "--workspace",
-        str(workspace),
-    )
-    assert ran == [wanted]
+    options = ("--profile", "cpu-tiny", "--preset", "demo", "--detach", "--workspace", str(workspace))
+    assert ran == [("run", "connector-tax", *options)]
 
 
 def test_the_profiles_and_the_plan_come_from_the_command_line() -> None:

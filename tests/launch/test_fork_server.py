@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -77,11 +79,20 @@ async def server_in(folder: Path, *preload: str) -> ForkServer:
     return await ForkServer.start(Path(sys.executable), env, folder, preload or ("preloaded",))
 
 
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[ForkServer]:
+    server = await server_in(folder)
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
 async def engine_of(
-    server: ForkServer, folder: Path, name: str, module: str, *arguments: str, color: str = ""
+    server: ForkServer, folder: Path, name: str, module: str, *arguments: str, **variables: str
 ) -> GuardLink:
     link = await server.fork()
-    env = whole_env({"PYTHONPATH": str(folder), "COLOR": color})
+    env = whole_env({"PYTHONPATH": str(folder), **variables})
     log = folder / name
     await link.start([sys.executable, "-m", module, *arguments], env, cwd=folder, stdout=log, stderr=log)
     link.go()
@@ -89,13 +100,10 @@ async def engine_of(
 
 
 async def test_each_engine_has_its_own_arguments_environment_log_session_and_exit_code(modules: Path) -> None:
-    server = await server_in(modules)
-    try:
-        links = [await engine_of(server, modules, f"log{n}", "engine", "run", str(n), color=f"c{n}") for n in (0, 3)]
+    async with serving(modules) as server:
+        links = [await engine_of(server, modules, f"log{n}", "engine", "run", str(n), COLOR=f"c{n}") for n in (0, 3)]
         codes = [await asyncio.wait_for(link.exited, SOON_S) for link in links]
         said = [json.loads((modules / f"log{n}").read_text()) for n in (0, 3)]
-    finally:
-        await server.close()
     assert codes == [0, 3]
     for row, n in zip(said, (0, 3), strict=True):
         assert row["argv"][1:] == ["run", str(n)]
@@ -108,37 +116,27 @@ async def test_each_engine_has_its_own_arguments_environment_log_session_and_exi
 
 
 async def test_an_engine_that_raises_leaves_its_traceback_and_a_non_zero_code(modules: Path) -> None:
-    server = await server_in(modules)
-    try:
+    async with serving(modules) as server:
         link = await engine_of(server, modules, "log", "engine", "crash", "0")
         assert await asyncio.wait_for(link.exited, SOON_S) == 1
         assert server.alive(), "a crashed engine does not take the server with it"
-    finally:
-        await server.close()
     assert "RuntimeError: no room" in (modules / "log").read_text()
 
 
 async def test_an_engine_that_crashes_leaves_its_stack_in_its_own_log(modules: Path) -> None:
     (modules / "crashes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
-    server = await server_in(modules)
-    try:
-        link = await server.fork()
-        env = whole_env({"PYTHONPATH": str(modules), "PYTHONFAULTHANDLER": "1"})
-        log = modules / "log"
-        await link.start([sys.executable, "-m", "crashes"], env, cwd=modules, stdout=log, stderr=log)
-        link.go()
+    async with serving(modules) as server:
+        link = await engine_of(server, modules, "log", "crashes", PYTHONFAULTHANDLER="1")
         assert await asyncio.wait_for(link.exited, SOON_S) == -signal.SIGILL
-    finally:
-        await server.close()
-    assert "Fatal Python error: Illegal instruction" in log.read_text()
-    assert 'crashes.py", line 2 in <module>' in log.read_text()
+    log = (modules / "log").read_text()
+    assert "Fatal Python error: Illegal instruction" in log
+    assert 'crashes.py", line 2 in <module>' in log
 
 
 async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks(modules: Path) -> None:
     (modules / "listens.py").write_text(LISTENS)
     port = own_port(23_500)
-    server = await server_in(modules)
-    try:
+    async with serving(modules) as server:
         link = await engine_of(server, modules, "log", "listens", str(port))  # an engine ends with its link
         log = modules / "log"
         assert await asyncio.to_thread(wait_until, lambda: log.exists() and log.read_text().endswith("\n"), SOON_S)
@@ -146,8 +144,6 @@ async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks
         assert await asyncio.to_thread(wait_until, lambda: [one.pid for one in holders(port)] == [engine], SOON_S)
         assert running([worker]) == [worker]
         assert not link.exited.done()
-    finally:
-        await server.close()
 
 
 async def test_engines_do_not_find_the_modules_beside_the_server(modules: Path) -> None:

@@ -39,13 +39,6 @@ def occupied() -> Iterator[int]:
     server.server_close()
 
 
-def leftover(folder: Path) -> ProcessIdentity:
-    """A stubborn engine without an owner: only its identity leads to it."""
-    process = subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder)], start_new_session=True)
-    threading.Thread(target=process.wait, daemon=True).start()
-    return identify(process.pid)
-
-
 async def test_it_is_recorded_before_it_runs_and_ready_when_it_serves(tmp_path: Path) -> None:
     spec = program(tmp_path)
     recorded: list[tuple[object, ...]] = []
@@ -328,57 +321,51 @@ async def test_nothing_in_the_event_loop_waits_for_an_engine(tmp_path: Path) -> 
     assert max(gaps) < 1.0
 
 
-def test_a_leftover_is_ended_by_its_identity(tmp_path: Path) -> None:
-    identity = leftover(tmp_path)
-    pids = pids_noted(tmp_path)
-    try:
-        assert is_alive(identity)
-        assert {pids["engine"], pids["worker"]} <= set(members(identity))
-        assert end_leftover(identity, grace_s=0.1)
-        assert running([pids["engine"], pids["worker"]]) == []
-        assert end_leftover(identity)
-    finally:
-        for pid in running(pids.values()):
-            os.kill(pid, signal.SIGKILL)
+Leftover = tuple[ProcessIdentity, dict[str, int]]
 
 
-def test_a_leftover_whose_main_process_is_gone_is_found_by_its_session(tmp_path: Path) -> None:
-    identity = leftover(tmp_path)
-    pids = pids_noted(tmp_path)
-    try:
-        os.kill(identity.pid, signal.SIGKILL)
-        assert wait_until(lambda: not running([identity.pid]))
-        assert end_leftover(identity, grace_s=0.1)
-        assert running([pids["worker"]]) == []
-    finally:
-        for pid in running(pids.values()):
-            os.kill(pid, signal.SIGKILL)
+@pytest.fixture
+def leftover(tmp_path: Path) -> Iterator[Leftover]:
+    """A stubborn engine without an owner, and its pids by role: only its identity leads to it."""
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN, str(tmp_path)], start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()
+    identity, pids = identify(process.pid), pids_noted(tmp_path)
+    yield identity, pids
+    for pid in running(pids.values()):
+        os.kill(pid, signal.SIGKILL)
 
 
-def test_a_process_that_only_has_the_same_pid_is_left_alone(tmp_path: Path) -> None:
-    identity = leftover(tmp_path)
-    pids = pids_noted(tmp_path)
-    try:
-        assert identity.start_ticks is not None
-        assert end_leftover(replace(identity, start_ticks=identity.start_ticks - 1))
-        assert end_leftover(replace(identity, boot_id="another boot"))
-        assert sorted(running(pids.values())) == sorted(pids.values())
-    finally:
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
+def test_a_leftover_is_ended_by_its_identity(leftover: Leftover) -> None:
+    identity, pids = leftover
+    assert is_alive(identity)
+    assert {pids["engine"], pids["worker"]} <= set(members(identity))
+    assert end_leftover(identity, grace_s=0.1)
+    assert running([pids["engine"], pids["worker"]]) == []
+    assert end_leftover(identity)
 
 
-def test_what_cannot_be_verified_is_neither_ended_nor_called_gone(tmp_path: Path) -> None:
-    identity = leftover(tmp_path)
-    pids = pids_noted(tmp_path)
-    try:
-        assert not end_leftover(replace(identity, host="elsewhere"))
-        assert not end_leftover(replace(identity, pid_namespace="pid:[1]"))
-        assert not end_leftover(replace(identity, start_ticks=None, process_start=identity.process_start - 3.0))
-        assert sorted(running(pids.values())) == sorted(pids.values())
-    finally:
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
+def test_a_leftover_whose_main_process_is_gone_is_found_by_its_session(leftover: Leftover) -> None:
+    identity, pids = leftover
+    os.kill(identity.pid, signal.SIGKILL)
+    assert wait_until(lambda: not running([identity.pid]))
+    assert end_leftover(identity, grace_s=0.1)
+    assert running([pids["worker"]]) == []
+
+
+def test_a_process_that_only_has_the_same_pid_is_left_alone(leftover: Leftover) -> None:
+    identity, pids = leftover
+    assert identity.start_ticks is not None
+    assert end_leftover(replace(identity, start_ticks=identity.start_ticks - 1))
+    assert end_leftover(replace(identity, boot_id="another boot"))
+    assert sorted(running(pids.values())) == sorted(pids.values())
+
+
+def test_what_cannot_be_verified_is_neither_ended_nor_called_gone(leftover: Leftover) -> None:
+    identity, pids = leftover
+    assert not end_leftover(replace(identity, host="elsewhere"))
+    assert not end_leftover(replace(identity, pid_namespace="pid:[1]"))
+    assert not end_leftover(replace(identity, start_ticks=None, process_start=identity.process_start - 3.0))
+    assert sorted(running(pids.values())) == sorted(pids.values())
 
 
 async def test_a_stepped_clock_disowns_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

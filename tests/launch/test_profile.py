@@ -62,10 +62,24 @@ def test_every_cuda_profile_states_its_cold_start_and_waits_more_than_twice_as_l
         assert launch.ready_timeout_s > 2 * launch.cold_start_s, name
 
 
-def test_a_wrong_key_is_named_with_its_place_and_the_nearest_valid_one(tmp_path: Path) -> None:
-    error = refused(tmp_path, CPU_TINY.replace("enforce_eager", "enforce_eagre"))
-    assert "engine.enforce_eagre is not a known key" in str(error)
-    assert "did you mean engine.enforce_eager?" in error.remedy
+@pytest.mark.parametrize(
+    ("right", "wrong", "said", "nearest"),
+    [
+        ("enforce_eager", "enforce_eagre", "engine.enforce_eagre is not a known key", "engine.enforce_eager"),
+        ('"fork_server"', '"forkserver"', "launch.method cannot be 'forkserver'", "'fork_server'"),
+        ("max_model_len = 40960", "", "engine.max_model_len is missing", ""),
+        ("= 40960", '= "long"', "engine.max_model_len is wrong: expected `int`, got `str`", ""),
+        ("port_base = 18100", "port_base = 0", "launch.port_base is wrong", ""),
+        ('kind = "cpu"', 'kind = "cuda"', "launch.method", ""),
+    ],
+    ids=["a key", "a choice", "a key that is missing", "a type", "a number out of range", "a fork server for CUDA"],
+)
+def test_what_is_wrong_is_named_with_its_place_and_the_nearest_valid_one(
+    tmp_path: Path, right: str, wrong: str, said: str, nearest: str
+) -> None:
+    error = refused(tmp_path, CPU_TINY.replace(right, wrong))
+    assert said in str(error)
+    assert not nearest or f"did you mean {nearest}?" in error.remedy
 
 
 def test_a_wrong_table_is_named(tmp_path: Path) -> None:
@@ -73,31 +87,8 @@ def test_a_wrong_table_is_named(tmp_path: Path) -> None:
     assert "lanuch is not a known key" in str(error) or "launch is missing" in str(error)
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    assert "engine.max_model_len is missing" in str(refused(tmp_path, CPU_TINY.replace("max_model_len = 40960", "")))
-
-
-def test_a_wrong_type_is_named(tmp_path: Path) -> None:
-    error = refused(tmp_path, CPU_TINY.replace("max_model_len = 40960", 'max_model_len = "long"'))
-    assert "engine.max_model_len is wrong: expected `int`, got `str`" in str(error)
-
-
-def test_a_number_out_of_range_is_named(tmp_path: Path) -> None:
-    assert "launch.port_base is wrong" in str(refused(tmp_path, CPU_TINY.replace("port_base = 18100", "port_base = 0")))
-
-
-def test_a_wrong_choice_is_named_with_the_nearest_one(tmp_path: Path) -> None:
-    error = refused(tmp_path, CPU_TINY.replace('"fork_server"', '"forkserver"'))
-    assert "launch.method cannot be 'forkserver'" in str(error)
-    assert "did you mean 'fork_server'?" in error.remedy
-
-
 def test_broken_toml_is_named_with_the_line(tmp_path: Path) -> None:
     assert "line 1" in str(refused(tmp_path, "name = \n"))
-
-
-def test_a_fork_server_for_cuda_is_refused(tmp_path: Path) -> None:
-    assert "launch.method" in str(refused(tmp_path, CPU_TINY.replace('kind = "cpu"', 'kind = "cuda"')))
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -137,21 +128,21 @@ def test_a_config_changes_with_the_kind_of_engine() -> None:
     assert plain.connectors == ()
 
 
+WITH_MOONCAKE = [config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")]
+
+
 def test_mooncake_lets_the_blocks_of_long_prompts_wait_for_one_peer() -> None:
     """By its own limit of 1024 two prompts of 4500 tokens that are handed over together fail."""
-    configs = [load_config(name) for name in config_names()]
-    with_mooncake = [config for config in configs if "mooncake" in config.requires_on("cuda")]
-    assert len(with_mooncake) == 4
-    for config in with_mooncake:
+    assert len(WITH_MOONCAKE) == 4
+    for config in WITH_MOONCAKE:
         assert config.env_on("cpu")["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
         assert config.env_on("cuda")["MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"] == "65535"
 
 
 def test_mooncake_gives_a_write_as_long_as_the_router_gives_a_transfer() -> None:
     """specs/load_floor, Q1.C: by its own limit a write ends after 30 s, whatever the router allows."""
-    with_mooncake = [config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")]
     limits = {
-        config.env_on(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in with_mooncake for kind in ("cpu", "cuda")
+        config.env_on(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in WITH_MOONCAKE for kind in ("cpu", "cuda")
     }
     assert {float(limit) for limit in limits} == {TransferRules().timeout_s}
 

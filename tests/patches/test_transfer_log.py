@@ -19,7 +19,7 @@ from patches.hooks import HookCheck
 from patches.transfer_log import Line, Report, TransferLog
 from tests.examples import examples
 
-from .transfer_file import WRITTEN_S, events, latest_status, said
+from .transfer_file import WRITTEN_S, await_failure, events, latest_status, said
 
 ROOT = Path(__file__).parents[2]
 CHECK = HookCheck("0.32.0", {}, ())
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_made_ends_the_log_and_is_said_once(
     (tmp_path / "file").write_text("")
     log = TransferLog(str(tmp_path / "file"))
     made = report(log)
-    _wait_for_failure(log)
+    await_failure(log)
     for number in range(10):
         made.note("one", numbered, number)
     warned = capfd.readouterr().err.splitlines()
@@ -155,7 +155,7 @@ def test_a_full_disk_ends_the_log_and_nothing_else(
 
     monkeypatch.setattr(os, "write", full)
     made.note("one", numbered, 1)
-    _wait_for_failure(log)
+    await_failure(log)
     made.note("one", numbered, 2)
     monkeypatch.undo()
     assert len(said(tmp_path, 1)) == 1
@@ -229,10 +229,3 @@ def _whole(folder: Path) -> Path:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return paths[0]
-
-
-def _wait_for_failure(log: TransferLog) -> None:
-    deadline = time.monotonic() + WRITTEN_S
-    while log.failure is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from .fake_transfers import (
 )
 from .fake_vllm import Role, make_factory, make_scheduler, step_output
 from .ring_file import only_ring
-from .transfer_file import WRITTEN_S, Line, events, latest_status, said
+from .transfer_file import Line, await_failure, events, latest_status, said
 
 STATUSES = 2
 """One of the engine and one of the worker: both live in this process."""
@@ -83,14 +82,16 @@ def start(
     return Engine(scheduler(fake_vllm.config()), made, folder)
 
 
+@pytest.fixture
+def engine(tmp_path: Path, put_modules: PutModules) -> Engine:
+    return start(put_modules, tmp_path)
+
+
 def names(lines: list[Line]) -> list[str]:
     return [line["event"] for line in lines]
 
 
-def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(
-    tmp_path: Path, put_modules: PutModules
-) -> None:
-    engine = start(put_modules, tmp_path)
+def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(engine: Engine) -> None:
     request = prefill_leg("p-1", "t-1")
     engine.schedule(request, cached=128)
     connector = engine.scheduler.connector
@@ -104,8 +105,7 @@ def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(
     assert begun["t_ns"] < done["t_ns"]
 
 
-def test_a_prefill_whose_blocks_are_not_kept_says_so(tmp_path: Path, put_modules: PutModules) -> None:
-    engine = start(put_modules, tmp_path)
+def test_a_prefill_whose_blocks_are_not_kept_says_so(engine: Engine) -> None:
     engine.scheduler.connector.sends = False
     request = prefill_leg("p-1", "t-1")
     request.status = SimpleNamespace(name="FINISHED_STOPPED")
@@ -114,10 +114,7 @@ def test_a_prefill_whose_blocks_are_not_kept_says_so(tmp_path: Path, put_modules
     assert (done["ok"], done["status"]) == (False, "FINISHED_STOPPED")
 
 
-def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_steps(
-    tmp_path: Path, put_modules: PutModules
-) -> None:
-    engine = start(put_modules, tmp_path)
+def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_steps(engine: Engine) -> None:
     request = decode_leg("d-1", transfer_id="t-1")
     connector = engine.scheduler.connector
     engine.schedule()
@@ -138,8 +135,7 @@ def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_step
     assert connector.calls.count("update_state_after_alloc") == 2
 
 
-def test_a_promotion_after_a_failed_load_is_not_ok(tmp_path: Path, put_modules: PutModules) -> None:
-    engine = start(put_modules, tmp_path)
+def test_a_promotion_after_a_failed_load_is_not_ok(engine: Engine) -> None:
     request = decode_leg("d-1", transfer_id="t-1")
     engine.scheduler.failed_recving_kv_req_ids.add("d-1")
     engine.scheduler._update_waiting_for_remote_kv(request)
@@ -148,19 +144,14 @@ def test_a_promotion_after_a_failed_load_is_not_ok(tmp_path: Path, put_modules: 
     assert engine.scheduler.failed_recving_kv_req_ids == set()
 
 
-def test_a_full_hit_has_blocks_but_none_to_fill(tmp_path: Path, put_modules: PutModules) -> None:
-    engine = start(put_modules, tmp_path)
-    engine.scheduler.connector.update_state_after_alloc(
-        decode_leg("d-1", transfer_id="t-1"), KVCacheBlocks([[1]]), 0
-    )  # fmt: skip
+def test_a_full_hit_has_blocks_but_none_to_fill(engine: Engine) -> None:
+    decode = decode_leg("d-1", transfer_id="t-1")
+    engine.scheduler.connector.update_state_after_alloc(decode, KVCacheBlocks([[1]]), 0)
     (allocated,) = engine.lines(1)
     assert (allocated["external_tokens"], allocated["blocks"]) == (0, 0)
 
 
-def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_legs(
-    tmp_path: Path, put_modules: PutModules
-) -> None:
-    engine = start(put_modules, tmp_path)
+def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_legs(engine: Engine) -> None:
     request, again = Request("r-1"), Request("r-2", num_preemptions=1)
     engine.schedule(request, again)
     engine.scheduler.connector.update_state_after_alloc(request, KVCacheBlocks([[1]]), 0)
@@ -171,21 +162,21 @@ def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_legs(
     assert last["request"] == "p-1", "what was preempted is not scheduled for the first time"
 
 
-def mooncake(put_modules: PutModules, folder: Path, multi: bool = False) -> tuple[Engine, Any]:
+def mooncake(put_modules: PutModules, folder: Path) -> tuple[Engine, Any]:
     worker = MooncakeConnectorWorker()
-
-    def connector() -> Any:  # noqa: ANN401
-        child = Connector(worker)
-        return fake_transfers.MultiConnector(fake_vllm.Connector(), child) if multi else child
-
-    return start(put_modules, folder, connector=connector), worker
+    return start(put_modules, folder, worker), worker
 
 
-@pytest.mark.parametrize("multi", [False, True], ids=["alone", "in a MultiConnector"])
+def in_a_multi_connector(worker: object) -> fake_transfers.MultiConnector:
+    return fake_transfers.MultiConnector(fake_vllm.Connector(), Connector(worker))
+
+
+@pytest.mark.parametrize("wrap", [Connector, in_a_multi_connector], ids=["alone", "in a MultiConnector"])
 def test_a_transfer_of_mooncake_is_followed_from_end_to_end(
-    tmp_path: Path, put_modules: PutModules, multi: bool
+    tmp_path: Path, put_modules: PutModules, wrap: Callable[[object], Any]
 ) -> None:
-    engine, worker = mooncake(put_modules, tmp_path, multi)
+    worker: Any = MooncakeConnectorWorker()
+    engine = start(put_modules, tmp_path, connector=partial(wrap, worker))
     pull, sock = Pull("d-1", "t-1", [[4, 5, 6]]), Socket()
 
     async def both_sides() -> None:
@@ -336,28 +327,21 @@ def test_a_request_read_from_several_workers_is_one_write(tmp_path: Path, put_mo
     assert (write["bytes"], write["operations"], write["blocks"]) == (3 * 196608, 6, 6)
 
 
-def test_a_read_without_telemetry_ends_when_it_is_seen_and_its_volume_is_unknown(
-    tmp_path: Path, put_modules: PutModules
+@pytest.mark.parametrize(
+    ("telemetry", "volume"),
+    [(None, (None, None)), (Telemetry(xferDuration=3_600_000_000), (196608, 2))],
+    ids=["its volume is unknown without telemetry", "whatever nixl says"],
+)
+def test_a_read_ends_no_later_than_the_worker_saw_its_end(
+    tmp_path: Path, put_modules: PutModules, telemetry: Telemetry | None, volume: tuple[int | None, int | None]
 ) -> None:
     engine, worker = nixl(put_modules, tmp_path)
-    worker.nixl_wrapper.telemetry = None
+    worker.nixl_wrapper.telemetry = telemetry
     worker.start_load_kv(nixl_metadata({"d-1": ("p-1", [[4]])}))
     worker.get_transfer_results()
     (write,) = [line for line in engine.lines(4) if line["event"] == "write"]
     assert (write["t6_from"], write["t6_ns"]) == ("poll", write["t_ns"])
-    assert (write["bytes"], write["operations"], write["ok"]) == (None, None, True)
-
-
-def test_a_read_ends_no_later_than_the_worker_saw_its_end_whatever_nixl_says(
-    tmp_path: Path, put_modules: PutModules
-) -> None:
-    engine, worker = nixl(put_modules, tmp_path)
-    worker.nixl_wrapper.telemetry = Telemetry(xferDuration=3_600_000_000)
-    worker.start_load_kv(nixl_metadata({"d-1": ("p-1", [[4]])}))
-    worker.get_transfer_results()
-    (write,) = [line for line in engine.lines(4) if line["event"] == "write"]
-    assert (write["t6_from"], write["t6_ns"]) == ("poll", write["t_ns"])
-    assert write["bytes"] == 196608
+    assert (write["bytes"], write["operations"], write["ok"]) == (*volume, True)
 
 
 def test_a_read_that_fails_is_not_ok_and_the_next_one_of_that_request_is_its_own(
@@ -536,9 +520,7 @@ def test_an_engine_whose_folder_cannot_be_written_serves_on(
         engine.schedule(prefill_leg(f"p-{number}", f"t-{number}"))
         assert worker.start_load_kv(metadata()) == "started"
     (log,) = [log for log in transfer_log._LOGS if log._folder == tmp_path / "file"]
-    deadline = time.monotonic() + WRITTEN_S
-    while log.failure is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    await_failure(log)
     engine.schedule(prefill_leg("p-9", "t-9"))
     assert capfd.readouterr().err.count("[tracon] transfer log off: ") == 1
     assert (tmp_path / "file").read_text() == ""

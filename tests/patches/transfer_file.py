@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from patches.transfer_log import TransferLog
+
 Line = dict[str, Any]
 WRITTEN_S = 10.0
 
@@ -21,6 +23,13 @@ def said(folder: Path, lines: int, pid: int | None = None) -> list[Line]:
             return found
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
+
+
+def await_failure(log: TransferLog) -> None:
+    deadline = time.monotonic() + WRITTEN_S
+    while log.failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def events(lines: list[Line]) -> list[Line]:

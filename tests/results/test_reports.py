@@ -82,7 +82,6 @@ class Written:
 @pytest.fixture(scope="module", params=EXPERIMENTS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     root = tmp_path_factory.mktemp("runs") / f"20260131-120000-{request.param}-cpu-tiny"
-    root.mkdir()
     expected = EXPERIMENTS[request.param]
     expected.write_raw(root)
     results = results_named(request.param)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 
+from results.records.events import Event, RunPlanned
 from results.records.plan import CellPlan, RunPlan, StagePlan
+from state.events import Recorded
+from state.model import EMPTY, RunView
 from state.store import RunStore
+from state.view import fold
 
 CONFIGS = ("plain", "noop_connector")
 STAGES = (StagePlan("preflight", "Preflight"), StagePlan("phase-a", "Phase A: load sweep"))
@@ -48,3 +53,10 @@ class Clock:
 
 def a_run(folder: Path, run: str = "20260101-120000-connector-tax-cpu-tiny") -> RunStore:
     return RunStore.create(folder, run, a_plan(), "0.1.0", clock=Clock())
+
+
+def folded(*events: Event, start_s: float = 100.0, step_s: float = 1.0) -> RunView:
+    """The view of a run whose events come `step_s` apart; the plan is event 1, at `start_s`."""
+    planned = RunPlanned("a-run", a_plan(), "0.1.0")
+    recorded = [Recorded(n + 1, start_s + n * step_s, 0, event) for n, event in enumerate((planned, *events))]
+    return reduce(fold, recorded, EMPTY)

@@ -16,7 +16,6 @@ from state.errors import LeaseHeld, LeaseLost, StateError
 from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
 from state.process_identity import ProcessIdentity, identify, is_alive, this_process
 from state.store import RunStore
-from tests.state.plans import a_run
 
 FORK = multiprocessing.get_context("fork")
 
@@ -54,13 +53,6 @@ def _put(store: RunStore, holder: ProcessIdentity, heartbeat_unix_s: float) -> N
             "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*astuple(holder), heartbeat_unix_s, heartbeat_unix_s),
         )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    a_run(tmp_path / "run").close()
-    with RunStore.open(tmp_path / "run") as store:
-        yield store
 
 
 def test_a_run_that_nobody_runs_says_so(store: RunStore) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import reduce
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.records.events import CellChanged, CellState, Event, LifecycleMeasured, RunPlanned
-from state.events import Recorded
+from results.records.events import CellChanged, CellState, Event, LifecycleMeasured
 from state.lifecycle import (
     REQUESTS_KEPT,
     LifecycleCounts,
@@ -22,15 +20,8 @@ from state.lifecycle import (
     list_overheads,
     worst_residual,
 )
-from state.model import EMPTY, RunView
-from state.view import fold
 from tests.state.moves import OTHER, STORY, request
-from tests.state.plans import a_plan
-
-
-def folded(*events: Event) -> RunView:
-    planned = RunPlanned("a-run", a_plan(), "0.1.0")
-    return reduce(fold, [Recorded(n + 1, 100.0 + n, 0, event) for n, event in enumerate((planned, *events))], EMPTY)
+from tests.state.plans import folded
 
 
 def lifecycle(*events: Event) -> LifecycleView:

@@ -9,14 +9,7 @@ from state.errors import RequestRefused
 from state.lease import acquire
 from state.operator_requests import ACTIONS, answer, pending, submit
 from state.store import RunStore
-from tests.state.plans import CELLS, a_run
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    a_run(tmp_path / "run").close()
-    with RunStore.open(tmp_path / "run") as store:
-        yield store
+from tests.state.plans import CELLS
 
 
 @pytest.fixture

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import reduce
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.records.events import CellChanged, CellState, Event, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from results.records.events import CellChanged, CellState, Event, RoutedLine, RoutedLoad, RouterSampled
 from results.records.live import LiveLatency
 from state.errors import IllegalTransition
-from state.events import Recorded
-from state.model import EMPTY, RunView
+from state.model import RunView
 from state.routing import (
     ALARM_GONE_S,
     COLD_S,
@@ -24,12 +21,13 @@ from state.routing import (
     ROUTING_SAMPLES,
     AlarmKind,
     LoadSample,
+    RoutingView,
     find_alarms,
     routing_after,
     routing_json,
 )
-from state.view import fold
-from tests.state.plans import CELLS, a_plan, a_run
+from state.store import RunStore
+from tests.state.plans import CELLS, folded
 
 FIRST, SECOND = CELLS[0].cell, CELLS[1].cell
 
@@ -148,18 +146,18 @@ def sampled(cell: str = FIRST, *lines: RoutedLine, instances: tuple[RoutedLoad, 
     return RouterSampled(cell, "lmetric", instances, 3, {"affinity": 2, "cold": 1}, tuple(lines))
 
 
-def folded(*events: Event) -> RunView:
-    planned = RunPlanned("a-run", a_plan(), "0.1.0")
-    return reduce(fold, [Recorded(n + 1, 100.0 + n, 0, event) for n, event in enumerate((planned, *events))], EMPTY)
+def routed(*events: Event) -> RoutingView:
+    routing = folded(*events).routing
+    assert routing is not None
+    return routing
 
 
 def test_the_newest_second_and_the_past_are_kept() -> None:
     assert folded().routing is None
-    view = folded(sampled(), sampled(FIRST, line(1)))
-    assert view.routing is not None
-    assert (view.routing.cell, view.routing.policy, view.routing.latest_unix_s) == (FIRST, "lmetric", 102.0)
-    assert [t for t, _ in view.routing.history] == [101.0, 102.0]
-    assert view.routing.latest == sampled(FIRST, line(1))
+    routing = routed(sampled(), sampled(FIRST, line(1)))
+    assert (routing.cell, routing.policy, routing.latest_unix_s) == (FIRST, "lmetric", 102.0)
+    assert [t for t, _ in routing.history] == [101.0, 102.0]
+    assert routing.latest == sampled(FIRST, line(1))
 
 
 def test_a_router_s_numbers_make_no_feed_line() -> None:
@@ -173,34 +171,30 @@ def test_another_cell_or_attempt_begins_anew() -> None:
         (start, sampled(FIRST, line(1)), sampled(SECOND)),
         (start, sampled(FIRST, line(1)), *again, sampled()),
     ):
-        routing = folded(*events).routing
-        assert routing is not None
+        routing = routed(*events)
         assert (len(routing.history), routing.lines) == (1, ())
 
 
 def test_what_the_client_saw_is_kept_from_cell_to_cell() -> None:
     slow = LiveLatency(ttft_p90_s=2.0)
-    routing = folded(replace(sampled(), latency=slow), sampled(SECOND)).routing
-    assert routing is not None
+    routing = routed(replace(sampled(), latency=slow), sampled(SECOND))
     assert routing.latencies == ((101.0, slow), (102.0, LiveLatency()))
 
 
-def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refused_by_the_file(tmp_path: Path) -> None:
+def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refused_by_the_file(store: RunStore) -> None:
     assert folded(sampled("no/such")).routing is None
-    with a_run(tmp_path / "run") as store:
-        with pytest.raises(IllegalTransition, match="no cell 'no/such'"):
-            store.append(sampled("no/such"))
-        store.append(sampled(FIRST, line(1)))
-        assert store.find_problems() == ()
-        routing = store.view().routing
-        assert routing is not None
-        assert routing.lines == (line(1),)
+    with pytest.raises(IllegalTransition, match="no cell 'no/such'"):
+        store.append(sampled("no/such"))
+    store.append(sampled(FIRST, line(1)))
+    assert store.find_problems() == ()
+    routing = store.view().routing
+    assert routing is not None
+    assert routing.lines == (line(1),)
 
 
 def test_decisions_that_are_told_twice_are_kept_once_and_in_their_order() -> None:
-    view = folded(sampled(FIRST, line(2), line(1)), sampled(FIRST, line(1), line(2), line(3)))
-    assert view.routing is not None
-    assert view.routing.lines == (line(1), line(2), line(3))
+    routing = routed(sampled(FIRST, line(2), line(1)), sampled(FIRST, line(1), line(2), line(3)))
+    assert routing.lines == (line(1), line(2), line(3))
 
 
 def test_the_past_is_bounded() -> None:
@@ -213,30 +207,21 @@ def test_the_past_is_bounded() -> None:
 
 
 def test_shares_are_of_all_picks_where_they_are_counted_else_of_the_decisions_kept() -> None:
-    counted = (load("a", picks=30), load("b", picks=10))
-    view = folded(sampled(FIRST, line(1), instances=counted))
-    assert view.routing is not None
-    assert view.routing.shares == {"a": 0.75, "b": 0.25}
-    view = folded(sampled(FIRST, line(1), line(2), line(3, "b"), line(4), instances=(load("a"), load("b"))))
-    assert view.routing is not None
-    assert view.routing.shares == {"a": 0.75, "b": 0.25}
-    before = folded(sampled(instances=(load("a"), load("b"))))
-    assert before.routing is not None
-    assert before.routing.shares == {"a": None, "b": None}
+    counted, uncounted = (load("a", picks=30), load("b", picks=10)), (load("a"), load("b"))
+    assert routed(sampled(FIRST, line(1), instances=counted)).shares == {"a": 0.75, "b": 0.25}
+    lines = line(1), line(2), line(3, "b"), line(4)
+    assert routed(sampled(FIRST, *lines, instances=uncounted)).shares == {"a": 0.75, "b": 0.25}
+    assert routed(sampled(instances=uncounted)).shares == {"a": None, "b": None}
 
 
 def test_with_pools_shares_are_of_the_picks_of_a_role() -> None:
     pools = (load("p", picks=10, role="prefill"), load("d", picks=4, role="decode"), load("e", picks=6, role="decode"))
-    view = folded(sampled(instances=pools))
-    assert view.routing is not None
-    assert view.routing.shares == {"p": 1.0, "d": 0.4, "e": 0.6}
+    assert routed(sampled(instances=pools)).shares == {"p": 1.0, "d": 0.4, "e": 0.6}
 
 
 def test_the_alarms_of_the_run_process_come_first() -> None:
     hot = [sampled(instances=HOT) for _ in range(SHORT)]
-    view = folded(*hot, replace(hot[0], alarms=("the router did not answer for 4 s",)))
-    assert view.routing is not None
-    first, second = view.routing.alarms
+    first, second = routed(*hot, replace(hot[0], alarms=("the router did not answer for 4 s",))).alarms
     assert first == "the router did not answer for 4 s"
     assert second.startswith("hot: a ")
 
@@ -256,11 +241,10 @@ def test_the_feed_is_told_when_an_alarm_begins_and_when_it_has_ended() -> None:
 
 def test_an_alarm_that_flickers_is_told_once() -> None:
     flicker = [sampled(instances=EVEN if second % 8 == 7 else HOT) for second in range(120)]
-    view = folded(*flicker)
-    assert view.routing is not None
-    lived = sum(bool(find_alarms(view.routing.history[: second + 1])) for second in range(120))
+    history = routed(*flicker).history
+    lived = sum(bool(find_alarms(history[: second + 1])) for second in range(120))
     assert 10 < lived < 110, "it comes and goes"
-    assert len(told_of(view)) == 1
+    assert len(told_of(folded(*flicker))) == 1
 
 
 def test_an_alarm_is_told_with_the_name_that_the_other_events_of_the_run_use() -> None:
@@ -290,9 +274,8 @@ def test_what_began_ends_at_most_once(story: list[tuple[RoutedLoad, ...]]) -> No
 
 
 def test_the_router_as_json() -> None:
-    view = folded(sampled(FIRST, line(1), instances=(load("a", picks=1), load("b", 0, 0, picks=0, available=False))))
-    assert view.routing is not None
-    shown_json = routing_json(view.routing)
+    instances = load("a", picks=1), load("b", 0, 0, picks=0, available=False)
+    shown_json = routing_json(routed(sampled(FIRST, line(1), instances=instances)))
     assert shown_json == json.loads(json.dumps(shown_json))
     assert shown_json == {
         "t_unix_s": 101.0,

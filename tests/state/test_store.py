@@ -96,13 +96,12 @@ TestJournal.settings = settings(
 )
 
 
-def test_a_run_begins_with_its_plan(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        (first,) = store.events()
-        assert first.seq == 1
-        assert isinstance(first.event, RunPlanned)
-        assert first.event.plan == a_plan() == store.plan
-        assert [cell.cell for cell in store.cell_rows()] == [cell.cell for cell in CELLS]
+def test_a_run_begins_with_its_plan(store: RunStore) -> None:
+    (first,) = store.events()
+    assert first.seq == 1
+    assert isinstance(first.event, RunPlanned)
+    assert first.event.plan == a_plan() == store.plan
+    assert [cell.cell for cell in store.cell_rows()] == [cell.cell for cell in CELLS]
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -122,28 +121,25 @@ def test_a_half_begun_run_does_not_stand_in_the_way(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [STATE_FILE]
 
 
-def test_nothing_of_a_refused_transaction_is_written(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        with pytest.raises(IllegalTransition, match="pending -> failed"):
-            store.append(Noted("info", "run", "before"), CellChanged(CELL, CellState.FAILED, 1))
-        assert [each.seq for each in store.events()] == [1]
-        assert store.append(Noted("info", "run", "after"))[0].seq == 2
+def test_nothing_of_a_refused_transaction_is_written(store: RunStore) -> None:
+    with pytest.raises(IllegalTransition, match="pending -> failed"):
+        store.append(Noted("info", "run", "before"), CellChanged(CELL, CellState.FAILED, 1))
+    assert [each.seq for each in store.events()] == [1]
+    assert store.append(Noted("info", "run", "after"))[0].seq == 2
 
 
 @pytest.mark.parametrize("state", [state for state in CellState])
-def test_a_finished_measurement_is_final(tmp_path: Path, state: CellState) -> None:
-    with a_run(tmp_path / "run") as store:
-        store.append(CellChanged(CELL, CellState.RUNNING, 1), CellChanged(CELL, CellState.DONE, 1))
-        with pytest.raises(IllegalTransition, match=f"{CELL}: done -> {state}"):
-            store.append(CellChanged(CELL, state, 2))
+def test_a_finished_measurement_is_final(store: RunStore, state: CellState) -> None:
+    store.append(CellChanged(CELL, CellState.RUNNING, 1), CellChanged(CELL, CellState.DONE, 1))
+    with pytest.raises(IllegalTransition, match=f"{CELL}: done -> {state}"):
+        store.append(CellChanged(CELL, state, 2))
 
 
-def test_two_attempts_cannot_have_one_number(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        store.append(CellChanged(CELL, CellState.RUNNING, 1), CellChanged(CELL, CellState.PENDING, 1, "killed"))
-        with pytest.raises(IllegalTransition, match="attempt 1 after attempt 1"):
-            store.append(CellChanged(CELL, CellState.RUNNING, 1))
-        store.append(CellChanged(CELL, CellState.RUNNING, 2))
+def test_two_attempts_cannot_have_one_number(store: RunStore) -> None:
+    store.append(CellChanged(CELL, CellState.RUNNING, 1), CellChanged(CELL, CellState.PENDING, 1, "killed"))
+    with pytest.raises(IllegalTransition, match="attempt 1 after attempt 1"):
+        store.append(CellChanged(CELL, CellState.RUNNING, 1))
+    store.append(CellChanged(CELL, CellState.RUNNING, 2))
 
 
 @pytest.mark.parametrize(
@@ -157,59 +153,53 @@ def test_two_attempts_cannot_have_one_number(tmp_path: Path) -> None:
         RunPlanned("again", a_plan(), "0.1.0"),
     ],
 )
-def test_what_the_plan_does_not_know_is_refused(tmp_path: Path, event: Event) -> None:
-    with a_run(tmp_path / "run") as store:
-        with pytest.raises(IllegalTransition):
-            store.append(event)
-        assert store.find_problems() == ()
+def test_what_the_plan_does_not_know_is_refused(store: RunStore, event: Event) -> None:
+    with pytest.raises(IllegalTransition):
+        store.append(event)
+    assert store.find_problems() == ()
 
 
-def test_an_event_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        store.append(CellChanged(CELL, CellState.RUNNING, 1))
-        with pytest.raises(IllegalTransition, match="cannot be read back"):
-            store.append(CellProgressed(CELL, float("nan")))
-        assert store.find_problems() == ()
+def test_an_event_that_could_not_be_read_back_is_refused(store: RunStore) -> None:
+    store.append(CellChanged(CELL, CellState.RUNNING, 1))
+    with pytest.raises(IllegalTransition, match="cannot be read back"):
+        store.append(CellProgressed(CELL, float("nan")))
+    assert store.find_problems() == ()
 
 
-def test_a_request_number_is_given_once(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        store.append(RequestSubmitted(1, "pause"))
-        with pytest.raises(IllegalTransition, match="request 1"):
-            store.append(RequestSubmitted(1, "stop"))
+def test_a_request_number_is_given_once(store: RunStore) -> None:
+    store.append(RequestSubmitted(1, "pause"))
+    with pytest.raises(IllegalTransition, match="request 1"):
+        store.append(RequestSubmitted(1, "stop"))
 
 
-def test_an_interrupted_attempt_that_was_whole_is_adopted(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as store:
-        store.append(CellChanged(CELL, CellState.RUNNING, 1))
-        store.append(CellChanged(CELL, CellState.PENDING, 1, "killed"))
-        store.append(CellChanged(CELL, CellState.DONE, 1, summary={"ttft_p90_s": 0.25}))
-        cell = store.view().cells[CELL]
-        assert (cell.state, cell.summary, len(cell.attempts)) == (CellState.DONE, {"ttft_p90_s": 0.25}, 1)
+def test_an_interrupted_attempt_that_was_whole_is_adopted(store: RunStore) -> None:
+    store.append(CellChanged(CELL, CellState.RUNNING, 1))
+    store.append(CellChanged(CELL, CellState.PENDING, 1, "killed"))
+    store.append(CellChanged(CELL, CellState.DONE, 1, summary={"ttft_p90_s": 0.25}))
+    cell = store.view().cells[CELL]
+    assert (cell.state, cell.summary, len(cell.attempts)) == (CellState.DONE, {"ttft_p90_s": 0.25}, 1)
 
 
-def test_reading_in_pages_gives_the_whole_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_pages_gives_the_whole_journal(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state.store._PAGE", 3)
-    with a_run(tmp_path / "run") as store:
-        store.append(*[Noted("info", "run", str(number)) for number in range(10)])
-        whole = list(store.events())
-        assert [each.seq for each in whole] == list(range(1, 12))
-        for after in range(12):
-            for limit in (0, 1, 3, 4, 20):
-                assert list(store.events(after, limit)) == whole[after : after + limit]
+    store.append(*[Noted("info", "run", str(number)) for number in range(10)])
+    whole = list(store.events())
+    assert [each.seq for each in whole] == list(range(1, 12))
+    for after in range(12):
+        for limit in (0, 1, 3, 4, 20):
+            assert list(store.events(after, limit)) == whole[after : after + limit]
 
 
-def test_a_reader_cannot_write(tmp_path: Path) -> None:
-    a_run(tmp_path / "run").close()
+def test_a_reader_cannot_write(store: RunStore) -> None:
     with (
-        RunStore.open(tmp_path / "run", read_only=True) as reader,
+        RunStore.open(store.folder, read_only=True) as reader,
         pytest.raises(StoreUnusable, match="for reading only"),
     ):
         reader.append(Noted("info", "run", "x"))
 
 
-def test_a_reader_follows_a_live_writer(tmp_path: Path) -> None:
-    with a_run(tmp_path / "run") as writer, RunStore.open(tmp_path / "run", read_only=True) as reader:
+def test_a_reader_follows_a_live_writer(store: RunStore) -> None:
+    with RunStore.open(store.folder, read_only=True) as reader:
         for number in range(5):
-            recorded: tuple[Recorded, ...] = writer.append(Noted("info", "run", str(number)))
+            recorded: tuple[Recorded, ...] = store.append(Noted("info", "run", str(number)))
             assert tuple(reader.events(after=number + 1)) == recorded

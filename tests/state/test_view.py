@@ -22,7 +22,6 @@ from results.records.events import (
     RequestAnswered,
     RequestSubmitted,
     RunChanged,
-    RunPlanned,
     RunState,
     RunTaken,
 )
@@ -30,18 +29,11 @@ from state.events import Recorded, Unknown, decode
 from state.model import EMPTY, RunView
 from state.status import to_json
 from state.view import FEED_LINES, HISTORY_SAMPLES, elapsed_s, eta_s, fold, progress
-from tests.state.plans import CELLS, a_plan
+from tests.state.plans import CELLS, a_plan, folded
 from tests.state.strategies import any_event, run_events
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FIRST, SECOND = CELLS[0].cell, CELLS[1].cell
-
-
-def folded(*events: Event, start_s: float = 100.0, step_s: float = 1.0) -> RunView:
-    """The view of a run whose events come `step_s` apart; the plan is event 1, at `start_s`."""
-    planned = RunPlanned("a-run", a_plan(), "0.1.0")
-    recorded = [Recorded(n + 1, start_s + n * step_s, 0, event) for n, event in enumerate((planned, *events))]
-    return reduce(fold, recorded, EMPTY)
 
 
 @given(st.lists(any_event | run_events, max_size=25), st.data())

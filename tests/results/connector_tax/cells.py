@@ -15,16 +15,21 @@ def make_cell(
     config: str,
     rate_per_s: float = 4.0,
     *,
+    phase: str = "A",
     trial: int = 0,
+    shape: Shape = SHAPE,
+    degraded: str = "",
+    t_start_unix_s: float = 0.0,
     settings: Mapping[str, Any] | None = None,
     step_timing: Mapping[str, Any] | None = None,
     **values: float | None,
 ) -> CellSummary:
-    """A cell of Phase A. `values`: by name; None = unknown."""
-    name = f"{config}-{rate_per_s:g}-{trial}"
+    """A cell of one minute. `values`: by name; None = unknown."""
+    name = f"{phase}/{config}/{rate_per_s:g}/{shape}/t{trial}"
     return CellSummary(
-        cell=name, config=config, phase="A", trial=trial, rate_per_s=rate_per_s, shape=SHAPE, arrival="constant",
-        seed=1, window_s=60.0, t_start_unix_s=0.0, attempt=1, stop_reason="complete", counts={"completed": 200},
+        cell=name, config=config, phase=phase, trial=trial, rate_per_s=rate_per_s, shape=shape, arrival="constant",
+        seed=1, window_s=60.0, t_start_unix_s=t_start_unix_s, t_end_unix_s=t_start_unix_s + 60, attempt=1,
+        stop_reason="complete", counts={"completed": 200},
         values={key: Estimate(value, reason=None if value is not None else "lost") for key, value in values.items()},
-        degraded="", fidelity={}, step_timing=step_timing or {}, path=name, settings=settings or {},
+        degraded=degraded, fidelity={}, step_timing=step_timing or {}, path=name, settings=settings or {},
     )  # fmt: skip

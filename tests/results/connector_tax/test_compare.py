@@ -22,7 +22,7 @@ from results.statistics.estimates import bootstrap_quantiles
 from results.statistics.independent import compare_ratio, subtract_estimates
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, write_run
-from tests.results.statistics.in_memory import covers
+from tests.results.statistics.in_memory import bounds, covers
 
 FIRST = Run(
     configs={"plain": Behavior(), "mooncake_both": Behavior(0.25)},
@@ -38,9 +38,7 @@ SECOND = replace(FIRST, configs={"plain": Behavior(), "mooncake_both": Behavior(
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    for name, run in (("monday", FIRST), ("tuesday", SECOND)):
-        write_run(folder / name, run)
-    return folder / "monday", folder / "tuesday"
+    return write_run(folder / "monday", FIRST).root, write_run(folder / "tuesday", SECOND).root
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +57,8 @@ def test_a_known_change_is_found_and_nothing_else_is_called_a_change(comparison:
     assert set(ttft) == {(config, rate) for config in ("plain", "mooncake_both") for rate in ("1", "2")}
     for (config, _), row in ttft.items():
         truth = 0.35 / 0.25 - 1 if config == "mooncake_both" else 0.0
-        assert row.change.low is not None
-        assert row.change.high is not None
-        assert row.change.low - 0.03 < truth < row.change.high + 0.03
+        low, high = bounds(row.change)
+        assert low - 0.03 < truth < high + 0.03
         assert row.verdict == (Verdict.HIGHER if config == "mooncake_both" else Verdict.NOT_DISTINGUISHABLE)
 
 
@@ -69,8 +66,7 @@ def test_a_known_change_is_found_and_nothing_else_is_called_a_change(comparison:
 def test_fewer_than_three_launches_on_one_side_call_nothing_higher_or_lower(
     roots: tuple[Path, Path], tmp_path: Path, trials: int
 ) -> None:
-    write_run(tmp_path / "few", replace(SECOND, trials=trials))
-    few = compare_runs(roots[0], tmp_path / "few")
+    few = compare_runs(roots[0], write_run(tmp_path / "few", replace(SECOND, trials=trials)).root)
     assert {row.verdict for row in few.changes} == {None}
     assert few.disjoint == ()
     assert all("runs made with `--trials 3` give a verdict" in row.withheld for row in rows_of(few, "Latencies"))
@@ -94,8 +90,7 @@ def test_taxes_stand_side_by_side_with_their_difference(comparison: Comparison) 
 
 def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, Path], tmp_path: Path) -> None:
     other = replace(SECOND, configs={"plain": Behavior(), "mooncake_both": Behavior(0.35, knee_per_s=2)})
-    write_run(tmp_path / "knee", other)
-    comparison = compare_runs(roots[0], tmp_path / "knee")
+    comparison = compare_runs(roots[0], write_run(tmp_path / "knee", other).root)
     rows = rows_of(comparison, "Taxes", reference="ref_safe", tax="TTFT p90")
     assert [row.change.reason for row in rows] == ["measured at 2 req/s and at 1 req/s"]
     safe = next(row for row in comparison.stated if row[0] == "ref_safe")
@@ -104,8 +99,7 @@ def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, 
 
 
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    write_run(tmp_path / "more", replace(SECOND, rates_per_s=(1, 2, 4)))
-    comparison = compare_runs(roots[0], tmp_path / "more")
+    comparison = compare_runs(roots[0], write_run(tmp_path / "more", replace(SECOND, rates_per_s=(1, 2, 4))).root)
     assert not any(line.startswith("Latencies") for line in comparison.only_first)
     assert "Latencies: A, 4, 4096x256, plain, TTFT p90" in comparison.only_second
 
@@ -113,8 +107,7 @@ def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Pat
 def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
     roots: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    root = tmp_path / "wednesday"
-    write_run(root, SECOND)
+    root = write_run(tmp_path / "wednesday", SECOND).root
     plan = json.loads((root / "plan.json").read_text())
     plan["inputs"]["engine"]["versions"]["vllm"] = "0.33.0"
     plan["cells"] = plan["cells"][::-1]
@@ -123,12 +116,10 @@ def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
         folder = RunLayout(root).config(DATE, config)
         text = folder.env_txt.read_text().replace("vllm==0.32.0", "vllm==0.33.0")
         folder.env_txt.write_text(text + "numpy==2.0.0\n\n[host]\nload: 9 9 9\ncpu: other\n")
-        launch: dict[str, object] = {
-            "config": config,
-            "argv": ["python", "--port", "18231", "--seed", "1"],
-            "ports": {"http": 18231},
-        }
-        launch |= {"cwd": f"{root}/results/x", "env": {"CACHE": f"{root}/cache", "AGENTIC_STEP_LOG_PATH": "/a"}}
+        launch = {
+            "config": config, "argv": ["python", "--port", "18231", "--seed", "1"], "ports": {"http": 18231},
+            "cwd": f"{root}/results/x", "env": {"CACHE": f"{root}/cache", "AGENTIC_STEP_LOG_PATH": "/a"},
+        }  # fmt: skip
         folder.config_json.write_text(json.dumps(launch))
     said = {(of.where, of.what): (of.first, of.second) for of in compare_runs(roots[0], root).differences}
     assert said["plan", "engine.versions.vllm"] == ("0.32.0", "0.33.0")
@@ -146,19 +137,6 @@ def test_the_same_run_twice_has_no_difference(roots: tuple[Path, Path]) -> None:
     latencies = rows_of(comparison, "Latencies")
     assert {row.verdict for row in latencies} == {Verdict.NOT_DISTINGUISHABLE}
     assert {row.change.value for row in latencies} == {0.0}
-
-
-def test_other_experiments_and_runs_without_a_plan_are_refused(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    root = tmp_path / "other"
-    write_run(root, SECOND)
-    plan = json.loads((root / "plan.json").read_text()) | {"experiment": "routing"}
-    (root / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(ResultsError, match="connector-tax, run other of routing") as caught:
-        compare_runs(roots[0], root)
-    assert (caught.value.exit_code, bool(caught.value.remedy)) == (2, True)
-    (root / "plan.json").unlink()
-    with pytest.raises(ResultsError, match=r"plan\.json is missing"):
-        compare_runs(roots[0], root)
 
 
 def test_runs_that_share_no_cell_are_refused(roots: tuple[Path, Path], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
 from results.records.schemas import RequestStatus
+from results.report.table import Table
 from results.statistics.blocks import detectable_effect
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.goldens.fixture import write_checksums
@@ -64,6 +65,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def analysis(original: Path) -> Analysis:
     return analyze(original)
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 def tax_of(analysis: Analysis, config: str, phase: str, shape: str, metric: Metric = Metric.TTFT_P90) -> TaxRow:
@@ -113,8 +119,7 @@ def test_a_rate_that_is_both_reference_rates_is_compared_with_another_run_once(t
     assert [(key["reference"], key["tax"]) for key in taxes] == [("ref_safe", "TTFT p90"), ("ref_safe", "TPOT p90")]
 
 
-def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Analysis) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_the_sweep_decides_nothing(root: Path, analysis: Analysis) -> None:
     for path in root.glob("results/*/cell_[AB]*_*.json"):
         if path.name != "cell_A_r2.json":  # one tells which shape Phase A has
             path.unlink()
@@ -124,8 +129,7 @@ def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Ana
     assert less.attribution == analysis.attribution
 
 
-def test_a_load_that_is_not_confirmed_yet_shows_the_sweep_without_a_verdict(original: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_a_load_that_is_not_confirmed_yet_shows_the_sweep_without_a_verdict(root: Path) -> None:
     for path in root.glob("results/*/cell_C_512x64-ref_safe*.json"):
         path.unlink()
     found = analyze(root)
@@ -134,8 +138,7 @@ def test_a_load_that_is_not_confirmed_yet_shows_the_sweep_without_a_verdict(orig
     assert tax_of(found, "mooncake_both", "B", "512x256").estimate.launches == 3
 
 
-def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_a_confirm_stage_of_two_launches_gives_no_verdict(root: Path) -> None:
     for path in root.glob("results/*/cell_C_*_t2.json"):
         path.unlink()
     found = analyze(root)
@@ -177,9 +180,8 @@ def test_a_shape_with_a_rate_of_its_own_is_marked_with_it_wherever_its_tax_is_sh
     )
 
 
-def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_path: Path, analysis: Analysis) -> None:
+def test_a_config_with_a_queue_at_ref_load_widens_no_other(root: Path, analysis: Analysis) -> None:
     """Its launches differ by its queue; in the comparison of all configs they would be everybody's noise."""
-    root = Path(shutil.copytree(original, tmp_path / "run"))
     for launch, trial in enumerate(("", "_t1", "_t2")):
         slow_down(root, "mooncake_both", f"4096x256-ref_load{trial}", 1.0 + launch)
     saturate(root, "mooncake_both", "4096x256-ref_load")
@@ -203,10 +205,7 @@ def test_a_config_with_a_queue_at_ref_load_widens_no_other(original: Path, tmp_p
     assert (queue.estimate.high or 0.0) - (queue.estimate.low or 0.0) > 1.0, "its own launches tell little"
 
 
-def test_against_a_plain_with_a_queue_at_ref_load_there_is_a_mark_and_no_verdict(
-    original: Path, tmp_path: Path
-) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_against_a_plain_with_a_queue_at_ref_load_there_is_a_mark_and_no_verdict(root: Path) -> None:
     for config in ("plain", "mooncake_both"):
         saturate(root, config, "4096x256-ref_load")
     found = analyze(root)
@@ -239,31 +238,29 @@ def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None
     assert "those of a difference for all configs at a shape together" in text
 
 
-def test_requests_without_a_latency_are_counted_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
+def columns_of(table: Table, column: str) -> dict[tuple[str, ...], str]:
+    """A column of a table of launches, by load and config."""
+    rows = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    return {(row["req/s"], row["shape"], row["config"]): row[column] for row in rows}
+
+
+def test_requests_without_a_latency_are_counted_where_verdicts_rest(root: Path) -> None:
     """A config that fails or drops its slow requests would look fast."""
-    root = Path(shutil.copytree(original, tmp_path / "run"))
     load = Load(2.0, 4096, 256, "C", RUN.requests, trial=1, reference="ref_safe")
     ended = {30: RequestStatus.ERROR, 40: RequestStatus.DROPPED, 41: RequestStatus.DROPPED}
     cell = Cell("nixl_both", RUN.configs["nixl_both"], load, RUN.seed, RUN.steps, statuses=ended)
     write_cell(RunLayout(root).config(DATE, "nixl_both"), cell)
     found = analyze(root)
-    table = build_launch_table(found.cells, found.saturation)
-    place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "requests lost")}
-    lost = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["requests lost"]]
-            for row in table.rows}  # fmt: skip
-    assert lost["2", "4096x256", "nixl_both"] == "1 failed, 2 dropped"
-    assert {count for key, count in lost.items() if key != ("2", "4096x256", "nixl_both")} == {"0"}
+    lost = columns_of(build_launch_table(found.cells, found.saturation), "requests lost")
+    assert lost.pop(("2", "4096x256", "nixl_both")) == "1 failed, 2 dropped"
+    assert set(lost.values()) == {"0"}
 
 
-def test_launches_that_were_lost_stand_against_the_plan(original: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_launches_that_were_lost_stand_against_the_plan(root: Path) -> None:
     folder = root / "results" / f"{DATE}_nixl_both"
     (folder / "cell_C_4096x256-ref_safe_t1.json").unlink()
     found = analyze(root)
-    table = next(table for table in build_tables(found) if table.title == "Confirm stage")
-    place = {name: table.columns.index(name) for name in ("req/s", "shape", "config", "launches")}
-    counts = {tuple(row[place[name]] for name in ("req/s", "shape", "config")): row[place["launches"]]
-              for row in table.rows}  # fmt: skip
+    counts = columns_of(next(table for table in build_tables(found) if table.title == "Confirm stage"), "launches")
     assert counts.pop(("2", "4096x256", "nixl_both")) == "2 of 3"
     assert set(counts.values()) == {"3"}
     assert " 3 launches per config" in build_page(found).setting[1], "each was launched three times"
@@ -272,8 +269,7 @@ def test_launches_that_were_lost_stand_against_the_plan(original: Path, tmp_path
     assert " 2 to 3 of 3 launches per config" in build_page(analyze(root)).setting[1]
 
 
-def test_lateness_stands_beside_ttft_where_verdicts_rest(original: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(original, tmp_path / "run"))
+def test_lateness_stands_beside_ttft_where_verdicts_rest(root: Path) -> None:
     path = root / "results" / f"{DATE}_nixl_both" / "cell_C_4096x256-ref_safe_t1.json"
     record = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode(record | {"fidelity": record["fidelity"] | {"lateness_p90_s": 0.0032}}))
@@ -328,9 +324,8 @@ def test_saturated_shapes_are_marked_and_have_no_tax(queued: Analysis) -> None:
     assert tax_of(queued, "nixl_both", "B", "512x256").saturated == "", "one launch of three is noise"
 
 
-def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(original: Path, tmp_path: Path) -> None:
+def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(root: Path) -> None:
     """The sweep that chose the rate is one launch."""
-    root = Path(shutil.copytree(original, tmp_path / "run"))
     saturate(root, "mooncake_both", "4096x256-ref_safe")
     found = analyze(root)
     row = tax_of(found, "mooncake_both", "A", "4096x256")

@@ -23,9 +23,12 @@ from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus
 from tests.results.connector_tax.synthetic import SIGMA, Z90, Behavior, Cell, Load, request_records, write_cell
-from tests.results.statistics.in_memory import covers
+from tests.results.statistics.in_memory import bounds, covers
 
 CONNECTOR = Behavior(callbacks_us=(1.5, 150.0, 3.0))
+PLAIN = Cell("plain", Behavior(), Load())
+REQUESTS = tuple(request_records(PLAIN, PLAIN.rng()))
+"""Of PLAIN."""
 
 
 @pytest.fixture
@@ -37,15 +40,13 @@ def _analyze(folder: ConfigLayout, cell: Cell) -> CellSummary:
     return analyze_cell(write_cell(folder, cell))
 
 
-def _rewrite(path: Path, records: list[RequestRecord]) -> None:
-    """Other requests in the same cell, with the record's checksum made to fit."""
-    _rewrite_at(path, 4, records)
-
-
-def _rewrite_at(path: Path, rate: int, records: list[RequestRecord]) -> None:
-    requests = path.with_name(f"requests_A_r{rate}.jsonl")
+def _write_with(folder: ConfigLayout, records: list[RequestRecord], cell: Cell = PLAIN) -> Path:
+    """Write the cell with other requests, and a checksum that fits; returns the record's path."""
+    path = write_cell(folder, cell)
+    (requests,) = path.parent.glob("requests_*.jsonl")
     requests.write_bytes(msgspec.json.Encoder().encode_lines(records))
     _edit(path, lambda row: row["checksums"].update({requests.name: sha256(requests)}))
+    return path
 
 
 def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -66,27 +67,21 @@ def test_the_true_latencies_lie_in_their_intervals(folder: ConfigLayout) -> None
 
 
 def test_each_latency_is_computed_from_its_own_stamps(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    begin, _ = cell.window_ns
+    begin, _ = PLAIN.window_ns
     one = replace(
-        request_records(cell, np.random.default_rng(0))[50],
+        REQUESTS[50],
         warmup=False, t_intended_ns=begin, t_send_ns=begin + 3_000_000, t_first_token_ns=begin + 103_000_000,
         t_last_token_ns=begin + 603_000_000, t_end_ns=begin + 604_000_000, completion_tokens=11,
     )  # fmt: skip
-    _rewrite(path, [one])
-    summary = analyze_cell(path)
+    summary = analyze_cell(_write_with(folder, [one]))
     assert summary.value("ttft_p50_s") == pytest.approx(0.100)  # from the send, not from the intended time
     assert summary.value("tpot_p50_s") == pytest.approx(0.050)  # ten gaps
     assert summary.value("e2e_p50_s") == pytest.approx(0.600)
 
 
 def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    records = request_records(cell, np.random.default_rng(0))
-    _rewrite(path, [replace(r, completion_tokens=1, t_last_token_ns=r.t_first_token_ns) for r in records])
-    summary = analyze_cell(path)
+    short = [replace(row, completion_tokens=1, t_last_token_ns=row.t_first_token_ns) for row in REQUESTS]
+    summary = analyze_cell(_write_with(folder, short))
     assert summary.value("tpot_p90_s") is None
     assert summary.estimate("tpot_p90_s").reason == "no samples"
     assert summary.value("ttft_p90_s") is not None
@@ -94,15 +89,9 @@ def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -
 
 def test_warm_up_is_cut(folder: ConfigLayout) -> None:
     """A cold start of ten seconds in the warm-up leaves no trace in the latencies."""
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    before = analyze_cell(path)
-    records = [
-        replace(r, t_first_token_ns=(r.t_first_token_ns or 0) + 10**10) if r.warmup else r
-        for r in request_records(cell, cell.rng())
-    ]
-    _rewrite(path, records)
-    after = analyze_cell(path)
+    before = _analyze(folder, PLAIN)
+    slow = [replace(row, t_first_token_ns=(row.t_first_token_ns or 0) + row.warmup * 10**10) for row in REQUESTS]
+    after = analyze_cell(_write_with(folder, slow))
     assert after.estimate("ttft_p99_s") == before.estimate("ttft_p99_s")
     assert after.counts["warmup"] == 20
 
@@ -120,13 +109,10 @@ def test_requests_that_did_not_end_well_are_counted_apart(folder: ConfigLayout) 
 
 
 def test_throughput_counts_what_ended_inside_the_window(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    begin, end = cell.window_ns
-    rows = request_records(cell, np.random.default_rng(0))
+    begin, end = PLAIN.window_ns
     ends = {0: begin - 1, 1: begin, 100: end - 1, 101: end, 102: end + 10**9}
-    _rewrite(path, [replace(rows[index], t_end_ns=t_ns) for index, t_ns in ends.items()])
-    summary = analyze_cell(path)
+    ended = [replace(REQUESTS[index], t_end_ns=t_ns) for index, t_ns in ends.items()]
+    summary = analyze_cell(_write_with(folder, ended))
     assert summary.value("effective_throughput_per_s") == pytest.approx(2 / 50)  # 1 (sent in the warm-up) and 100
     assert summary.value("throughput_ratio") == pytest.approx(2 / 50 / 4)
     assert summary.value("requested_throughput_per_s") == 4
@@ -144,17 +130,14 @@ def _cut_after(record: RequestRecord, waited_s: float) -> RequestRecord:
 
 def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """An engine that leaves a fifth of its requests without a token has no fast p90."""
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    rows = request_records(cell, cell.rng())
-    _rewrite(path, [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in rows])
+    path = _write_with(folder, [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in REQUESTS])
     summary = analyze_cell(path)
     p90 = summary.estimate("ttft_p90_s")
     assert (p90.value, p90.n) == (None, 200)
     assert p90.low == pytest.approx(30)
     assert p90.reason == "40 of 200 requests were cut by the end of the drain or timed out: p90 is at least 30 s"
     p50 = summary.estimate("ttft_p50_s")
-    answered = [row for row in rows if not row.warmup and row.index % 5]
+    answered = [row for row in REQUESTS if not row.warmup and row.index % 5]
     known = sorted((row.t_first_token_ns or 0) - (row.t_send_ns or 0) for row in answered)
     assert p50.value == pytest.approx((known[99] + known[100]) / 2e9, rel=1e-3)  # of 200, the slow ones after them
     assert summary.estimate("e2e_p90_s").value is None
@@ -167,16 +150,13 @@ def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayou
 
 def test_requests_that_timed_out_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """A fifth waits for 30 s in vain, another request stalls after its first token: both count as slow."""
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    rows = [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in request_records(cell, cell.rng())]
+    rows = [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in REQUESTS]
     rows[31] = replace(rows[31], status=RequestStatus.CUT, t_last_token_ns=None)
-    _rewrite(path, rows)
-    cut = analyze_cell(path)
+    cut = analyze_cell(_write_with(folder, rows))
     late = "timed out: not finished 30 s after the send"
     timed_out = [replace(row, status=RequestStatus.ERROR, error=late) if row.status == "cut" else row for row in rows]
     timed_out[32] = replace(rows[32], status=RequestStatus.ERROR, error="HTTP 500: no")
-    _rewrite(path, timed_out)
+    path = _write_with(folder, timed_out)
     summary = analyze_cell(path)
     assert (summary.counts["failed"], summary.counts["cut"]) == (42, 0), "they are still counted as failed"
     for name in ("ttft_p90_s", "e2e_p90_s"):
@@ -197,10 +177,7 @@ def _cut_decoding(record: RequestRecord, waited_s: float) -> RequestRecord:
 
 def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayout) -> None:
     """An eighth is cut 300 s after the first of 256 tokens: 1.2 s a token at least, where the others take 10 ms."""
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    rows = request_records(cell, cell.rng())
-    _rewrite(path, [_cut_decoding(row, 300.0) if row.index % 8 == 0 else row for row in rows])
+    path = _write_with(folder, [_cut_decoding(row, 300.0) if row.index % 8 == 0 else row for row in REQUESTS])
     summary = analyze_cell(path)
     p90 = summary.estimate("tpot_p90_s")
     assert (p90.value, p90.n) == (None, 200)
@@ -208,7 +185,7 @@ def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayou
     assert p90.reason == "25 of 200 requests were cut by the end of the drain or timed out: p90 is at least 1.18 s"
     whole = sorted(
         ((row.t_last_token_ns or 0) - (row.t_first_token_ns or 0)) / 255e9
-        for row in rows if not row.warmup and row.index % 8
+        for row in REQUESTS if not row.warmup and row.index % 8
     )  # fmt: skip
     assert summary.value("tpot_p50_s") == pytest.approx((whole[99] + whole[100]) / 2, rel=1e-3)
     assert np.isinf(request_samples(path)["tpot_s"]).sum() == 25
@@ -218,10 +195,7 @@ def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayou
 @pytest.mark.parametrize(("every", "lost"), [(20, 10), (10, 20)])
 def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, every: int, lost: int) -> None:
     """One in twenty moves p90 less than its own spread; of one in ten the others are perhaps the faster ones."""
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    rows = request_records(cell, cell.rng())
-    _rewrite(path, [_cut_after(row, 300.0) if row.index % every == 0 else row for row in rows])
+    path = _write_with(folder, [_cut_after(row, 300.0) if row.index % every == 0 else row for row in REQUESTS])
     summary = analyze_cell(path)
     p90 = summary.estimate("tpot_p90_s")
     assert summary.counts["cut"] == lost, "their number stands beside it"
@@ -239,15 +213,11 @@ def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, e
 
 
 def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:
-    cell = Cell("plain", Behavior(), Load())
-    path = write_cell(folder, cell)
-    rows = request_records(cell, cell.rng())
-    _rewrite(path, [_cut_after(row, 0.001) if row.index == 100 else row for row in rows])
+    path = _write_with(folder, [_cut_after(row, 0.001) if row.index == 100 else row for row in REQUESTS])
     p50 = analyze_cell(path).estimate("ttft_p50_s")
+    low, high = bounds(p50)
     assert p50.value is None
-    assert p50.low is not None
-    assert p50.high is not None
-    assert p50.low < p50.high
+    assert low < high
 
 
 def test_the_cohort_is_followed_until_its_last_request_completes(folder: ConfigLayout) -> None:
@@ -262,10 +232,9 @@ def test_the_cohort_is_followed_until_its_last_request_completes(folder: ConfigL
 
 def test_one_slow_request_at_the_end_is_no_saturation(folder: ConfigLayout) -> None:
     cell = Cell("plain", Behavior(sigma=0.01), Load(requests=60, rate_per_s=10))
-    path = write_cell(folder, cell)
-    rows = request_records(cell, cell.rng())
-    _rewrite_at(path, 10, [replace(r, t_end_ns=(r.t_end_ns or 0) + 10**9) if r is rows[-1] else r for r in rows])
-    summary = analyze_cell(path)
+    *rows, last = request_records(cell, cell.rng())
+    late = replace(last, t_end_ns=(last.t_end_ns or 0) + 10**9)
+    summary = analyze_cell(_write_with(folder, [*rows, late], cell))
     cohort = summary.estimate("cohort_ratio")
     assert cohort.value is not None
     assert cohort.high is not None

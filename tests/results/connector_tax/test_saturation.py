@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge
-from results.connector_tax.summary import CellSummary, Shape
+from results.connector_tax.summary import CellSummary
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
-from results.records.estimate import Estimate, unknown
+from results.records.estimate import Estimate
 from results.records.schemas import CellRecord
+from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
-
-SHAPE = Shape(4096, 256)
 
 
 def cell(
@@ -34,21 +33,12 @@ def cell(
     specified: float | None = None,
     waiting: float | None = 0.0,
     ttft_p90_s: float | None = 0.2,
-    degraded: str = "",
-    trial: int = 0,
+    **more: Any,
 ) -> CellSummary:
     """A Phase A cell with just the numbers the criteria read."""
-    values = {
-        "cohort_ratio": ratio,
-        "throughput_ratio": specified or ratio,
-        "waiting_p50": waiting,
-        "ttft_p90_s": ttft_p90_s,
-    }
-    return CellSummary(
-        cell=f"phase-a/{config}/r{rate:g}", config=config, phase="A", trial=trial, rate_per_s=rate, shape=SHAPE,
-        arrival="constant", seed=1, window_s=60.0, t_start_unix_s=0.0, attempt=1, stop_reason="complete", counts={},
-        values={name: Estimate(value) if value is not None else unknown("lost") for name, value in values.items()},
-        degraded=degraded, fidelity={}, step_timing={}, path=f"{config}-{rate:g}-{trial}",
+    return make_cell(
+        config, rate, cohort_ratio=ratio, throughput_ratio=specified or ratio, waiting_p50=waiting,
+        ttft_p90_s=ttft_p90_s, **more,
     )  # fmt: skip
 
 

@@ -166,8 +166,7 @@ def test_a_degraded_side_is_not_a_tax(tmp_path: Path) -> None:
 
 
 def test_without_step_timing_the_latency_taxes_stand(tmp_path: Path) -> None:
-    write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0))
-    found = analyze(tmp_path)
+    found = analyze(write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0)).root)
     assert _row(found, "mooncake_both", Metric.TTFT_P90).estimate.value is not None
     step = _row(found, "mooncake_both", Metric.STEP_P50).estimate
     assert step.value is None

@@ -30,34 +30,26 @@ def about(low: float, high: float) -> Estimate:
     return Estimate((low + high) / 2, low, high, 200, basis="paired over 3 trials", launches=3)
 
 
-def split(share: Estimate, framework: Estimate | None = None, tax: Estimate | None = None) -> Decomposition:
-    parts = (tax or about(0.3, 0.5), framework or about(0.0, 0.1), about(0.2, 0.4))
-    return Decomposition("mooncake_both", Metric.TTFT_P90, *parts, share)
-
-
-def stacked(relative_excess: Estimate, multi: Estimate | None = None) -> Additivity:
-    tax = about(0.1, 0.2)
-    verdict, reason = judge_sum(relative_excess)
-    return Additivity(Metric.TTFT_P90, tax, tax, tax, multi or tax, tax, relative_excess, verdict, reason)
-
-
-def trend(slope: Estimate, *steps: Estimate, tax: Estimate | None = None) -> Trend:
-    taxes = tuple(tax or about(0.1, 0.2) for _ in range(3))
-    return Trend(
-        "mooncake_both",
-        Metric.TTFT_P90,
-        "input_tokens",
-        None,
-        (512, 4096, 32768),
-        taxes,
-        steps or (about(0.01, 1),),
-        slope,
-    )
+def trend(slope: Estimate, *steps: Estimate) -> Trend:
+    lengths, taxes = (512, 4096, 32768), (about(0.1, 0.2),) * 3
+    rises = steps or (about(0.01, 1),)
+    return Trend("mooncake_both", Metric.TTFT_P90, "input_tokens", None, lengths, taxes, rises, slope)
 
 
 def h2(gap: Estimate) -> Judgement:
     tax = about(0.3, 0.5)
     return rules.judge_gap(gap, tax, tax if gap.value is not None else gap)
+
+
+def h3(share: Estimate, framework: Estimate | None = None, tax: Estimate | None = None) -> Judgement:
+    parts = (tax or about(0.3, 0.5), framework or about(0.0, 0.1), about(0.2, 0.4))
+    return rules.judge_framework(Decomposition("mooncake_both", Metric.TTFT_P90, *parts, share))
+
+
+def h4(relative_excess: Estimate, multi: Estimate | None = None) -> Judgement:
+    tax = about(0.1, 0.2)
+    taxes = (tax, tax, tax, multi or tax, tax)
+    return rules.judge_additivity(Additivity(Metric.TTFT_P90, *taxes, relative_excess, *judge_sum(relative_excess)))
 
 
 UP, FLAT, DOWN = about(0.02, 0.04), about(-0.001, 0.005), about(-0.04, -0.02)
@@ -78,38 +70,23 @@ HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5 pp"),
     (h2(about(-0.02, 0.12)), UNDECIDED, "", "straddles 5 pp and 10 pp; gaps above 12.0 pp are excluded"),
     (h2(MISSING), OPEN, "", "nixl_both was not measured"),
-    (rules.judge_framework(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50 %"),
-    (rules.judge_framework(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50 %"),
-    (
-        rules.judge_framework(split(about(0.2, 0.4))),
-        HOLDS,
-        "",
-        "no label: +30.0 % [+20.0, +40.0] straddles 30 %",
-    ),
-    (rules.judge_framework(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50 %"),
-    (rules.judge_framework(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50 %"),
-    (rules.judge_framework(split(about(-0.2, 0.6))), UNDECIDED, "", "straddles 50 %; shares above 60.0 % are excluded"),
-    (rules.judge_framework(split(about(2.2, 3.2))), FAILS, "noop_connector costs more", "above 100 %: noop_connector"),
-    (rules.judge_framework(split(about(0.4, 2.4))), UNDECIDED, "", "+140.0 % [+40.0, +240.0] straddles 50 %"),
-    (rules.judge_framework(split(about(-0.3, -0.1))), HOLDS, "implementation-cost-dominated", "is faster than plain"),
-    (rules.judge_framework(split(about(0.6, 0.8), tax=about(-0.1, 0.3))), UNDECIDED, "", "may be zero: it has no"),
-    (
-        rules.judge_framework(split(unknown("not above zero"), tax=about(-0.3, 0.1))),
-        UNDECIDED,
-        "",
-        "effects above 10.0 % are excluded",
-    ),
-    (rules.judge_framework(split(unknown("a share of nothing"))), OPEN, "", "a share of nothing"),
+    (h3(about(0.1, 0.2)), HOLDS, "implementation-cost-dominated", "lies below 50 %"),
+    (h3(about(0.35, 0.45)), HOLDS, "mixed", "lies below 50 %"),
+    (h3(about(0.2, 0.4)), HOLDS, "", "no label: +30.0 % [+20.0, +40.0] straddles 30 %"),
+    (h3(about(0.5, 0.9)), FAILS, "framework-cost-dominated", "lies at or above 50 %"),
+    (h3(about(0.4, 0.6)), UNDECIDED, "", "straddles 50 %"),
+    (h3(about(-0.2, 0.6)), UNDECIDED, "", "straddles 50 %; shares above 60.0 % are excluded"),
+    (h3(about(2.2, 3.2)), FAILS, "noop_connector costs more", "above 100 %: noop_connector"),
+    (h3(about(0.4, 2.4)), UNDECIDED, "", "+140.0 % [+40.0, +240.0] straddles 50 %"),
+    (h3(about(-0.3, -0.1)), HOLDS, "implementation-cost-dominated", "is faster than plain"),
+    (h3(about(0.6, 0.8), tax=about(-0.1, 0.3)), UNDECIDED, "", "may be zero: it has no"),
+    (h3(unknown("not above zero"), tax=about(-0.3, 0.1)), UNDECIDED, "", "effects above 10.0 % are excluded"),
+    (h3(unknown("a share of nothing")), OPEN, "", "a share of nothing"),
     (rules.judge_framework(None), OPEN, "", "mooncake_both was not measured at ref_safe"),
-    (rules.judge_additivity(stacked(about(-0.2, 0.2))), HOLDS, "linear", "is linear"),
-    (rules.judge_additivity(stacked(about(0.4, 0.6))), FAILS, "super-additive", "the connectors interfere"),
-    (rules.judge_additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
-    (
-        rules.judge_additivity(stacked(about(0.2, 0.4))),
-        UNDECIDED,
-        "",
-        "+30.0 % [+20.0, +40.0]: the interval straddles +30 %",
-    ),
+    (h4(about(-0.2, 0.2)), HOLDS, "linear", "is linear"),
+    (h4(about(0.4, 0.6)), FAILS, "super-additive", "the connectors interfere"),
+    (h4(about(-0.6, -0.4)), FAILS, "sub-additive", "they share a cost"),
+    (h4(about(0.2, 0.4)), UNDECIDED, "", "+30.0 % [+20.0, +40.0]: the interval straddles +30 %"),
     (rules.judge_additivity(None), OPEN, "", "were measured at ref_safe"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(0.01, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
     (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), UNDECIDED, "", "every step (1 of 2 undec"),
@@ -145,7 +122,7 @@ def test_every_hypothesis_is_seen_in_every_outcome() -> None:
 
 
 def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
-    judged = rules.judge_framework(split(about(0.6, 0.8), tax=about(-0.1, 0.3)))
+    judged = h3(about(0.6, 0.8), tax=about(-0.1, 0.3))
     assert judged.outcome == UNDECIDED, "although the share's own interval lies above 50 %"
     assert "undecided where that of tax(mooncake_both) covers 0" in judged.rule
 
@@ -153,10 +130,10 @@ def test_the_rule_of_h3_names_the_tax_that_has_no_shares() -> None:
 @pytest.mark.parametrize(
     "judged",
     [
-        rules.judge_framework(split(about(0.4, 2.4))),
-        rules.judge_framework(split(about(-0.5, 0.2))),
-        rules.judge_framework(split(Estimate(-0.012, reason="may be zero", launches=5), tax=about(-0.1, 0.3))),
-        rules.judge_framework(split(Estimate(1.4, 1.2, 1.6, launches=2))),
+        h3(about(0.4, 2.4)),
+        h3(about(-0.5, 0.2)),
+        h3(Estimate(-0.012, reason="may be zero", launches=5), tax=about(-0.1, 0.3)),
+        h3(Estimate(1.4, 1.2, 1.6, launches=2)),
     ],
 )
 def test_a_share_that_may_be_a_part_of_the_whole_is_not_said_to_be_none(judged: Judgement) -> None:
@@ -210,8 +187,8 @@ def test_a_narrower_interval_around_the_same_value_never_changes_a_verdict(
     judges: list[Callable[[Estimate], Judgement]] = [
         rules.judge_tax,
         h2,
-        lambda estimate: rules.judge_framework(split(estimate)),
-        lambda estimate: rules.judge_additivity(stacked(estimate)),
+        h3,
+        h4,
         lambda estimate: rules.judge_output_trend(trend(estimate)),
     ]
     for judge in judges:
@@ -251,19 +228,15 @@ CRITERIA: list[tuple[Judgement, Outcome, str]] = [
     (criteria.gap_reported(h2(about(0.04, 0.08))), UNDECIDED, "by the point: +6.0 pp agrees; by the interval"),
     (criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
     (criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
-    (criteria.cost_labeled(rules.judge_framework(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
-    (criteria.cost_labeled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "by the point: 30.0 %, mixed;"),
-    (criteria.cost_labeled(rules.judge_framework(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
-    (criteria.cost_labeled(rules.judge_framework(split(MISSING, MISSING))), FAILS, "not measured"),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.132, 0.4)))), UNDECIDED, "+26.6 % is linear;"),
-    (
-        criteria.additivity_decided(rules.judge_additivity(stacked(about(0.2, 0.42)))),
-        UNDECIDED,
-        "+31.0 % is not linear",
-    ),
-    (criteria.additivity_decided(rules.judge_additivity(stacked(MISSING, MISSING))), FAILS, "not measured"),
+    (criteria.cost_labeled(h3(about(0.1, 0.2))), HOLDS, "implementation-cost"),
+    (criteria.cost_labeled(h3(about(0.2, 0.4))), UNDECIDED, "by the point: 30.0 %, mixed;"),
+    (criteria.cost_labeled(h3(unknown("of nothing"))), UNDECIDED, "of nothing"),
+    (criteria.cost_labeled(h3(MISSING, MISSING)), FAILS, "not measured"),
+    (criteria.additivity_decided(h4(about(-0.1, 0.1))), HOLDS, "linear"),
+    (criteria.additivity_decided(h4(about(0.5, 0.6))), HOLDS, "super-additive"),
+    (criteria.additivity_decided(h4(about(0.132, 0.4))), UNDECIDED, "+26.6 % is linear;"),
+    (criteria.additivity_decided(h4(about(0.2, 0.42))), UNDECIDED, "+31.0 % is not linear"),
+    (criteria.additivity_decided(h4(MISSING, MISSING)), FAILS, "not measured"),
     (criteria.additivity_decided(rules.judge_additivity(None)), FAILS, "measured at ref_safe"),
     (criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: by the point: does not grow, -3.0 pp per doubling"),
     (criteria.trends_reported(GOOD_H5, UNDECIDED_H6), UNDECIDED, "H6: by the point: grows, +2.0 pp per doubling"),

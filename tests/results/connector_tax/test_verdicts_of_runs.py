@@ -213,8 +213,7 @@ def test_an_empty_folder_has_every_verdict_open_with_a_reason(tmp_path: Path) ->
 def test_a_config_that_was_skipped_leaves_its_verdict_open_and_the_artifacts_complete(tmp_path: Path) -> None:
     configs = {name: EIGHT[name] for name in ("plain", "mooncake_both", "nixl_both")}
     skipped = {"multi_mooncake_lmcache": "LMCache is not installed"}
-    write_run(tmp_path, replace(SMALL, configs=configs, shapes=(), skipped=skipped))
-    found = analyze(tmp_path)
+    found = analyze(write_run(tmp_path, replace(SMALL, configs=configs, shapes=(), skipped=skipped)).root)
     assert _verdict(found, "H2").outcome == Outcome.HOLDS
     assert (_verdict(found, "H4").outcome, found.criteria[3].outcome) == (Outcome.OPEN, Outcome.FAILS)
     assert found.criteria[5].outcome == Outcome.HOLDS
@@ -232,8 +231,7 @@ TRIALS = Run(
 
 
 def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
-    write_run(tmp_path, TRIALS)
-    found = write_results(tmp_path)
+    found = write_results(write_run(tmp_path, TRIALS).root)
     mooncake = _tax(found, "mooncake_both")
     assert covers(mooncake.estimate, 0.45)
     assert mooncake.estimate.basis == "over 4 launches, all configs together"

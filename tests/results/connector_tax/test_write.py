@@ -204,8 +204,8 @@ def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None
 
 
 def test_a_tax_of_too_few_requests_is_shown_without_a_verdict(tmp_path: Path) -> None:
-    write_run(tmp_path, Run({"plain": Behavior(), "nixl_both": Behavior(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
-    text = report_text(analyze(tmp_path))
+    run = Run({"plain": Behavior(), "nixl_both": Behavior(ttft_p50_s=0.5)}, (2,), requests=20, steps=0)
+    text = report_text(analyze(write_run(tmp_path, run).root))
     (line,) = [line for line in text.splitlines() if line.startswith("| ref_safe | 2 | nixl_both | +")]
     assert "(n = 20: no spread)" in line
     assert "higher" not in line

@@ -21,6 +21,11 @@ CONFIG = RequestConfig(4096, 8192, 32)
 QUIET = Truth(noise=0.0)
 
 
+@pytest.fixture
+def one() -> Seen:
+    return seen(QUIET, CONFIG)
+
+
 def _without(log: ProbeLog, *kinds: str) -> ProbeLog:
     return replace(log, events=tuple(event for event in log.events if event.event not in kinds))
 
@@ -39,8 +44,8 @@ def _moved(one: Seen, **fields: Any) -> Seen:
     return replace(one, decision=msgspec.structs.replace(one.decision, outcome=changed))
 
 
-def test_every_phase_is_what_it_was_made_of() -> None:
-    record = seen(QUIET, CONFIG).record()
+def test_every_phase_is_what_it_was_made_of(one: Seen) -> None:
+    record = one.record()
     moved = 8192 * BYTES_PER_TOKEN
     write_ms = 0.5 + 0.8 * moved / 1e6
     actual = {**record.breakdown_ms, **record.more_ms}
@@ -60,8 +65,7 @@ def test_every_phase_is_what_it_was_made_of() -> None:
     assert record.counted
 
 
-def test_overheads_are_against_the_clients_own_clock() -> None:
-    one = seen(QUIET, CONFIG)
+def test_overheads_are_against_the_clients_own_clock(one: Seen) -> None:
     record = one.record()
     ttft, colo = record.ms("client_ttft"), one.colo.ttft_ms
     assert ttft is not None
@@ -90,9 +94,8 @@ def test_with_concurrent_legs_the_handshake_begins_when_the_prefill_ends() -> No
     ],
 )
 def test_a_missing_stamp_is_named_and_takes_only_its_own_phases(
-    side: str, kind: str, stamp: str, phases: set[str]
+    one: Seen, side: str, kind: str, stamp: str, phases: set[str]
 ) -> None:
-    one = seen(QUIET, CONFIG)
     record = one.record(**{side: _without(getattr(one, side), kind)})
     assert f"`{kind}`" in record.gaps[stamp]
     assert side in record.gaps[stamp]
@@ -103,8 +106,7 @@ def test_a_missing_stamp_is_named_and_takes_only_its_own_phases(
     assert record.residual_share is None
 
 
-def test_a_probe_that_cannot_see_says_why_itself() -> None:
-    one = seen(QUIET, CONFIG)
+def test_a_probe_that_cannot_see_says_why_itself(one: Seen) -> None:
     blind = ProbeStatus(
         role="engine", pid=1, boot_id="host-a", available={"promoted": False}, reasons={"promoted": "no hook"}
     )
@@ -113,8 +115,7 @@ def test_a_probe_that_cannot_see_says_why_itself() -> None:
     assert "wrote nothing" in one.record(decode=ProbeLog()).gaps["t7_d_recv_signal"]
 
 
-def test_stamps_in_the_wrong_order_give_no_duration() -> None:
-    one = seen(QUIET, CONFIG)
+def test_stamps_in_the_wrong_order_give_no_duration(one: Seen) -> None:
     received = next(event for event in one.decode.events if event.event == "received")
     early = _changed(one.decode, "received", t_ns=received.t_ns - 5_000_000)
     record = one.record(decode=early)
@@ -124,8 +125,7 @@ def test_stamps_in_the_wrong_order_give_no_duration() -> None:
     assert all(value is None or value >= 0 for value in record.breakdown_ms.values())
 
 
-def test_a_metadata_message_after_the_write_explains_no_handshake() -> None:
-    one = seen(QUIET, CONFIG)
+def test_a_metadata_message_after_the_write_explains_no_handshake(one: Seen) -> None:
     stamp = next(event.t_ns for event in one.prefill.events if event.event == "write")
     record = one.record(prefill=_changed(one.prefill, "metadata_received", t_ns=stamp))
     assert record.more_ms["zmq_after_metadata"] is None
@@ -133,8 +133,7 @@ def test_a_metadata_message_after_the_write_explains_no_handshake() -> None:
     assert record.breakdown_ms["zmq_handshake"] == pytest.approx(12.6)
 
 
-def test_a_failed_write_has_no_end_and_no_bytes() -> None:
-    one = seen(QUIET, CONFIG)
+def test_a_failed_write_has_no_end_and_no_bytes(one: Seen) -> None:
     record = one.record(prefill=_changed(one.prefill, "write", ok=False))
     assert record.timestamps_ns.t5_rdma_start is not None
     assert record.gaps["t6_rdma_complete"] == "a write failed"
@@ -151,15 +150,13 @@ def test_a_failed_write_has_no_end_and_no_bytes() -> None:
     ],
 )  # fmt: skip
 def test_an_event_that_reports_a_failure_is_no_stamp(
-    side: str, kind: str, fields: dict[str, str], stamp: str, why: str
+    one: Seen, side: str, kind: str, fields: dict[str, str], stamp: str, why: str
 ) -> None:
-    one = seen(QUIET, CONFIG)
     record = one.record(**{side: _changed(getattr(one, side), kind, ok=False, **fields)})
     assert record.gaps[stamp] == why
 
 
-def test_one_write_for_several_transfers_gives_none_of_them_its_bytes() -> None:
-    one = seen(QUIET, CONFIG)
+def test_one_write_for_several_transfers_gives_none_of_them_its_bytes(one: Seen) -> None:
     transfer = one.decision.outcome.transfer.transfer if one.decision.outcome and one.decision.outcome.transfer else ""
     record = one.record(prefill=_changed(one.prefill, "write", transfer=None, transfers=(transfer, "other")))
     assert record.transfer_detail.bytes_transferred is None
@@ -167,8 +164,7 @@ def test_one_write_for_several_transfers_gives_none_of_them_its_bytes() -> None:
     assert record.breakdown_ms["rdma_transfer"] is not None
 
 
-def test_several_writes_are_one_transfer() -> None:
-    one = seen(QUIET, CONFIG)
+def test_several_writes_are_one_transfer(one: Seen) -> None:
     first = next(event for event in one.prefill.events if event.event == "write")
     assert first.t6_ns is not None
     end = first.t6_ns + 3_000_000
@@ -192,8 +188,7 @@ def test_other_requests_of_the_same_engines_are_left_alone() -> None:
     assert one.record(**both) == one.record()
 
 
-def test_events_that_know_only_the_engines_id_belong_to_it() -> None:
-    one = seen(QUIET, CONFIG)
+def test_events_that_know_only_the_engines_id_belong_to_it(one: Seen) -> None:
     nameless = tuple(
         msgspec.structs.replace(event, transfer=None) if event.event in ("promoted", "scheduled", "steps") else event
         for event in one.decode.events
@@ -228,8 +223,8 @@ def _nixl(one: Seen) -> Seen:
     )
 
 
-def test_nixl_is_joined_by_request_ids_and_lacks_only_the_metadata_message() -> None:
-    record = _nixl(seen(QUIET, CONFIG)).record()
+def test_nixl_is_joined_by_request_ids_and_lacks_only_the_metadata_message(one: Seen) -> None:
+    record = _nixl(one).record()
     assert record.gaps["t4_zmq_metadata"] == "prefill instance: nixl: the decode instance reads"
     assert record.breakdown_ms["zmq_handshake"] == pytest.approx(12.6)
     assert record.more_ms["metadata_wait"] is None
@@ -240,12 +235,11 @@ def test_nixl_is_joined_by_request_ids_and_lacks_only_the_metadata_message() -> 
     assert record.counted
 
 
-def test_what_is_not_known_of_a_transfer_has_its_reason_under_its_name() -> None:
+def test_what_is_not_known_of_a_transfer_has_its_reason_under_its_name(one: Seen) -> None:
     def unexplained(record: LifecycleRecord) -> set[str]:
         detail = msgspec.to_builtins(record.transfer_detail)
         return {name for name, value in detail.items() if value is None and not record.gaps.get(name)}
 
-    one = seen(QUIET, CONFIG)
     none = one.record(prefill=_without(one.prefill, "write"))
     assert none.transfer_detail.rdma_write_ms is None
     assert not unexplained(none)
@@ -264,8 +258,7 @@ def test_a_process_that_cannot_read_its_boot_id_still_says_what_it_sees(tmp_path
     assert log.blind("promoted")
 
 
-def test_when_the_first_piece_was_written_is_not_known_and_that_is_said() -> None:
-    one = seen(QUIET, CONFIG)
+def test_when_the_first_piece_was_written_is_not_known_and_that_is_said(one: Seen) -> None:
     status = msgspec.structs.replace(
         one.prefill.statuses[0],
         available={**one.prefill.statuses[0].available, "write_submit": False},
@@ -275,8 +268,8 @@ def test_when_the_first_piece_was_written_is_not_known_and_that_is_said() -> Non
     assert "the call returns when all is written" in record.gaps["rdma_write_submit"]
 
 
-def test_a_request_without_a_decision_has_no_router_and_does_not_count() -> None:
-    record = seen(QUIET, CONFIG).record(decision=None)
+def test_a_request_without_a_decision_has_no_router_and_does_not_count(one: Seen) -> None:
+    record = one.record(decision=None)
     assert "no pick" in record.gaps["t0_proxy_recv"]
     assert "no pick" in record.discarded
     assert record.breakdown_ms["e2e"] is None
@@ -290,12 +283,11 @@ def test_a_request_without_a_decision_has_no_router_and_does_not_count() -> None
         ({"attempts": 2}, "the transfer took 2 attempts"),
     ],
 )
-def test_a_transfer_that_did_not_go_at_once_does_not_count(fields: dict[str, Any], why: str) -> None:
-    assert _moved(seen(QUIET, CONFIG), **fields).record().discarded == why
+def test_a_transfer_that_did_not_go_at_once_does_not_count(one: Seen, fields: dict[str, Any], why: str) -> None:
+    assert _moved(one, **fields).record().discarded == why
 
 
-def test_what_the_client_did_not_get_does_not_count() -> None:
-    one = seen(QUIET, CONFIG)
+def test_what_the_client_did_not_get_does_not_count(one: Seen) -> None:
     send = one.client.t_send_ns
     assert send is not None
     failed = replace(client_record(send, None, None, CONFIG), status=RequestStatus.ERROR, error="HTTP 500")
@@ -308,9 +300,8 @@ def test_what_the_client_did_not_get_does_not_count() -> None:
     assert "does not report its number of tokens" in one.record(client=unjudged).discarded
 
 
-def test_requests_on_no_leg_are_left_alone_whatever_they_are_called() -> None:
+def test_requests_on_no_leg_are_left_alone_whatever_they_are_called(one: Seen) -> None:
     """A combined request whose id contains this one's, sent before it: its first schedule is not this one's."""
-    one = seen(QUIET, CONFIG)
     name = one.decision.request.request
     promoted = next(event for event in one.decode.events if event.event == "promoted")
     others = [
@@ -323,24 +314,16 @@ def test_requests_on_no_leg_are_left_alone_whatever_they_are_called() -> None:
     assert on_decode == (), "evidence of another request is none of this one's"
 
 
-def test_a_wait_for_a_core_is_kept() -> None:
-    one = seen(QUIET, CONFIG)
+def test_a_wait_for_a_core_is_kept(one: Seen) -> None:
     assert one.record().counts.run_delay_us is None
     assert one.record(prefill=_changed(one.prefill, "write", run_delay_us=120.0)).counts.run_delay_us == 120.0
     assert one.record(discarded="evicted").discarded == "evicted"
 
 
-def test_a_probes_folder_is_read_with_all_of_its_processes(tmp_path: Path) -> None:
-    one = seen(QUIET, CONFIG)
+def test_a_probes_folder_is_read_with_all_of_its_processes(tmp_path: Path, one: Seen) -> None:
     encode = msgspec.json.Encoder().encode
-    status = {
-        "event": "status",
-        "role": "engine",
-        "pid": 7,
-        "boot_id": "host-a",
-        "t_ns": 1,
-        "available": {"write": True},
-    }
+    available = {"write": True}
+    status = {"event": "status", "role": "engine", "pid": 7, "boot_id": "host-a", "t_ns": 1, "available": available}
     lines = [encode(status), *(encode(event) for event in one.prefill.events)]
     half = len(lines) // 2
     (tmp_path / "transfer.7.jsonl").write_bytes(b"\n".join(lines[:half]) + b"\n" + b'{"event": "wri')
@@ -359,9 +342,8 @@ def test_a_later_status_of_a_process_replaces_the_earlier() -> None:
     assert ProbeLog(statuses=(sees, broke)).blind("promoted") == "it raised"
 
 
-def test_a_send_that_is_stamped_late_was_sent_before_the_other_side_began() -> None:
+def test_a_send_that_is_stamped_late_was_sent_before_the_other_side_began(one: Seen) -> None:
     """The router lost its core between its send and the stamp; on one clock that is known."""
-    one = seen(QUIET, CONFIG)
     t2 = next(event.t_ns for event in one.prefill.events if event.event == "scheduled")
     record = _moved(one, t_source_sent_ns=t2 + 3_000_000).record()
     assert record.timestamps_ns.t1_proxy_dispatch == t2

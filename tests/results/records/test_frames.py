@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from results.records.frames import Gap, read_cell, read_metrics, read_requests, read_steps
+from results.records.frames import Gap, Loaded, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, parquet_beside, sha256
 from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 
@@ -28,9 +29,13 @@ def _why(gaps: tuple[Gap, ...]) -> str:
     return f"{gap.artifact} {gap.reason}"
 
 
+def _frame(loaded: Loaded) -> pd.DataFrame:
+    assert loaded.frame is not None
+    return loaded.frame
+
+
 def test_nanoseconds_survive_beside_nulls(cell: Path) -> None:
-    frame = read_requests(_requests(cell)).frame
-    assert frame is not None
+    frame = _frame(read_requests(_requests(cell)))
     assert frame["t_intended_ns"].iloc[0] == 5_000_000_000_000_000_123
     assert frame["http_status"].isna().all()
     assert frame["index"].tolist() == list(range(len(frame)))
@@ -39,26 +44,19 @@ def test_nanoseconds_survive_beside_nulls(cell: Path) -> None:
 def test_records_come_in_the_order_of_the_schedule_whatever_order_they_ended_in(cell: Path) -> None:
     path = _requests(cell)
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    frame = read_requests(path).frame
-    assert frame is not None
-    assert frame["index"].is_monotonic_increasing
+    assert _frame(read_requests(path))["index"].is_monotonic_increasing
 
 
 def test_parquet_is_kept_and_used_until_its_source_changes(cell: Path) -> None:
     path = _requests(cell)
-    before = read_requests(path).frame
-    assert before is not None
+    before = _frame(read_requests(path))
     assert parquet_beside(path).exists()
     stamp = path.stat()
     path.write_bytes(path.read_bytes().replace(b'"ok"', b'"no"'))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    again = read_requests(path).frame
-    assert again is not None
-    assert again.equals(before)  # same size and time: the copy was read
+    assert _frame(read_requests(path)).equals(before)  # same size and time: the copy was read
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
-    changed = read_requests(path).frame
-    assert changed is not None
-    assert set(changed["status"]) == {"no"}
+    assert set(_frame(read_requests(path))["status"]) == {"no"}
 
 
 def test_a_copied_folder_keeps_its_parquet(cell: Path) -> None:
@@ -73,13 +71,11 @@ def test_a_copied_folder_keeps_its_parquet(cell: Path) -> None:
 
 def test_a_damaged_parquet_is_as_good_as_none(cell: Path) -> None:
     path = _requests(cell)
-    before = read_requests(path).frame
+    before = _frame(read_requests(path))
     parquet_beside(path).write_bytes(b"PAR1 rubbish")
     after = read_requests(path)
     assert after.gaps == ()
-    assert after.frame is not None
-    assert before is not None
-    assert after.frame.equals(before)
+    assert _frame(after).equals(before)
 
 
 def test_a_lost_jsonl_is_a_gap_even_where_its_parquet_still_serves(cell: Path) -> None:
@@ -142,8 +138,7 @@ def test_metrics_give_a_column_per_name_and_nan_where_a_scrape_lacks_it(cell: Pa
     path = cell.with_name("metrics_A_r4.jsonl")
     with path.open("ab") as file:
         file.write(b'{"t_ns": 9, "t_unix_s": 1.0, "moment": "sample", "error": "connection refused"}\n')
-    frame = read_metrics(path, (WAITING, "vllm:unheard_of")).frame
-    assert frame is not None
+    frame = _frame(read_metrics(path, (WAITING, "vllm:unheard_of")))
     assert frame["t_ns"].is_monotonic_increasing
     assert frame[WAITING].isna().sum() == 1
     assert frame["vllm:unheard_of"].isna().all()
@@ -153,13 +148,10 @@ def test_metrics_give_a_column_per_name_and_nan_where_a_scrape_lacks_it(cell: Pa
 
 def test_steps_can_be_read_by_column(cell: Path) -> None:
     path = cell.with_name("engine_step_A_r4.jsonl")
-    frame = read_steps(path, columns=("t_ns", "engine_step_us")).frame
-    assert frame is not None
+    frame = _frame(read_steps(path, columns=("t_ns", "engine_step_us")))
     assert list(frame.columns) == ["t_ns", "engine_step_us"]
     parquet_beside(path).unlink()
-    again = read_steps(path, columns=("t_ns", "engine_step_us")).frame
-    assert again is not None
-    assert again.equals(frame)
+    assert _frame(read_steps(path, columns=("t_ns", "engine_step_us"))).equals(frame)
 
 
 def test_a_cell_record_of_another_version_is_not_read_as_this_one(cell: Path) -> None:

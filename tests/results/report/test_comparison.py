@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,7 @@ from results.records.errors import ResultsError
 from results.records.estimate import Estimate, unknown
 from results.records.run_folder import RunFacts
 from results.registry import compare_runs
-from results.report.comparison import (
-    Comparable,
-    Comparison,
-    Measure,
-    compare,
-    describe_comparison,
-    to_json,
-)
+from results.report.comparison import Comparable, Measure, compare, describe_comparison, to_json
 from results.report.document import render_markdown
 from results.statistics.independent import DISJOINT_BY_CHANCE, chance_of_disjoint
 from results.statistics.judgement import Judgement, Outcome, Verdict
@@ -42,12 +36,8 @@ def tax(low: float, high: float, verdict: Verdict | None, *, config: str = "nixl
     return Measure("Taxes", {"config": config}, value, "%", ratio=False, verdict=verdict, at=at)
 
 
-def compared(first: Comparable, second: Comparable) -> Comparison:
-    return compare(first, second)
-
-
 def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
-    comparison = compared(
+    comparison = compare(
         run("monday", tax(-0.36, -0.14, Verdict.LOWER)),
         run("tuesday", tax(0.07, 0.32, Verdict.HIGHER), outcome=Outcome.FAILS),
     )
@@ -78,7 +68,7 @@ def test_among_hundreds_of_pairs_chance_makes_some_disjoint_and_never_many() -> 
 
 
 def test_overlapping_intervals_and_undecided_outcomes_are_no_contradiction() -> None:
-    comparison = compared(
+    comparison = compare(
         run("monday", tax(-0.1, 0.3, Verdict.NOT_DISTINGUISHABLE)),
         run("tuesday", tax(0.07, 0.32, Verdict.HIGHER), outcome=Outcome.UNDECIDED),
     )
@@ -91,14 +81,14 @@ def test_overlapping_intervals_and_undecided_outcomes_are_no_contradiction() -> 
 def test_a_spread_within_one_launch_is_never_disjoint() -> None:
     one = tax(0.07, 0.32, None)
     single = replace(one, estimate=replace(one.estimate, launches=1))
-    comparison = compared(run("monday", tax(-0.36, -0.14, Verdict.LOWER)), run("tuesday", single))
+    comparison = compare(run("monday", tax(-0.36, -0.14, Verdict.LOWER)), run("tuesday", single))
     assert comparison.disjoint == ()
     assert "runs made with `--trials 3` give a verdict" in comparison.changes[0].withheld
 
 
 def test_numbers_under_other_conditions_are_shown_and_not_compared() -> None:
     same = tax(0.1, 0.2, None, config="noop")
-    comparison = compared(
+    comparison = compare(
         run("monday", tax(0.1, 0.2, None), same), run("tuesday", tax(0.5, 0.6, None, at="8 req/s"), same)
     )
     change = comparison.changes[0]
@@ -108,30 +98,30 @@ def test_numbers_under_other_conditions_are_shown_and_not_compared() -> None:
 
 def test_what_only_one_run_has_is_listed() -> None:
     both, other = tax(0.1, 0.2, None), tax(0.1, 0.2, None, config="noop")
-    comparison = compared(run("monday", both, other), run("tuesday", both))
+    comparison = compare(run("monday", both, other), run("tuesday", both))
     assert (comparison.only_first, comparison.only_second) == (("Taxes: noop",), ())
 
 
 def test_runs_of_two_traces_or_without_a_common_number_are_refused() -> None:
     with pytest.raises(ResultsError, match="differ in trace: t and u") as refused:
-        compared(run("monday", tax(0.1, 0.2, None)), run("tuesday", tax(0.1, 0.2, None), trace="u"))
+        compare(run("monday", tax(0.1, 0.2, None)), run("tuesday", tax(0.1, 0.2, None), trace="u"))
     assert refused.value.remedy == "compare runs of one trace"
     with pytest.raises(ResultsError, match="no cell in common"):
-        compared(run("monday", tax(0.1, 0.2, None)), run("tuesday", tax(0.1, 0.2, None, config="noop")))
+        compare(run("monday", tax(0.1, 0.2, None)), run("tuesday", tax(0.1, 0.2, None, config="noop")))
 
 
 def test_a_number_that_was_not_measured_has_its_reason() -> None:
     missing = replace(tax(0.1, 0.2, None), estimate=unknown("not run"))
     same = tax(0.1, 0.2, None, config="noop")
-    comparison = compared(run("monday", missing, same), run("tuesday", tax(0.1, 0.2, None), same))
+    comparison = compare(run("monday", missing, same), run("tuesday", tax(0.1, 0.2, None), same))
     assert "first: not run" in str(describe_comparison(comparison).tables)
 
 
 @pytest.mark.parametrize("write", [write_tax_run, write_routing_run, write_lifecycle_run])
-def test_every_experiment_compares_its_runs_in_text_data_and_markdown(write: object, tmp_path: Path) -> None:
-    assert callable(write)
+def test_every_experiment_compares_its_runs_in_text_data_and_markdown(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
     for name in ("monday", "tuesday"):
-        (tmp_path / name).mkdir()
         write(tmp_path / name)
     comparison = compare_runs(tmp_path / "monday", tmp_path / "tuesday")
     assert comparison.changes
@@ -151,7 +141,6 @@ def test_every_experiment_compares_its_runs_in_text_data_and_markdown(write: obj
 def test_a_policy_that_is_slower_in_the_second_run_is_found(tmp_path: Path) -> None:
     world = routing_runs.World(sessions=24, turns=5, gap_s=0.5)
     for name, ttft in (("monday", 0.2), ("tuesday", 0.5)):
-        (tmp_path / name).mkdir()
         policies = [routing_runs.Truth("round_robin"), routing_runs.Truth("sticky", ttft_s=ttft)]
         routing_runs.write_run(tmp_path / name, world, policies)
     changes = compare_runs(tmp_path / "monday", tmp_path / "tuesday").changes
@@ -163,11 +152,12 @@ def test_a_policy_that_is_slower_in_the_second_run_is_found(tmp_path: Path) -> N
 
 def test_runs_of_two_experiments_are_refused_before_they_are_read(tmp_path: Path) -> None:
     for name, write in (("monday", write_routing_run), ("tuesday", write_lifecycle_run)):
-        (tmp_path / name).mkdir()
         write(tmp_path / name)
-    with pytest.raises(ResultsError, match="run monday is of routing, run tuesday of pd-lifecycle"):
+    with pytest.raises(ResultsError, match="run monday is of routing, run tuesday of pd-lifecycle") as caught:
         compare_runs(tmp_path / "monday", tmp_path / "tuesday")
-    shutil.copytree(tmp_path / "monday", tmp_path / "bare")
-    (tmp_path / "bare" / "plan.json").unlink()
-    with pytest.raises(ResultsError, match=r"plan\.json is missing"):
-        compare_runs(tmp_path / "bare", tmp_path / "monday")
+    assert (caught.value.exit_code, bool(caught.value.remedy)) == (2, True)
+    bare = Path(shutil.copytree(tmp_path / "monday", tmp_path / "bare"))
+    (bare / "plan.json").unlink()
+    for pair in ((bare, tmp_path / "monday"), (tmp_path / "monday", bare)):
+        with pytest.raises(ResultsError, match=r"plan\.json is missing"):
+            compare_runs(*pair)

@@ -61,6 +61,17 @@ class Log:
         self.records.append(DecisionRecord(place, T0_NS + round(t_s * 1e9), 0.0, asked, view, made, outcome))
 
 
+def spread(shares: tuple[int, int, int], kept: float) -> Log:
+    """This many sessions on each instance; each comes again and finds `kept` of what its instance held."""
+    log = Log()
+    names = [name for name, count in zip("abc", shares, strict=True) for _ in range(count)]
+    for place, name in enumerate(names):
+        log.pick(place, f"s{place:03d}", name, counted=0)
+        again_s = len(names) + place
+        log.pick(again_s, f"s{place:03d}", name, owner=name, cached={name: 1000}, counted=int(1000 * kept))
+    return log
+
+
 def moved(
     source: str,
     target: str,

@@ -12,7 +12,7 @@ from results.routing.load_floor import measure_load_floor
 from results.routing.measurements import count_interval, level_interval, one_per_trial
 from results.statistics.judgement import Outcome, correct_together
 from results.statistics.trials import Measured
-from tests.results.routing.logs import Log, facts_of_logs
+from tests.results.routing.logs import facts_of_logs, spread
 from tests.results.routing.synthetic import World
 
 SESSIONS = 60
@@ -51,16 +51,6 @@ def test_a_count_that_varies_has_its_own_spread_and_a_share_stays_within_its_bou
     assert none.high == pytest.approx(half, rel=1e-4)
     assert none.reason is None
     assert count_interval(counted([15, 15])).low is None, "two trials give no interval"
-
-
-def spread(shares: tuple[int, int, int], kept: float) -> Log:
-    """Each session comes twice to its instance, which has this share of its prefix the second time."""
-    log = Log()
-    names = [name for name, count in zip("abc", shares, strict=True) for _ in range(count)]
-    for place, name in enumerate(names):
-        log.pick(place, f"s{place:03d}", name, counted=0)
-        log.pick(100 + place, f"s{place:03d}", name, owner=name, cached={name: 1000}, counted=int(1000 * kept))
-    return log
 
 
 def test_decision_points_are_decided_where_each_trial_spreads_the_sessions_alike() -> None:

@@ -27,9 +27,7 @@ APC = EngineGate(
 
 
 def make_run(folder: Path, simulated: str = "a model") -> Path:
-    root = folder / "20260131-120000-simulated"
-    root.mkdir()
-    write_run(root, WORLD, (Truth("unified"), Truth("sticky")))
+    root = write_run(folder / "20260131-120000-simulated", WORLD, (Truth("unified"), Truth("sticky")))
     plan: dict[str, Any] = json.loads(RunLayout(root).plan.read_bytes())
     plan["inputs"]["simulated"] = simulated
     RunLayout(root).plan.write_bytes(msgspec.json.encode(plan))

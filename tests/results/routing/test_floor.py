@@ -31,7 +31,7 @@ from results.routing.load_floor import (
 from results.routing.transfers import Moved
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
-from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.logs import Log, facts_of_logs, moved, spread
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 
 pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
@@ -95,16 +95,6 @@ def test_a_pick_whose_tokens_were_not_counted_is_in_neither_sum() -> None:
 )
 def test_a_fix_is_known_by_its_parameters(parameters: Mapping[str, Any], fix: str) -> None:
     assert fix_of(parameters) == fix
-
-
-def spread(shares: tuple[int, int, int], kept: float) -> Log:
-    """Ten sessions, this many on each instance; each comes again and finds `kept` of what its instance held."""
-    log = Log()
-    names = [name for name, count in zip("abc", shares, strict=True) for _ in range(count)]
-    for place, name in enumerate(names):
-        log.pick(place, f"s{place:03d}", name, counted=0)
-        log.pick(50 + place, f"s{place:03d}", name, owner=name, cached={name: 1000}, counted=int(1000 * kept))
-    return log
 
 
 def with_handovers(log: Log, status: str, count: int, *, external: int | None = 1600, took_s: float = 0.2) -> Log:
@@ -468,18 +458,19 @@ def test_the_window_is_judged_by_two_arms_that_differ_in_the_quarantine_alone() 
 
 
 def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
-    found = floor_of(
+    return floor_of(
         {"bonus": (BONUS, spread((4, 3, 3), 0.9)), "plain": ({}, short), "patient": ({}, long)},
         {"bonus": rules(4), "plain": rules(4), "patient": rules(15, **others)},
     )
-    return found
+
+
+SHORT = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
+LONG = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
+"""Decode requests that the short arm gave up on take longer than its timeout in the long one."""
 
 
 def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
-    """Decode requests that the short arm gave up on take longer than its timeout in the long one."""
-    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
-    long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
-    found = of_timeouts(short, long)
+    found = of_timeouts(SHORT, LONG)
     (pair,) = found.timeouts
     assert (pair.short, pair.short_s, pair.long, pair.long_s) == ("plain", 4, "patient", 15)
     assert (pair.short_decode_requests.timed_out, pair.over_short) == (18, 30)
@@ -494,11 +485,8 @@ def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
 
 def test_only_the_decode_request_is_held_against_the_timeout() -> None:
     """A transfer of 5 s whose decode request took 3.75 s would not have timed out at 4 s."""
-
-    def log() -> Log:
-        return with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=5.0)
-
-    found = of_timeouts(log(), log())
+    log = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=5.0)
+    found = of_timeouts(log, log)
     assert found.timeouts[0].over_short == 0
     said = answered(found)["D2"]
     assert (said.outcome, "made no difference" in said.reason) == (Outcome.UNDECIDED, True)
@@ -543,8 +531,7 @@ def test_what_was_run_is_corrected_together_whatever_its_data_say() -> None:
 
 
 def test_two_timeouts_that_contradict_each_other_decide_nothing() -> None:
-    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
-    found = of_timeouts(short, with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0))
+    found = of_timeouts(SHORT, LONG)
     (pair,) = found.timeouts
     worse = replace(pair, lost_share=Estimate(0.5, 0.4, 0.6, launches=3))
     for pairs, outcome in (((pair, pair), Outcome.HOLDS), ((pair, worse), Outcome.UNDECIDED)):
@@ -610,10 +597,8 @@ def test_decision_points_under_several_rates_are_named_by_them() -> None:
 
 
 def test_timeouts_and_quarantines_are_judged_under_one_load() -> None:
-    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
-    long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
     arms: dict[str, Variant] = {
-        "bonus": (BONUS, PLAIN[1]), "plain": ({}, short), "patient": ({}, long), "closing": ({}, long),
+        "bonus": (BONUS, PLAIN[1]), "plain": ({}, SHORT), "patient": ({}, LONG), "closing": ({}, LONG),
     }  # fmt: skip
     routers = {
         "bonus": rules(4, failures_to_quarantine=3),

@@ -71,8 +71,7 @@ def migrations_of(
 
 
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
-    facts, measurements = facts_of(log_of(), log_of(), log_of())
-    (row,) = transfers_of(facts, measurements)
+    (row,) = transfers_of(*facts_of(log_of(), log_of(), log_of()))
     assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})
     assert row.transports == ("mooncake",)
     expected = {
@@ -88,22 +87,19 @@ def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
 def test_tokens_that_the_source_lost_and_that_the_target_had_are_counted_apart() -> None:
     log = Log()
     log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
-    facts, measurements = facts_of(log)
-    (row,) = transfers_of(facts, measurements)
+    (row,) = transfers_of(*facts_of(log))
     assert row.values["source_computed_share"].value == 0.75
     assert row.values["external_share"].value == 0.75
     assert row.values["local_tokens_mean"].value == 400
 
 
 def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() -> None:
-    facts, measurements = facts_of(log_of(0.1), log_of(0.2), log_of(0.3))
-    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(*facts_of(log_of(0.1), log_of(0.2), log_of(0.3)))[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.2)
     assert found.basis == "over 3 trials"
     assert found.low == 0.0  # 0.2 - 4.30 * 0.1 / sqrt(3), which a time cannot be
     assert found.high == pytest.approx(0.2 + 4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
-    facts, measurements = facts_of(log_of(recomputed=3))
-    rate = migrations_of(facts, measurements).values["trigger_rate"]
+    rate = migrations_of(*facts_of(log_of(recomputed=3))).values["trigger_rate"]
     assert (rate.value, rate.low, rate.high) == (0.25, 0.25, 0.25)  # a quarter of every session's requests
     assert rate.basis == "sessions resampled, 1 trial"
 
@@ -138,8 +134,7 @@ def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
         msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, session="x" + one.request.session))
         for one in log.records
     ]
-    facts, measurements = facts_of(log)
-    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(*facts_of(log))[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.1)
     assert found.low is None
     assert "the turn records do not name" in (found.reason or "")
@@ -168,8 +163,7 @@ def test_a_session_id_that_a_header_cannot_hold_is_known_again() -> None:
 def test_a_cell_without_migrations_says_why(parameters: Mapping[str, Any], gates: tuple[Gate, ...], why: str) -> None:
     log = Log()
     log.pick(0, "s000", "a", gates=gates)
-    facts, measurements = facts_of(log)
-    row = migrations_of(facts, measurements, parameters)
+    row = migrations_of(*facts_of(log), parameters)
     assert (row.why_none, row.asked) == (why, 0)
 
 
@@ -178,8 +172,7 @@ def test_thrashing_names_its_sessions() -> None:
     log.pick(0, "s000", "b", source="a")
     log.pick(5, "s000", "a", source="b")
     log.pick(5, "s001", "a", source="b")
-    facts, measurements = facts_of(log)
-    row = migrations_of(facts, measurements)
+    row = migrations_of(*facts_of(log))
     assert row.thrashed == ("s000",)
     assert row.values["thrash_rate"].value == 0.5
 

@@ -51,6 +51,15 @@ def _of(world: World, *truths: Truth) -> Measurements:
     return measured(world, truths or (FAST, SLOW))
 
 
+def _difference(found: Measurements, metric: Metric = MEAN) -> Estimate:
+    """What `unified` has more than `round_robin`."""
+    return mean_interval(found.difference("unified", "round_robin", metric))
+
+
+def _standing(found: Measurements, metric: str, *labels: str) -> Standing:
+    return next(row for row in rank_labels(found, [Load(labels)]) if row.metric == metric)
+
+
 def _expected(world: World) -> float:
     """SLOW - FAST in the mean over these very sessions, which are drawn once."""
     costs = np.exp(world.session_sigma * np.random.default_rng([world.seed, 1]).standard_normal(world.sessions))
@@ -60,27 +69,20 @@ def _expected(world: World) -> float:
 @SIMULATIONS
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
-    hits = []
-    for seed in seeds:
-        world = replace(WORLD, trials=trials, seed=seed)
-        hits.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
-    assert as_promised(hits)
+    worlds = (replace(WORLD, trials=trials, seed=seed) for seed in seeds)
+    assert as_promised([covers(_difference(_of(world)), _expected(world)) for world in worlds])
 
 
 @SIMULATIONS
 def test_only_trials_hold_what_varies_between_launches(seeds: Sequence[int]) -> None:
     """With launches that differ by a fifth, sessions of one trial promise too much and five trials do not."""
 
-    def estimate_of(trials: int) -> list[bool]:
-        found = []
-        for seed in seeds:
-            world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
-            truth = _expected(world) * float(np.exp(0.02))
-            found.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
-        return found
+    def hits_of(trials: int) -> list[bool]:
+        worlds = (replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2) for seed in seeds)
+        return [covers(_difference(_of(world)), _expected(world) * float(np.exp(0.02))) for world in worlds]
 
-    assert not as_promised(estimate_of(1))
-    assert as_promised(estimate_of(5))
+    assert not as_promised(hits_of(1))
+    assert as_promised(hits_of(5))
 
 
 def test_an_interval_says_what_it_covers() -> None:
@@ -89,15 +91,13 @@ def test_an_interval_says_what_it_covers() -> None:
         (2, "sessions resampled, 2 trials"),
         (3, "over 3 trials"),
     ):
-        assert (
-            mean_interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
-        )
+        assert _difference(_of(replace(WORLD, trials=trials))).basis == basis
 
 
 def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
     """Sessions differ by a factor of two; the difference of two policies on the same sessions hardly varies."""
     found = _of(replace(WORLD, trials=1, session_sigma=0.7))
-    low, high = bounds(mean_interval(found.difference("unified", "round_robin", MEAN)))
+    low, high = bounds(_difference(found))
     alone = [bounds(mean_interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
     assert high - low < 0.5 * sum(above - below for below, above in alone)
 
@@ -118,21 +118,18 @@ def test_the_same_policy_twice_is_not_distinguishable(seeds: Sequence[int]) -> N
     hits = []
     for seed in seeds:
         found = _of(replace(WORLD, seed=seed), FAST, Truth("load_only"))
-        hits.append(
-            compare_two(found, "load_only", "round_robin", metric_named("ttft_p90_s")).verdict
-            == Verdict.NOT_DISTINGUISHABLE
-        )
+        row = compare_two(found, "load_only", "round_robin", metric_named("ttft_p90_s"))
+        hits.append(row.verdict == Verdict.NOT_DISTINGUISHABLE)
     assert as_promised(hits)
 
 
 def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
-    one = mean_interval(
-        _of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric_named("amplification"))
-    )
+    amplification = metric_named("amplification")
+    one = _difference(_of(replace(WORLD, trials=1)), amplification)
     assert one.value is not None
     assert one.low is None
     assert "needs 3 trials" in (one.reason or "")
-    bounds(mean_interval(_of(WORLD).difference("unified", "round_robin", metric_named("amplification"))))
+    bounds(_difference(_of(WORLD), amplification))
 
 
 def slowed(factors: Sequence[float]) -> Measurements:
@@ -195,14 +192,12 @@ def test_within_a_launch_or_two_no_policy_is_distinguishable_from_another(trials
     assert bounds(row.difference)[0] > 0  # the sessions of these launches leave no doubt
     assert (row.verdict, row.p_value) == (None, None)
     assert "(within launches)" in format_difference(row.difference, MEAN)
-    names = ["round_robin", "unified"]
-    for standing in rank_labels(found, [Load(tuple(names))]):
+    for standing in rank_labels(found, [Load(("round_robin", "unified"))]):
         assert (standing.behind, standing.alone) == ((), False)
 
 
 def test_few_sessions_are_not_resampled() -> None:
-    world = replace(WORLD, sessions=MIN_SESSIONS - 1, trials=1)
-    found = mean_interval(_of(world).difference("unified", "round_robin", MEAN))
+    found = _difference(_of(replace(WORLD, sessions=MIN_SESSIONS - 1, trials=1)))
     assert found.low is None
     assert "too few to resample" in (found.reason or "")
 
@@ -231,12 +226,10 @@ def test_records_that_lack_turns_are_paired_by_index() -> None:
 
 def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
     late = replace(SLOW, degraded={0: "the client was late"})
-    found = mean_interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
+    found = _difference(_of(replace(WORLD, trials=1), FAST, late))
     assert found.value is None
     assert "the client was late" in (found.reason or "")
-    assert mean_interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
-        "sessions resampled, 2 trials"
-    )
+    assert _difference(_of(WORLD, FAST, late)).basis == "sessions resampled, 2 trials"
 
 
 def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
@@ -266,16 +259,13 @@ def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
 
 def test_a_winner_is_alone_only_where_all_others_are_distinguishably_worse() -> None:
     third = Truth("sticky", ttft_s=0.302)
-    names = ["round_robin", "sticky", "unified"]
     found = _of(replace(WORLD, trials=8), FAST, SLOW, third)
-    standing = {row.metric: row for row in rank_labels(found, [Load(tuple(names))])}
+    standing = {row.metric: row for row in rank_labels(found, [Load(("round_robin", "sticky", "unified"))])}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
-    without = _of(WORLD, SLOW, third)
-    two = rank_labels(without, [Load(("sticky", "unified"))])
-    assert not next(row for row in two if row.metric == "ttft_p50_s").alone
+    assert not _standing(_of(WORLD, SLOW, third), "ttft_p50_s", "sticky", "unified").alone
 
 
 @pytest.mark.parametrize("names", [("round_robin", "unified"), ("unified", "round_robin")])
@@ -294,26 +284,22 @@ def test_the_ranking_takes_the_differences_that_were_computed_before(
     compare_labels(found, names)
     before = counts["calls"]
     assert before > 0
-    ranked = rank_labels(found, [Load(names)])
+    standing = _standing(found, "ttft_p50_s", *names)
     assert counts["calls"] == before
-    assert next(row for row in ranked if row.metric == "ttft_p50_s").behind == ("unified",)
+    assert standing.behind == ("unified",)
 
 
 def test_one_policy_far_behind_is_told_apart_by_the_residual_of_all() -> None:
     """Three trials and five policies: its own three differences, corrected for every comparison, would not do."""
     near = [Truth(name, ttft_s=0.3) for name in ("lmetric", "sticky", "unified")]
     found = _of(WORLD, FAST, *near, Truth("ear", ttft_s=0.9))
-    names = ["round_robin", "lmetric", "sticky", "unified", "ear"]
-    row = next(row for row in rank_labels(found, [Load(tuple(names))]) if row.metric == "ttft_p90_s")
-    assert "ear" in row.behind
+    assert "ear" in _standing(found, "ttft_p90_s", "round_robin", "lmetric", "sticky", "unified", "ear").behind
 
 
 def test_a_policy_of_too_few_trials_is_not_judged_and_the_reason_is_stated() -> None:
     lost = replace(SLOW, degraded={0: "the client was late"})
     found = _of(WORLD, FAST, lost, Truth("sticky", ttft_s=0.302))
-    row = next(
-        row for row in rank_labels(found, [Load(("round_robin", "sticky", "unified"))]) if row.metric == "ttft_p90_s"
-    )
+    row = _standing(found, "ttft_p90_s", "round_robin", "sticky", "unified")
     assert (row.unjudged, row.alone) == (("unified",), False)
     assert "the client was late" in row.why
 
@@ -321,8 +307,7 @@ def test_a_policy_of_too_few_trials_is_not_judged_and_the_reason_is_stated() -> 
 def test_two_lucky_trials_are_not_the_best() -> None:
     lucky = replace(FAST, label="lucky", degraded={0: "the client was late"})
     found = _of(WORLD, lucky, SLOW, Truth("sticky", ttft_s=0.302))
-    names = ("lucky", "sticky", "unified")
-    row = next(row for row in rank_labels(found, [Load(names)]) if row.metric == "ttft_p50_s")
+    row = _standing(found, "ttft_p50_s", "lucky", "sticky", "unified")
     assert (row.best in ("sticky", "unified"), row.unjudged) == (True, ("lucky",))
 
 
@@ -337,16 +322,13 @@ def test_a_policy_that_failed_its_slow_turns_is_not_the_best_of_those_that_serve
     p90 = metric_named("ttft_p90_s")
     own = [float(found.get(label, p90).values.mean()) for label in ("sticky", "unified")]
     assert own[1] < own[0]
-    row = next(row for row in rank_labels(found, [Load(("sticky", "unified"))]) if row.metric == p90.name)
-    assert row.best == "sticky"
+    assert _standing(found, p90.name, "sticky", "unified").best == "sticky"
 
 
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
-    names = ["round_robin", "unified"]
-    apc = next(row for row in rank_labels(found, [Load(tuple(names))]) if row.metric == "apc")
-    assert apc.best == "unified"
+    assert _standing(found, "apc", "round_robin", "unified").best == "unified"
 
 
 def test_policies_stand_in_the_order_of_the_specification() -> None:

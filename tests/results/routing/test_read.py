@@ -32,9 +32,7 @@ ARTIFACTS = (
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny"
-    root.mkdir()
-    return write_run(root, WORLD, POLICIES)
+    return write_run(tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny", WORLD, POLICIES)
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ MOVING = (
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny"
-    root.mkdir()
     write_run(root, WORLD, POLICIES, planned=("lmetric <b>&",))
     write_interference(root, {256: 1.4, 1024: 3.0, 4096: 9.0})
     write_results(root)
@@ -103,8 +102,7 @@ def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> No
 
 @pytest.mark.parametrize(("trials", "said"), [(1, "One launch per policy: two"), (2, "2 launches per policy: two")])
 def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, trials: int, said: str) -> None:
-    write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
-    analysis = analyze(tmp_path)
+    analysis = analyze(write_run(tmp_path, replace(WORLD, trials=trials), POLICIES))
     text = report_text(analysis)
     assert said in text.split(". ")[0]
     assert said in describe_verdict(analysis)
@@ -117,8 +115,7 @@ def test_too_few_trials_are_reported_first_and_no_policy_wins(tmp_path: Path, tr
 
 def test_a_policy_with_fewer_trials_than_the_others_is_named_and_not_judged(tmp_path: Path) -> None:
     late = replace(POLICIES[2], degraded={0: "the client was late"})
-    write_run(tmp_path, WORLD, (*POLICIES[:2], late))
-    analysis = analyze(tmp_path)
+    analysis = analyze(write_run(tmp_path, WORLD, (*POLICIES[:2], late)))
     assert not any("unified" in (*row.behind, *row.level) for row in analysis.standings)
     assert re.search(r"\| unified \| fewer than 3 trials that count", report_text(analysis))
 
@@ -157,8 +154,7 @@ def test_the_load_floors_variants_are_set_against_the_one_without_a_fix(tmp_path
         Truth("overlap first", "kv_aware"),
         Truth("B: floor", "kv_aware", parameters={"load_floor_bonus": 200}),
     )
-    write_run(tmp_path, WORLD, policies)
-    analysis = analyze(tmp_path)
+    analysis = analyze(write_run(tmp_path, WORLD, policies))
     assert analysis.labels == ("overlap first", "A: cold", "B: floor")
     assert analysis.baseline == "overlap first"
     assert "## Against overlap first, as ratios" in report_text(analysis)
@@ -180,8 +176,8 @@ def test_captions_state_the_trials_the_unit_and_what_the_bars_are(analysis: Rout
         assert part in captions["6"]
     assert "ITL in ms" in captions["4d"]
     assert "95 % spread within the launch (over " in captions["4d"]
-    write_run(tmp_path, replace(WORLD, trials=1), POLICIES)
-    once = {figure.name: figure.caption for figure in build_figures(analyze(tmp_path))}["6"]
+    one_trial = analyze(write_run(tmp_path, replace(WORLD, trials=1), POLICIES))
+    once = {figure.name: figure.caption for figure in build_figures(one_trial)}["6"]
     assert "Bars: 95 % spread within the launch (sessions resampled, 1 trial). " in once
     assert "Trials per policy: 1, a launch each." in once
     assert name_units(("apc", "ttft_p50_s", "ttft_p90_s")) == "In %: APC; in ms: TTFT p50, TTFT p90. "
@@ -196,9 +192,7 @@ def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("moving") / "20260131-120000-routing-cpu-tiny"
-    root.mkdir()
-    write_run(root, WORLD, MOVING)
+    root = write_run(tmp_path_factory.mktemp("moving") / "20260131-120000-routing-cpu-tiny", WORLD, MOVING)
     write_results(root)
     return root
 
@@ -251,8 +245,7 @@ def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting
         Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": moves})
         for label, moves in (("EAR", True), ("EAR, KV not moved", False))
     ]
-    write_run(tmp_path, WORLD, arms)
-    analysis = analyze(tmp_path)
+    analysis = analyze(write_run(tmp_path, WORLD, arms))
     assert (analysis.paper[-1].label, analysis.paper[-1].others) == ("EAR", ())
     assert analysis.settings == ()
     found = {row.label: row.arm for row in analysis.moves.recomputing}
@@ -270,8 +263,7 @@ def test_the_effect_of_knowing_the_output_length_is_a_row(tmp_path: Path) -> Non
         Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": True, "reserved_output": reserved})
         for label, reserved in (("EAR", 0), ("EAR, output known", "max_tokens"), ("EAR, 500", 500))
     ]
-    write_run(tmp_path, WORLD, arms)
-    analysis = analyze(tmp_path)
+    analysis = analyze(write_run(tmp_path, WORLD, arms))
     assert analysis.knowing == {"EAR, output known": "EAR"}
     text = report_text(analysis)
     assert "## Effect of knowing the output length" in text
@@ -298,8 +290,7 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
 
 def test_the_logs_order_of_policies_is_judged_for_the_labels_that_were_run(tmp_path: Path) -> None:
     truths = [Truth("mine", "lmetric", hit_share=0.8), Truth("by load", "load_only", hit_share=0.2)]
-    write_run(tmp_path, WORLD, truths)
-    claims = {one.name: one for one in analyze(tmp_path).claims}
+    claims = {one.name: one for one in analyze(write_run(tmp_path, WORLD, truths)).claims}
     assert claims["log: LMetric has soft affinity"].point.startswith("holds: +")
     assert claims["log: LMetric before load_only"].label == "not testable at this scale"
     assert not [name for name in claims if "unified" in name or "sticky" in name]
@@ -312,8 +303,8 @@ def test_a_split_of_static_pools_is_judged_under_its_own_name(tmp_path: Path) ->
     uneven = Truth("one", "static_pd", prefill=1)
     walls = {}
     for name, truths in (("both", [balanced, even, uneven]), ("alone", [balanced, uneven])):
-        write_run(tmp_path / name, world, truths)
-        walls[name] = [one.name for one in analyze(tmp_path / name).claims if one.name.startswith("3.2")]
+        analysis = analyze(write_run(tmp_path / name, world, truths))
+        walls[name] = [one.name for one in analysis.claims if one.name.startswith("3.2")]
     wall = "3.2: static pools meet the KV wall"
     assert walls == {"both": [wall, f"{wall}, 1P+3D"], "alone": [f"{wall}, 1P+3D"]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.summary import CellSummary, Shape
 from results.records.estimate import Estimate
 from results.statistics.estimates import Samples
+from tests.results.connector_tax.cells import make_cell
 
 SHAPE = Shape(4096, 256)
 RATES = ReferenceRates(4.0, 8.0, "", "", rates_per_s=(4.0, 8.0))
@@ -53,17 +55,12 @@ def measurements(truths: Sequence[Truth], seed: int = 0) -> Measurements:
 
 
 def summary(
-    truth: Truth, trial: int = 0, *, values: Mapping[str, float] | None = None, t_start_unix_s: float = 0.0
+    truth: Truth, trial: int = 0, *, values: Mapping[str, Any] | None = None, t_start_unix_s: float = 0.0
 ) -> CellSummary:
     """A cell's summary with just what comparisons read."""
-    name = f"{truth.phase}/{truth.config}/{truth.rate_per_s:g}/{truth.shape}/t{trial}"
-    return CellSummary(
-        cell=name, config=truth.config, phase=truth.phase, trial=trial, rate_per_s=truth.rate_per_s,
-        shape=truth.shape, arrival="constant", seed=1, window_s=60.0, t_start_unix_s=t_start_unix_s, attempt=1,
-        stop_reason="complete", counts={},
-        values={key: Estimate(value) for key, value in (values or {}).items()},
-        degraded=truth.degraded.get(trial, ""), fidelity={}, step_timing={}, path=name,
-        t_end_unix_s=t_start_unix_s + 60,
+    return make_cell(
+        truth.config, truth.rate_per_s, phase=truth.phase, trial=trial, shape=truth.shape,
+        degraded=truth.degraded.get(trial, ""), t_start_unix_s=t_start_unix_s, **(values or {}),
     )  # fmt: skip
 
 

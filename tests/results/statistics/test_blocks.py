@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, d
 RUNS = 4000
 
 
-def fitted(launches: Launches) -> BlockFit:
-    fit = fit_blocks(launches, REFERENCES)
+def fitted(launches: Launches, apart: Sequence[str] = ()) -> BlockFit:
+    fit = fit_blocks(launches, REFERENCES, apart=apart)
     assert isinstance(fit, BlockFit)
     return fit
 
@@ -210,8 +210,7 @@ def queued(rng: np.random.Generator, blocks: int) -> Launches:
 
 def test_configs_apart_widen_no_other_and_are_judged_by_their_own_launches() -> None:
     launches = queued(np.random.default_rng(2), 5)
-    fit = fit_blocks(launches, REFERENCES, apart=("nixl", "multi", "plain"))
-    assert isinstance(fit, BlockFit)
+    fit = fitted(launches, apart=("nixl", "multi", "plain"))
     without = fitted({name: values for name, values in launches.items() if name not in ("nixl", "multi")})
     assert fit.sigma == without.sigma
     assert fit.sigma < 0.5 * fitted(launches).sigma
@@ -236,8 +235,7 @@ def test_configs_apart_and_the_others_are_wrong_together_as_rarely_as_stated() -
     wrong, pooled = [], []
     for _ in range(runs):
         launches = queued(rng, blocks)
-        fit = fit_blocks(launches, REFERENCES, apart=("nixl", "multi"))
-        assert isinstance(fit, BlockFit)
+        fit = fitted(launches, apart=("nixl", "multi"))
         bounds = [one.together for one in (*fit.contrasts.values(), *fit.apart.values()) if one.together is not None]
         wrong.append(any(one.low * one.high > 0 for one in bounds))
         others = [one.together for name, one in fitted(launches).contrasts.items() if name in fit.contrasts]
@@ -250,8 +248,7 @@ def test_configs_apart_and_the_others_are_wrong_together_as_rarely_as_stated() -
 def test_a_config_apart_without_two_launches_has_no_contrast() -> None:
     launches = {name: dict(values) for name, values in draw(np.random.default_rng(3), 4).items()}
     launches["multi"] = {1: 0.4}
-    fit = fit_blocks(launches, REFERENCES, apart=("multi",))
-    assert isinstance(fit, BlockFit)
+    fit = fitted(launches, apart=("multi",))
     assert fit.find("multi") is None
     assert set(draw_differences({0: fit})[0]) == set(fit.contrasts)
 

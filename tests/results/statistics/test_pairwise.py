@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from results.statistics.block_model import Launches
-from results.statistics.blocks import launches_for
+from results.statistics.blocks import Together, launches_for
 from results.statistics.largest_t import dunnett_critical
 from results.statistics.pairwise import detectable_pair, judge_against_best, launches_for_pair
 from tests.results.statistics.made_launches import CONFIGS, SIGMA, degrees_of, draw, equicorrelated, pairs_half
@@ -18,6 +19,13 @@ def best_of(launches: Launches) -> str:
     return min(launches, key=lambda name: float(np.mean(list(launches[name].values()))))
 
 
+def against_best(launches: Launches, best: str = "") -> Mapping[str, Together]:
+    """Against the best of these launches, unless another is named."""
+    compared = judge_against_best(launches, best or best_of(launches))
+    assert not isinstance(compared, str)
+    return compared
+
+
 @pytest.mark.parametrize("blocks", [3, 8])
 def test_of_configs_that_do_not_differ_none_is_told_apart_from_the_best(blocks: int) -> None:
     """The best is chosen from the same launches: Dunnett's bounds would be left too often."""
@@ -25,9 +33,7 @@ def test_of_configs_that_do_not_differ_none_is_told_apart_from_the_best(blocks: 
     narrower = dunnett_critical(equicorrelated(len(CONFIGS) - 1, 1 / 2), degrees_of(blocks)) / pairs_half(blocks)
     found = by_dunnett = 0
     for _ in range(1000):
-        launches = draw(rng, blocks)
-        compared = judge_against_best(launches, best_of(launches))
-        assert not isinstance(compared, str)
+        compared = against_best(draw(rng, blocks))
         middles = [((one.high + one.low) / 2, (one.high - one.low) / 2) for one in compared.values()]
         found += any(middle > half for middle, half in middles)
         by_dunnett += any(middle > narrower * half for middle, half in middles)
@@ -39,9 +45,7 @@ def test_a_config_that_differs_is_told_apart_from_the_best_and_the_bounds_hold_i
     rng = np.random.default_rng(7)
     apart, hits = [], []
     for _ in range(300):
-        launches = draw(rng, 5, {"noop": -0.6, "nixl": 0.4})
-        compared = judge_against_best(launches, "noop")
-        assert not isinstance(compared, str)
+        compared = against_best(draw(rng, 5, {"noop": -0.6, "nixl": 0.4}), "noop")
         apart += [one.low > 0 for one in compared.values()]
         hits.append(compared["nixl"].low <= 1.0 <= compared["nixl"].high)
     assert np.mean(apart) > 0.95
@@ -53,8 +57,7 @@ def test_the_best_is_compared_where_launches_are_missing_and_one_config_is_noisy
     launches = {name: dict(own) for name, own in draw(rng, 5, {"noop": -1.0}).items()}
     del launches["multi"][3], launches["noop"][0]
     launches["nixl"] = {block: float(value + rng.normal(0, 1.0)) for block, value in launches["nixl"].items()}
-    compared = judge_against_best({**launches, "lmcache": {}}, "noop")
-    assert not isinstance(compared, str)
+    compared = against_best({**launches, "lmcache": {}}, "noop")
     assert set(compared) == {*CONFIGS} - {"noop", "lmcache"}
     assert compared["nixl"].high - compared["nixl"].low > 1.5 * (compared["mooncake"].high - compared["mooncake"].low)
     assert judge_against_best({"a": {0: 1.0, 1: 1.0}, "b": {0: 2.0, 1: 2.0}}, "a") == (
@@ -68,11 +71,9 @@ def test_one_noisy_config_widens_no_other_and_is_told_apart_no_more_often() -> N
     found, quiet, pooled = 0, [], []
     for _ in range(1000):
         launches = {name: dict(own) for name, own in draw(rng, 5).items()}
-        compared = judge_against_best(launches, best_of(launches))
+        compared = against_best(launches)
         launches["nixl"] = {block: value + float(rng.normal(0, 5 * SIGMA)) for block, value in launches["nixl"].items()}
-        beside = judge_against_best(launches, best_of(launches))
-        assert not isinstance(compared, str)
-        assert not isinstance(beside, str)
+        beside = against_best(launches)
         found += any(one.low > 0 for one in beside.values())
         name = next(name for name in ("noop", "mooncake", "multi") if name in compared and name in beside)
         pooled.append(compared[name].high - compared[name].low)
