@@ -5,7 +5,7 @@ Pure functions of LoadFloor. Timeouts and quarantines are judged by two arms tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from results.records.estimate import Estimate
@@ -20,11 +20,8 @@ def judge_timeouts(floor: LoadFloor) -> tuple[Outcome, str]:
     """D2."""
     if not floor.transport.asked:
         return Outcome.OPEN, "no KV was moved in this run"
-    pairs = list_pairs(floor.timeouts)
-    if not pairs:
-        alone = f"it needs two policies that differ in transfer.timeout_s alone{_name_loads(floor.timeouts)}"
-        return Outcome.OPEN, f"{alone}; {_describe_all_decode_requests(floor)}"
-    return _join_pairs([_judge_timeout(pair) for pair in pairs])
+    outcome, text = _judge_pairs(floor.timeouts, "transfer.timeout_s", _judge_timeout)
+    return outcome, f"{text}; {_describe_all_decode_requests(floor)}" if outcome is Outcome.OPEN else text
 
 
 def list_pairs(pairs: Sequence[Pair]) -> list[Pair]:
@@ -32,13 +29,14 @@ def list_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in pairs if not pair.loads]
 
 
-def _name_loads(pairs: Sequence[TimeoutPair | QuarantinePair]) -> str:
-    """Of pairs none of which is under one load: the loads of the first; empty without pairs."""
-    return f", under one load: {pairs[0].loads}" if pairs else ""
-
-
-def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
-    """What the pairs decide that do not contradict each other."""
+def _judge_pairs(
+    pairs: Sequence[Pair], differ_in: str, judge: Callable[[Pair], tuple[Outcome, str]]
+) -> tuple[Outcome, str]:
+    """What the pairs decide that do not contradict each other; open where none is under one load."""
+    judged_pairs = [judge(pair) for pair in list_pairs(pairs)]
+    if not judged_pairs:
+        loads = f", under one load: {pairs[0].loads}" if pairs else ""
+        return Outcome.OPEN, f"it needs two policies that differ in {differ_in} alone{loads}"
     decided = {outcome for outcome, _ in judged_pairs if outcome.is_decided}
     outcome = decided.pop() if len(decided) == 1 else Outcome.UNDECIDED
     return outcome, "; ".join(text for _, text in judged_pairs)
@@ -51,10 +49,8 @@ def _judge_lost(lost_share: Estimate) -> Outcome:
 
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
-    short, long = (
-        _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s),
-        _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s),
-    )
+    short = _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s)
+    long = _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s)
     text = (
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
         f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
@@ -105,11 +101,7 @@ def judge_quarantines(floor: LoadFloor) -> tuple[Outcome, str]:
         f"{moved.failed} transfers of the run failed; {moved.pairs_quarantined} pairs were quarantined "
         f"({moved.quarantined} transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
-    pairs = list_pairs(floor.quarantines)
-    if not pairs:
-        alone = f"it needs two policies that differ in the rules of quarantine alone{_name_loads(floor.quarantines)}"
-        return Outcome.OPEN, f"{alone}; {text}"
-    outcome, why = _join_pairs([_judge_quarantine(pair) for pair in pairs])
+    outcome, why = _judge_pairs(floor.quarantines, "the rules of quarantine", _judge_quarantine)
     return outcome, f"{why}; {text}"
 
 
