@@ -19,9 +19,7 @@ def read_points(folder: Path) -> Mapping[Size, list[PointRecord]]:
     Raises msgspec.DecodeError for a damaged file.
     """
     points: dict[Size, list[PointRecord]] = {}
-    if not folder.is_dir():
-        return points
-    for path in sorted(path for path in folder.iterdir() if path.suffix == ".json"):
+    for path in sorted(path for path in folder.glob("*") if path.suffix == ".json"):
         point = _POINT.decode(path.read_bytes())
         points.setdefault(Size(point.instances, point.prefill_instances), []).append(point)
     return {size: sorted(rows, key=lambda one: one.trial) for size, rows in points.items()}

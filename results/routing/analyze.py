@@ -282,24 +282,18 @@ def _predict_curves(
     }
 
 
-def _list_trace_sums(cells: Sequence[LoadedCell]) -> dict[str, tuple[str, ...]]:
-    sums: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        sums.setdefault(cell.record.label, {})[str(cell.record.trace.get("sha256") or "")] = None
-    return {label: tuple(own) for label, own in sums.items()}
-
-
 def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
     """The trace of the first cell that replayed the run's own; all digests."""
-    if not cells:
-        return {"trace": {}, "trace_digests": (), "trace_sums": {}}
-    traces = {str(cell.record.trace.get("name") or ""): cell.record for cell in reversed(cells)}
-    ordered = sorted((cell.record for cell in cells), key=lambda one: (str(one.trace.get("name") or ""), one.trial))
-    digests = tuple(dict.fromkeys(str(record.trace.get("sha256") or "") for record in ordered))
+    records = [cell.record for cell in cells]
+    sums: dict[str, dict[str, None]] = {}
+    for record in records:
+        sums.setdefault(record.label, {})[str(record.trace.get("sha256") or "")] = None
+    traces = {str(record.trace.get("name") or ""): record.trace for record in reversed(records)}
+    ordered = sorted(records, key=lambda one: (str(one.trace.get("name") or ""), one.trial))
     return {
-        "trace": dict(traces[min(traces)].trace),
-        "trace_digests": digests,
-        "trace_sums": _list_trace_sums(cells),
+        "trace": dict(traces[min(traces)]) if traces else {},
+        "trace_digests": tuple(dict.fromkeys(str(record.trace.get("sha256") or "") for record in ordered)),
+        "trace_sums": {label: tuple(own) for label, own in sums.items()},
     }
 
 

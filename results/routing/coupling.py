@@ -217,18 +217,18 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
         if isinstance(slope, Trial):
             slopes[trial] = slope
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
-    names = [field.name for field in fields(Loop)]
-    terms = [
-        Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in names
-    ]
+    terms = {
+        field.name: Measured({trial: _repeat_value(getattr(loop, field.name)) for trial, loop in loops.items()}, reason)
+        for field in fields(Loop)
+    }
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
-    loop_terms = [terms[names.index(name)] for name in LOOP_TERMS]
+    loop_terms = [terms[name] for name in LOOP_TERMS]
     invalid = _summarize_reasons([why_no_loop(loop) for loop in loops.values()])
     loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
     gain = compute_gain(loop_gain)
     return Coupling(
         label=label,
-        **{name: _estimate_alone(term) for name, term in zip(names, terms, strict=True)},
+        **{name: _estimate_alone(term) for name, term in terms.items()},
         slope_s=widest_interval(slope_s),
         loop_gain=loop_gain,
         equilibrium=_estimate_settled(combine(_compute_equilibrium, *loop_terms, slope_s), gain),

@@ -183,10 +183,8 @@ def is_lost(transfer: KvTransfer) -> bool:
 
 def summarize_decode_requests(moved: Sequence[Moved]) -> DecodeRequests:
     took = list_decode_times(moved)
-    timed_out = sum(
-        one.transfer.status == "failed" and bool(one.transfer.t_target_sent_ns) and _timed_out(one.transfer.reason)
-        for one in moved
-    )
+    failed = [one.transfer for one in moved if one.transfer.status == "failed" and one.transfer.t_target_sent_ns]
+    timed_out = sum(bool(re.search(r"within [\d.]+ s", one.reason)) for one in failed)  # `not done within 120 s`
     return DecodeRequests(len(took), max(took, default=None), timed_out)
 
 
@@ -198,26 +196,19 @@ def list_decode_times(moved: Sequence[Moved]) -> list[float]:
 def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
     """`logs`: each cell's transfers, in the order of its log."""
     every = [one.transfer for log in logs for one in log]
-    pairs_quarantined = pairs_recovered = 0
-    for log in logs:
-        has_recovered: dict[tuple[str, str], bool] = {}
+    has_recovered: dict[tuple[int, str, str], bool] = {}
+    for cell, log in enumerate(logs):
         for transfer in (one.transfer for one in log):
-            pair = transfer.source, transfer.target
+            pair = cell, transfer.source, transfer.target
             if transfer.status == "refused" and QUARANTINED in transfer.reason:
                 has_recovered.setdefault(pair, False)
             elif transfer.status == "transferred" and pair in has_recovered:
                 has_recovered[pair] = True
-        pairs_quarantined += len(has_recovered)
-        pairs_recovered += sum(has_recovered.values())
     return TransportFacts(
         asked=len(every),
         transferred=sum(one.status == "transferred" for one in every),
         failed=sum(one.status == "failed" for one in every),
         quarantined=sum(one.status == "refused" and QUARANTINED in one.reason for one in every),
-        pairs_quarantined=pairs_quarantined,
-        pairs_recovered=pairs_recovered,
+        pairs_quarantined=len(has_recovered),
+        pairs_recovered=sum(has_recovered.values()),
     )
-
-
-def _timed_out(reason: str) -> bool:
-    return re.search(r"within [\d.]+ s", reason) is not None  # `not done within 120 s`

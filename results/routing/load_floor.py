@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, starmap
 from typing import TypeVar
 
 import numpy as np
@@ -229,10 +229,10 @@ def measure_load_floor(
         reference="" if reference is None else reference.label,
         variants=tuple(variant for own in by_load for variant in _measure_variants(own, measurements)),
         transport=floor_facts.transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
-        timeouts=tuple(pair for one, other in pairs if (pair := _timeout_pair(one, other))),
+        timeouts=tuple(starmap(_timeout_pair, _pair_by_rule(pairs, "timeout_s"))),
         sessions=measurements.sessions,
         trials=measurements.trials,
-        quarantines=tuple(two for one, other in pairs if (two := _quarantine_pair(one, other))),
+        quarantines=tuple(starmap(_quarantine_pair, _pair_by_rule(pairs, "failures_to_quarantine", "quarantine"))),
         no_logs="" if any(facts.get(name) for name in names) else NO_LOG,
     )
 
@@ -305,20 +305,23 @@ def _usual_rules(rules: Sequence[floor_facts.Rules]) -> floor_facts.Rules:
     return Counter(rules).most_common(1)[0][0]
 
 
-def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
-    """None where the labels differ in more than the timeout of their transfers, or not in it."""
-    times = one.rules.timeout_s, other.rules.timeout_s
-    if one.parameters != other.parameters or times[0] is None or times[1] is None or one.rules.moves_kv is False:
-        return None
-    if one.rules != replace(other.rules, timeout_s=times[0]) or times[0] == times[1]:
-        return None
-    short, long = (one, other) if times[0] < times[1] else (other, one)
-    short_s = min(times[0], times[1])
+def _pair_by_rule(pairs: Sequence[tuple[_Label, _Label]], rule: str, *beside: str) -> Iterator[tuple[_Label, _Label]]:
+    """Those that differ in this field of Rules alone (and in those `beside` it), the lower value first."""
+    for one, other in pairs:
+        own, others = getattr(one.rules, rule), getattr(other.rules, rule)
+        if None in (own, others) or own == others or one.rules.moves_kv is False or one.parameters != other.parameters:
+            continue
+        if one.rules == replace(other.rules, **{name: getattr(one.rules, name) for name in (rule, *beside)}):
+            yield (one, other) if own < others else (other, one)
+
+
+def _timeout_pair(short: _Label, long: _Label) -> TimeoutPair:
+    short_s, long_s = (one.rules.timeout_s or 0.0 for one in (short, long))
     return TimeoutPair(
         short=short.label,
         long=long.label,
         short_s=short_s,
-        long_s=max(times[0], times[1]),
+        long_s=long_s,
         short_decode_requests=floor_facts.summarize_decode_requests(short.moved),
         long_decode_requests=floor_facts.summarize_decode_requests(long.moved),
         over_short=sum(seconds > short_s for seconds in floor_facts.list_decode_times(long.moved)),
@@ -326,15 +329,7 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
     )
 
 
-def _quarantine_pair(one: _Label, other: _Label) -> QuarantinePair | None:
-    """None where the labels differ in more than the rules of quarantine, or not in the failures that it takes."""
-    counts = one.rules.failures_to_quarantine, other.rules.failures_to_quarantine
-    if one.parameters != other.parameters or counts[0] is None or counts[1] is None or one.rules.moves_kv is False:
-        return None
-    alike = replace(other.rules, failures_to_quarantine=counts[0], quarantine=one.rules.quarantine)
-    if one.rules != alike or counts[0] == counts[1]:
-        return None
-    fewer, more = (one, other) if counts[0] < counts[1] else (other, one)
+def _quarantine_pair(fewer: _Label, more: _Label) -> QuarantinePair:
     lost_share = _subtract_lost(more, fewer)
     return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share)
 
@@ -384,18 +379,19 @@ def _measure_variant(
 
 
 def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Estimate:
-    shares = {trial: _placed_share(floor, lambda placed: placed.get(instance, 0)) for trial, floor in floors.items()}
+    shares = {trial: _placed_share(floor, floor.placed.get(instance, 0)) for trial, floor in floors.items()}
     return count_interval(over_trials(shares, NO_LOG))
 
 
-def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
-    """A share of the sessions whose first request was served, which are its `n`; None where none was."""
+def _placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:
+    """Of the sessions whose first request was served, which are its `n`; None where none was."""
     total = sum(floor.placed.values())
-    return one_per_trial(choose(floor.placed) / total, total) if total else None
+    return one_per_trial(sessions / total, total) if total else None
 
 
 def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> dict[str, Measured]:
     floors = {trial: log.floor for trial, log in logs.items() if log.floor is not None}
+    least = {trial: _placed_share(floor, min(floor.placed.values(), default=0)) for trial, floor in floors.items()}
     lost = {trial: _lost_share(log.moved, measurements) for trial, log in logs.items()}
 
     def of_sessions(top: str, bottom: str) -> Measured:
@@ -404,10 +400,7 @@ def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> d
         )
 
     return {
-        "least_share": over_trials(
-            {trial: _placed_share(floor, lambda placed: min(placed.values())) for trial, floor in floors.items()},
-            NO_LOG,
-        ),
+        "least_share": over_trials(least, NO_LOG),
         "direct_rate": of_sessions("direct", "requests"),
         "overlap_kept": of_sessions("served_tokens", "counted_best_tokens"),
         "overlap_chosen": of_sessions("chosen_tokens", "best_tokens"),

@@ -95,10 +95,8 @@ def facts_by_label(
 
 def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
     """`records`: the log of the cell."""
-    parameters = cell.record.parameters
-    hot_tokens = number_or_none(parameters.get("hot_tokens"))
-    cooldown_s = number_or_none(parameters.get("cooldown_s"))
-    migrations = find_migrations(records, None if hot_tokens is None else int(hot_tokens), cooldown_s)
+    thresholds = (number_or_none(cell.record.parameters.get(name)) for name in ("hot_tokens", "cooldown_s"))
+    migrations = find_migrations(records, *thresholds)
     return LogFacts(
         migrations=migrations,
         moved=list_moved(records),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from urllib.parse import unquote
 
 import numpy as np
@@ -201,7 +202,7 @@ class Measurements:
     def _weights(self) -> Samples:
         return resample(max(self._group.values()) + 1, DRAWS, np.random.default_rng(_SEED))
 
-    def _draws(self, replicate: Callable[[Samples], Samples]) -> Draws:
+    def _draws(self, replicate: Callable[[Samples], Samples | str]) -> Draws:
         def draws() -> Samples | str:
             weights = self.weights()
             return weights if isinstance(weights, str) else replicate(weights)
@@ -226,7 +227,7 @@ class Measurements:
         above, below = top[known], bottom[known]
         if not below.sum() > 0:
             return None
-        own = [name for name, has_both in zip(sessions, known, strict=True) if has_both]
+        own = list(compress(sessions, known))
         draws = self.replicate_rows(own, lambda group, weights: replicate_ratios(above, below, group, weights))
         return Trial(float(above.sum() / below.sum()), int(known.sum()), draws)
 
@@ -237,14 +238,14 @@ class Measurements:
     def quantile_of_rows(self, sessions: Sequence[str], values: Samples, p: float) -> Trial | None:
         """The p-quantile of the rows that have a value; None where none has."""
         known = np.isfinite(values)
-        own = [name for name, has_value in zip(sessions, known, strict=True) if has_value]
-        measured = values[known]
-        if not measured.size:
+        measured, n = values[known], int(known.sum())
+        if not n:
             return None
+        own = list(compress(sessions, known))
         draws = self.replicate_rows(own, lambda group, weights: weighted_quantiles(measured, p, group, weights))
-        if measured.size < samples_needed(p):
-            return Trial(float(np.quantile(measured, p)), int(measured.size), lambda: too_small(int(measured.size), p))
-        return Trial(float(np.quantile(measured, p)), int(measured.size), draws)
+        if n < samples_needed(p):
+            return Trial(float(np.quantile(measured, p)), n, lambda: too_small(n, p))
+        return Trial(float(np.quantile(measured, p)), n, draws)
 
     def _shared(self, first: str, second: str) -> list[int]:
         return sorted(set(self._cells.get(first, {})) & set(self._cells.get(second, {})))
@@ -278,20 +279,16 @@ class Measurements:
         key = (cell.summary.label, cell.summary.trial, metric.name, np.packbits(used).tobytes())
         turns, group, size = cell.turns, cell.group, used.size
 
-        def draws() -> Samples | str:
-            weights = self.weights()
-            if isinstance(weights, str):
-                return weights
+        def replicate(weights: Samples) -> Samples | str:
             if metric.quantile and behind < samples_needed(metric.quantile):
                 return too_small(behind, metric.quantile)
             if key not in self._memory:
-                own = np.unpackbits(np.frombuffer(key[3], np.uint8), count=size).astype(
-                    np.bool_
-                )  # kept instead of the mask
+                bits = np.frombuffer(key[3], np.uint8)  # kept instead of the mask
+                own = np.unpackbits(bits, count=size).astype(np.bool_)
                 self._memory[key] = replicate_metric(metric, turns, own, group, weights)
             return self._memory[key]
 
-        return Trial(value_over_turns(metric, turns, used), n, draws)
+        return Trial(value_over_turns(metric, turns, used), n, self._draws(replicate))
 
 
 def _turn(values: Samples) -> Samples:

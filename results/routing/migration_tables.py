@@ -42,8 +42,8 @@ def schedulers_table(analysis: RoutingAnalysis) -> Table:
         "the specification's. Worker p90: of the instances' TTFT p90 the median and the maximum. Wall-clock factor: "
         "wall clock over trace span."
     )
-    columns = (
-        _name_column("scheduler"),
+    columns: tuple[Column[SpecifiedRow], ...] = (
+        Column("scheduler", lambda row: row.name),
         *(
             _column_of_row(shown.metric_column(analysis, name, SCHEDULER_HEADINGS.get(name, "")))
             for name in SCHEDULER_METRICS
@@ -64,18 +64,14 @@ def ablation_table(analysis: RoutingAnalysis) -> Table:
 
         return Column(f"{metric_named(name).heading}, to EAR", difference)
 
-    columns = (
-        _name_column("variant"),
+    columns: tuple[Column[SpecifiedRow], ...] = (
+        Column("variant", lambda row: row.name),
         *(_column_of_row(shown.metric_column(analysis, name)) for name in ABLATION_METRICS),
         *map(difference_column, AGAINST_FULL),
         MEASURED_AS,
     )
     note = "Affinity only: sessions stay, whatever is pending there. Migration only: every turn is placed as a new one."
     return shown.table_with_cut_note("Ablation of EAR, 5.3", columns, _if_two_were_run(analysis.ablation), note)
-
-
-def _name_column(heading: str) -> Column[SpecifiedRow]:
-    return Column(heading, lambda row: row.name)
 
 
 def _column_of_row(column: Column[str]) -> Column[SpecifiedRow]:
@@ -110,12 +106,6 @@ def _shared_columns(
 ) -> tuple[Column[Row], ...]:
     """Rates and outcomes of one cell or of all trials; `outcomes` is None where no log can be read."""
 
-    def rate_column(heading: str, name: str) -> Column[Row]:
-        return shown.percent_column(heading, lambda row: rate(row, name))
-
-    def count_column(heading: str, name: str) -> Column[Row]:
-        return Column(heading, lambda row: rate(row, name).n)
-
     def outcome_column(outcome: str) -> Column[Row]:
         def count(row: Row) -> int | None:
             counts = outcomes(row)
@@ -124,13 +114,13 @@ def _shared_columns(
         return Column(outcome, count)
 
     return (
-        rate_column("trigger rate", "trigger_rate"),
+        shown.percent_column("trigger rate", lambda row: rate(row, "trigger_rate")),
         *map(outcome_column, OUTCOMES),
-        rate_column("accuracy", "accuracy"),
-        count_column("judged", "accuracy"),
-        rate_column("accuracy, next turn", "accuracy_next"),
-        count_column("judged, next turn", "accuracy_next"),
-        rate_column("thrash rate", "thrash_rate"),
+        shown.percent_column("accuracy", lambda row: rate(row, "accuracy")),
+        Column("judged", lambda row: rate(row, "accuracy").n),
+        shown.percent_column("accuracy, next turn", lambda row: rate(row, "accuracy_next")),
+        Column("judged, next turn", lambda row: rate(row, "accuracy_next").n),
+        shown.percent_column("thrash rate", lambda row: rate(row, "thrash_rate")),
     )
 
 

@@ -189,9 +189,7 @@ class PolicyMigrations:
 
 
 def find_migrations(
-    records: Sequence[DecisionRecord],
-    hot_tokens: int | None,
-    cooldown_s: float | None,
+    records: Sequence[DecisionRecord], hot_tokens: float | None, cooldown_s: float | None
 ) -> Migrations:
     """All numbers of one cell; `records` in any order.
 
@@ -229,21 +227,15 @@ def find_migrations(
 
 def _first_picks(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
     """Per session the first pick of each of its requests, in order."""
-    turns: dict[str, list[DecisionRecord]] = defaultdict(list)
-    seen: set[tuple[str, str]] = set()
+    turns: dict[str, dict[str, DecisionRecord]] = defaultdict(dict)
     for record in log:
-        request = record.request
-        if request.session and (request.session, request.request) not in seen:
-            seen.add((request.session, request.request))
-            turns[request.session].append(record)
-    return turns
+        if record.request.session:
+            turns[record.request.session].setdefault(record.request.request, record)
+    return {session: list(own.values()) for session, own in turns.items()}
 
 
 def _read_migration(
-    record: DecisionRecord,
-    t0_ns: int,
-    turns: Sequence[DecisionRecord],
-    hot_tokens: int | None,
+    record: DecisionRecord, t0_ns: int, turns: Sequence[DecisionRecord], hot_tokens: float | None
 ) -> RequestedMigration:
     """`turns` of its session."""
     served_ns = moved_ns(record)
@@ -259,7 +251,7 @@ def _read_migration(
     )
 
 
-def _stayed_cool(pending: Sequence[int | None], hot_tokens: int | None, turns: int) -> bool | None:
+def _stayed_cool(pending: Sequence[int | None], hot_tokens: float | None, turns: int) -> bool | None:
     if hot_tokens is None or len(pending) < turns or None in pending:
         return None
     return all(tokens <= hot_tokens for tokens in pending if tokens is not None)

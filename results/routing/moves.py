@@ -9,12 +9,7 @@ from results.routing.logs import LogFacts, PendingSeries
 from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, PolicyMigrations, summarize_migrations
 from results.routing.read import LoadedCell
-from results.routing.recomputing import (
-    AgainstRecomputing,
-    compare_with_arm,
-    compare_with_recomputing,
-    recomputing_arms,
-)
+from results.routing.recomputing import AgainstRecomputing, compare_with_arm, compare_with_recomputing, recomputing_arms
 from results.routing.transfers import PolicyTransfers, summarize_transfers
 
 

@@ -9,7 +9,7 @@ a combined arm: a model, not a measurement of a disaggregated deployment.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,8 +111,9 @@ def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> t
         return (), "an instance's KV capacity is not known, or no turn got past its first token"
     combined = next((one for (prefilling, _), one in measured.items() if not prefilling), None)
     if combined is not None:
-        for split in _modeled_splits(combined.decoding):
-            model = replace(combined, name=_name_split(split), is_measured=False, decoding=split[1])
+        for decoding in filter(None, (combined.decoding // share for share in MODELLED_SHARES)):
+            split = combined.decoding - decoding, decoding
+            model = replace(combined, name=_name_split(split), is_measured=False, decoding=decoding)
             measured.setdefault(split, model)
     return tuple(measured[split] for split in sorted(measured)), ""
 
@@ -125,13 +126,6 @@ def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]
         return None
     mean, p90 = (float(np.mean(numbers)) for numbers in zip(*loads, strict=True))
     return Deployment(_name_split(split), label, True, split[1], float(min(known)), mean, p90)
-
-
-def _modeled_splits(instances: int) -> Iterator[tuple[int, int]]:
-    for share in MODELLED_SHARES:
-        decoding = instances // share
-        if decoding:
-            yield instances - decoding, decoding
 
 
 def _name_split(split: tuple[int, int]) -> str:

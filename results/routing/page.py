@@ -79,22 +79,17 @@ def _describe_noise(analysis: RoutingAnalysis, noise: Noise | str) -> str:
     what = "a simulated trial" if analysis.facts.simulated else "a launch"
     sigma, low, high = (figure(100 * math.expm1(one), 2) for one in (noise.sigma, noise.low, noise.high))
     apart = f" Not in it, because they vary significantly more: {list_some(noise.noisy)}." if noise.noisy else ""
+    count = _plan_trials(analysis, noise)
+    needed = "More trials than can be planned" if count is None else f"{count} trials"
     return (
         f"Noise floor: {what} differs from its policy by a sigma of {sigma} % [{low}, {high}] in TTFT p90 "
         f"({noise.degrees} degrees of freedom), with the trial's own level taken out.{apart} "
-        f"{sentence} {_describe_planned(analysis, noise)}"
+        f"{sentence} {needed} tell two policies apart that differ by {format_percent(NAMED_EFFECT)}."
     )
 
 
-def _describe_planned(analysis: RoutingAnalysis, noise: Noise) -> str:
-    count = _plan_trials(analysis, noise)
-    needed = "more trials than can be planned" if count is None else f"{count} trials"
-    return f"{needed[:1].upper()}{needed[1:]} tell two policies apart that differ by {format_percent(NAMED_EFFECT)}."
-
-
 def _plan_trials(analysis: RoutingAnalysis, noise: Noise) -> int | None:
-    most = max(len(load.labels) for load in analysis.loads)
-    return plan_trials(noise.sigma, most)
+    return plan_trials(noise.sigma, max(len(load.labels) for load in analysis.loads))
 
 
 def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnswer], list[OpenQuestion]]:
@@ -139,10 +134,9 @@ def _rank_under_loads(analysis: RoutingAnalysis, remedy: str) -> tuple[list[Page
 def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     """`rows`: those under one load, or of a run that has one."""
     alone = [row for row in rows if row.alone]
-    decided = len(alone)
     unjudged = sum(len(row.unjudged) for row in rows)
     behind = sum(len(row.behind) for row in rows)
-    which = f"on {decided} of {len(rows)} metrics" if decided else f"on none of {len(rows)} metrics"
+    which = f"on {len(alone) or 'none'} of {len(rows)} metrics"
     if alone and alone[0].load:
         which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
     without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
@@ -151,7 +145,7 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
         f"{sum(row.others for row in rows)} comparisons with the best, by intervals that hold for all policies of a "
         f"metric together{without}.{_name_those_behind(rows)}"
     )
-    return PageAnswer(name, "decided" if decided == len(rows) else "undecided", text, HEADLINE_FIGURE)
+    return PageAnswer(name, "decided" if len(alone) == len(rows) else "undecided", text, HEADLINE_FIGURE)
 
 
 def _name_those_behind(rows: Sequence[Standing]) -> str:

@@ -25,6 +25,7 @@ def describe_opening(analysis: RoutingAnalysis) -> str:
     where = describe_engine(facts)
     few = why_no_verdict(analysis.trials)
     hold = f"the {format_percent(LEVEL)} {SPREAD}" if few else f"{format_percent(LEVEL)} intervals"
+    stalled = ", ".join(f"{stall.label} in trial {stall.trial}" for stall in find_stalls(analysis.cells))
     sentences = [
         few,
         f"Profile {facts.label}{where}: {len(analysis.labels)} policies, "
@@ -33,14 +34,9 @@ def describe_opening(analysis: RoutingAnalysis) -> str:
         _describe_trace(analysis),
         f"Brackets hold {hold}; `?` is a bound that too few samples allow, `-` a value that was not measured.",
         "" if few else describe_verdict(analysis),
-        _name_stalls(analysis),
+        f"Stalled, see `Read this first`: {stalled}." if stalled else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _name_stalls(analysis: RoutingAnalysis) -> str:
-    named = ", ".join(f"{stall.label} in trial {stall.trial}" for stall in find_stalls(analysis.cells))
-    return f"Stalled, see `Read this first`: {named}." if named else ""
 
 
 def _describe_trace(analysis: RoutingAnalysis) -> str:

@@ -61,13 +61,8 @@ def draw_coupling_schematic(figure: Figure) -> Drawing:
         lines.text(0, height + 0.48, text, fontsize=8, va="bottom")
     lines.set_xlim(-0.1, TURNS_DRAWN * 3.3)
     lines.set_ylim(-0.3, 1.9)
-    places = {
-        "slower turns (W)": (0.5, 0.85),
-        "sessions stay longer (L)": (0.5, 0.5),
-        "more compete for KV": (0.5, 0.15),
-    }
-    for text, (x, y) in places.items():
-        _draw_box(loop, x, y, text)
+    for y, text in ((0.85, "slower turns (W)"), (0.5, "sessions stay longer (L)"), (0.15, "more compete for KV")):
+        _draw_box(loop, 0.5, y, text)
     for y in (0.75, 0.4):
         _draw_arrow(loop, (0.5, y), (0.5, y - 0.15))
     loop.annotate("", (0.86, 0.85), (0.86, 0.15), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=0.5"})

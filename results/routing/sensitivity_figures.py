@@ -77,7 +77,7 @@ def draw_thresholds(figure: Figure) -> Drawing:
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table["metric"] == name]
         scale = 100.0 if name in _RATES else metric_named(name).scale
-        grid = {column: _grid_values(rows, column, (hot, cool)) for column in ("value", "low", "high", "n")}
+        grid = _make_grid(rows, ("hot_tokens", "cooldown_s"), (hot, cool))
         labels = ([f"{value:g}" for value in hot], [f"{value:g}" for value in cool])
         draw_grid(axes, scale * grid["value"], _describe_cells(grid, scale, counted=name in _COUNTED), labels)
         by_gate = ", 0 by construction" if name == "thrash_rate" and not (grid["value"] > 0).any() else ""
@@ -149,28 +149,26 @@ def draw_loads(figure: Figure) -> Drawing:
         rows = table[table["metric"] == name]
         own = [policy for policy in policies if policy in set(rows["policy"])]
         scale = 1.0 if name == OVER_EAR else metric_named(name).scale
-        grid = {
-            column: _grid_values(rows, column, (own, loads), ("policy", "load")) for column in ("value", "low", "high")
-        }
+        grid = _make_grid(rows, ("policy", "load"), (own, loads))
         words = _describe_cells(grid, scale)
         for row in rows[rows["verdict"] != ""].itertuples():
             words[own.index(row.policy), loads.index(row.load)] += f"\n{row.verdict}"
         draw_grid(axes, scale * grid["value"], words, (own, loads))
-        title = "TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading
-        axes.set_title(title, loc="left")
+        axes.set_title("TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading, loc="left")
     title_sheet(drawing, figure.title)
     return drawing
 
 
-def _grid_values(
-    rows: pd.DataFrame,
-    column: str,
-    ticks: tuple[Sequence[object], Sequence[object]],
-    axes: tuple[str, str] = ("hot_tokens", "cooldown_s"),
-) -> Samples:
-    """A column over the grid, the first axis by the second; NaN where there is none."""
-    grid = rows.pivot_table(index=axes[0], columns=axes[1], values=column, dropna=False)
-    return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
+def _make_grid(
+    rows: pd.DataFrame, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
+) -> dict[str, Samples]:
+    """Value, bounds and n over the grid, the first axis by the second; NaN where there is none."""
+
+    def arrange(column: str) -> Samples:
+        grid = rows.pivot_table(index=axes[0], columns=axes[1], values=column, dropna=False)
+        return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
+
+    return {column: arrange(column) for column in ("value", "low", "high", "n")}
 
 
 def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:

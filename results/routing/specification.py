@@ -45,9 +45,8 @@ def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
     if policy != EAR:
         return ""
     affinity, migration = (parameters.get(name, True) is True for name in ("affinity", "migration"))
-    return {(True, True): FULL, (True, False): AFFINITY_ONLY, (False, True): MIGRATION_ONLY}.get(
-        (affinity, migration), ""
-    )
+    parts = {(True, True): FULL, (True, False): AFFINITY_ONLY, (False, True): MIGRATION_ONLY}
+    return parts.get((affinity, migration), "")
 
 
 def end_to_end_rows(

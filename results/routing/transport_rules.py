@@ -37,10 +37,8 @@ def _judge_lost(lost_share: Estimate) -> Outcome:
 
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
-    short, long = (
-        _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s),
-        _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s),
-    )
+    short = _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s)
+    long = _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s)
     text = (
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
         f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"

@@ -7,7 +7,7 @@ too small stays open and says what would show it. All claims of a run are then c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from results.records.estimate import Estimate, figure
@@ -20,15 +20,7 @@ from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import ENOUGH, Lack, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
 from results.statistics.estimates import proportion
-from results.statistics.judgement import (
-    Judgement,
-    Outcome,
-    Verdict,
-    judged,
-    leave_undecided,
-    list_some,
-    take_point,
-)
+from results.statistics.judgement import Judgement, Outcome, Verdict, judged, leave_undecided, list_some, take_point
 from results.statistics.student import find_p_value
 from results.statistics.trials import MIN_PAIRED
 
@@ -84,8 +76,8 @@ three to five paired trials.
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step of specs/routing_log's order of policies: which of two is above the other in a metric."""
+class PairClaim:
+    """A claim about one metric of two policies: which is above the other, or that one is not far below."""
 
     name: str
     claim: str
@@ -93,29 +85,64 @@ class Step:
     second: str
     """Rows of Arms.labels."""
     metric: str
-    expected: Verdict
-    """Of the first against the second."""
+    expected: Verdict | None = None
+    """Of the first against the second; None = the first is at most `within` below."""
+    within: float = 0.0
+    """As in `_judge_within`."""
+    find_lack: Callable[[Scale, str, str], Lack] | None = None
+    """By the run's scale and both labels; None = a time takes the instances alone, APC nothing."""
 
 
-ORDER = (
-    Step("log: LMetric has soft affinity", "LMetric's APC is higher than load_only's, as it counts uncached tokens",
-         LMETRIC, LOAD_ONLY, "apc", Verdict.HIGHER),
-    Step("log: unified keeps more than sticky", "unified's APC is higher than sticky's",
-         UNIFIED, STICKY, "apc", Verdict.HIGHER),
-    Step("log: unified before LMetric, TTFT p90", "unified's TTFT p90 is lower than LMetric's",
-         UNIFIED, LMETRIC, "ttft_p90_s", Verdict.LOWER),
-    Step("log: unified before LMetric, E2E mean", "unified's mean E2E is lower than LMetric's",
-         UNIFIED, LMETRIC, "e2e_mean_s", Verdict.LOWER),
-    Step("log: unified before LMetric, E2E p90", "unified's E2E p90 is lower than LMetric's",
-         UNIFIED, LMETRIC, "e2e_p90_s", Verdict.LOWER),
-    Step("log: LMetric before sticky", "LMetric's TTFT p90 is lower than sticky's",
-         LMETRIC, STICKY, "ttft_p90_s", Verdict.LOWER),
-    Step("log: LMetric before load_only", "LMetric's TTFT p90 is lower than load_only's",
-         LMETRIC, LOAD_ONLY, "ttft_p90_s", Verdict.LOWER),
+COUPLING = PairClaim(
+    "C1: dispatch coupling", "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
+    LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, find_lack=Scale.lacks_loop,
 )  # fmt: skip
-"""Sticky's APC above LMetric's, the step between, is the claim of specs/ear 3.1."""
+LOCALITY = PairClaim(
+    "3.1: load balance loses locality", "LMetric's APC is lower than sticky's", LMETRIC, STICKY, "apc", Verdict.LOWER
+)
+INTERFERENCE = PairClaim(
+    "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
+    STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER,
+    find_lack=lambda scale, *labels: scale.lacks or scale.lacks_loop(*labels),
+)  # fmt: skip
+ABLATION = (
+    PairClaim("ablation: affinity only keeps locality", "without migration APC is that of EAR",
+              AFFINITY_ONLY, FULL, "apc", within=LOCALITY_WITHIN),
+    PairClaim("ablation: affinity only interferes",
+              "without migration the median instance's TTFT p90 is higher than EAR's",
+              AFFINITY_ONLY, FULL, "worker_ttft_p90_median_s", Verdict.HIGHER, find_lack=INTERFERENCE.find_lack),
+    PairClaim("ablation: migration only loses locality", "without affinity APC is lower than EAR's",
+              MIGRATION_ONLY, FULL, "apc", Verdict.LOWER),
+)  # fmt: skip
+ORDER = (
+    PairClaim("log: LMetric has soft affinity",
+              "LMetric's APC is higher than load_only's, as it counts uncached tokens",
+              LMETRIC, LOAD_ONLY, "apc", Verdict.HIGHER),
+    PairClaim("log: unified keeps more than sticky", "unified's APC is higher than sticky's",
+              UNIFIED, STICKY, "apc", Verdict.HIGHER),
+    PairClaim("log: unified before LMetric, TTFT p90", "unified's TTFT p90 is lower than LMetric's",
+              UNIFIED, LMETRIC, "ttft_p90_s", Verdict.LOWER),
+    PairClaim("log: unified before LMetric, E2E mean", "unified's mean E2E is lower than LMetric's",
+              UNIFIED, LMETRIC, "e2e_mean_s", Verdict.LOWER),
+    PairClaim("log: unified before LMetric, E2E p90", "unified's E2E p90 is lower than LMetric's",
+              UNIFIED, LMETRIC, "e2e_p90_s", Verdict.LOWER),
+    PairClaim("log: LMetric before sticky", "LMetric's TTFT p90 is lower than sticky's",
+              LMETRIC, STICKY, "ttft_p90_s", Verdict.LOWER),
+    PairClaim("log: LMetric before load_only", "LMetric's TTFT p90 is lower than load_only's",
+              LMETRIC, LOAD_ONLY, "ttft_p90_s", Verdict.LOWER),
+    PairClaim("log: LMetric places like unified",
+              f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
+              LMETRIC, UNIFIED, "apc", within=LOCALITY_WITHIN),
+    PairClaim("log: unified gains little",
+              f"unified's TTFT p90 is at most {format_percent(LITTLE)} lower than LMetric's",
+              UNIFIED, LMETRIC, "ttft_p90_s", within=LITTLE,
+              find_lack=lambda scale, *labels: scale.lacks_instances or scale.lacks_steady_state(*labels)),
+)  # fmt: skip
+"""Of specs/routing_log: the order of policies (sticky's APC above LMetric's, the step between, is the claim of 3.1),
+then that LMetric finds by itself most of what unified's affinity gives.
 
-
+Which of two is slower on this trace is the log's claim, and its trace has an end: the order needs no steady state.
+"""
 KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
 """Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
 
@@ -145,113 +172,54 @@ def _name_load(claim: Judgement, load: str) -> Judgement:
     return replace(claim, name=f"{claim.name}, {load}") if load else claim
 
 
-def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterable[Judgement]:
+def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[Judgement]:
     labels, scale = {**arms.labels, **arms.uneven}, arms.scale
 
-    def compare(
-        name: str, claim: str, first: str, second: str, metric: str, expected: Verdict, lacks: Lack = ENOUGH
-    ) -> Iterable[Judgement]:
-        if labels.get(first) and labels.get(second):
-            tested = _compare(pairs, labels[first], labels[second], metric)
-            judgement = _judge_direction(name, claim, tested, expected, share=metric == "apc")
-            one_turn = _lacks_sessions(scale, first, second)
-            yield _gate(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
+    def judge_run(*claims: PairClaim) -> Iterator[Judgement]:
+        run = (one for one in claims if labels.get(one.first) and labels.get(one.second))
+        return (_judge_pair(one, labels, pairs, scale) for one in run)
 
-    full, balanced = (labels.get(name, "") for name in (FULL, LOAD_BALANCE))
-    yield from compare(
-        "C1: dispatch coupling",
-        "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
-        LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, scale.lacks_loop(balanced, full),
-    )  # fmt: skip
-    if full and _runs_enough(arms, BASELINES, 1):
-        yield _gate(
-            _judge_dominance(labels, pairs, scale),
-            scale.lacks,
-            by_plan=bool(scale.lacks_instances or scale.lacks_sessions),
-        )
-    yield from compare(
-        "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
-        LMETRIC, STICKY, "apc", Verdict.LOWER,
-    )  # fmt: skip
+    yield from judge_run(COUPLING)
+    if labels.get(FULL) and _runs_enough(arms, BASELINES, 1):
+        by_plan = bool(scale.lacks_instances or scale.lacks_sessions)
+        yield _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
+    yield from judge_run(LOCALITY, *_list_pools(arms), INTERFERENCE)
+    if labels.get(FULL) and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
+        yield from (_judge_pair(one, labels, pairs, scale) for one in ABLATION)
+    yield from judge_run(*ORDER)
+
+
+def _list_pools(arms: Arms) -> Iterator[PairClaim]:
+    """The claim about static pools, for each split of them."""
     for row in (STATIC_PD, *arms.uneven):
-        if row == STATIC_PD and labels.get(row) in arms.uneven.values():
+        if row == STATIC_PD and arms.labels.get(row) in arms.uneven.values():
             continue  # the only static pools of the run, and of another split
         split = "" if row == STATIC_PD else f", {row}"
-        yield from compare(
+        yield PairClaim(
             f"3.2: static pools meet the KV wall{split}",
             f"static PD-disaggregation's TTFT p50{split and f' ({row})'} is higher than load-balance's",
-            row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, scale.lacks_loop(labels.get(row, ""), balanced),
+            row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, find_lack=Scale.lacks_loop,
         )  # fmt: skip
-    yield from compare(
-        "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
-        STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER,
-        scale.lacks or scale.lacks_loop(labels.get(STICKY, ""), labels.get(UNIFIED, "")),
-    )  # fmt: skip
-    if full and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
-        yield from _gate_all(_judge_ablation(labels, pairs, scale), scale.lacks_sessions)
-    for step in ORDER:
-        lacks = ENOUGH if step.metric == "apc" else scale.lacks_instances
-        # Which of two is slower on this trace is the log's claim, and its trace has an end: no steady state is needed.
-        yield from compare(step.name, step.claim, step.first, step.second, step.metric, step.expected, lacks)
-    if labels.get(UNIFIED) and labels.get(LMETRIC):
-        yield from _gate_all(_judge_likeness(labels[LMETRIC], labels[UNIFIED], pairs, scale), scale.lacks_sessions)
 
 
-def _lacks_sessions(scale: Scale, *rows: str) -> Lack:
-    """Whether the trace suffices to compare these rows of Arms.labels."""
-    return scale.lacks_sessions if KEEP_SESSIONS.intersection(rows) else ENOUGH
-
-
-def _judge_likeness(lmetric: str, unified: str, pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
-    """specs/routing_log has LMetric find by itself most of what unified's affinity gives."""
-    yield _judge_within(
-        "log: LMetric places like unified",
-        f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
-        _compare(pairs, lmetric, unified, "apc"),
-        LOCALITY_WITHIN,
-    )
-    yield _gate(
-        _judge_within(
-            "log: unified gains little",
-            f"unified's TTFT p90 is at most {format_percent(LITTLE)} lower than LMetric's",
-            _compare(pairs, unified, lmetric, "ttft_p90_s"),
-            LITTLE,
-        ),
-        scale.lacks_instances or scale.lacks_steady_state(unified, lmetric),
-        by_plan=bool(scale.lacks_instances),
-    )
+def _judge_pair(one: PairClaim, labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:
+    """Also where a policy was not run: then it is open."""
+    first, second = labels.get(one.first, ""), labels.get(one.second, "")
+    tested = _compare(pairs, first, second, one.metric)
+    if one.expected is None:
+        judgement = _judge_within(one.name, one.claim, tested, one.within)
+    else:
+        judgement = _judge_direction(one.name, one.claim, tested, one.expected, share=one.metric == "apc")
+    one_turn = scale.lacks_sessions if KEEP_SESSIONS.intersection((one.first, one.second)) else ENOUGH
+    lacks = ENOUGH if one.metric == "apc" else scale.lacks_instances
+    if one.find_lack is not None:
+        lacks = one.find_lack(scale, first, second)
+    return _gate(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
 
 
 def _runs_enough(arms: Arms, rows: Collection[str], least: int) -> bool:
     """Whether a claim over these rows is shown: under one load of several, only where all of them were run."""
     return sum(bool(arms.labels.get(name)) for name in rows) >= (len(rows) if arms.load else least)
-
-
-def _judge_ablation(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Iterable[Judgement]:
-    affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
-    yield _judge_within(
-        "ablation: affinity only keeps locality",
-        "without migration APC is that of EAR",
-        _compare(pairs, affinity, full, "apc"),
-        LOCALITY_WITHIN,
-    )
-    yield _gate(
-        _judge_direction(
-            "ablation: affinity only interferes",
-            "without migration the median instance's TTFT p90 is higher than EAR's",
-            _compare(pairs, affinity, full, "worker_ttft_p90_median_s"),
-            Verdict.HIGHER,
-        ),
-        scale.lacks or scale.lacks_loop(affinity, full),
-        by_plan=bool(scale.lacks_instances),
-    )
-    yield _judge_direction(
-        "ablation: migration only loses locality",
-        "without affinity APC is lower than EAR's",
-        _compare(pairs, migration, full, "apc"),
-        Verdict.LOWER,
-        share=True,
-    )
 
 
 def _compare(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, float]:
@@ -273,11 +241,6 @@ def _gate(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
         return claim
     p = None if by_plan or claim.p is None else 1.0
     return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p)
-
-
-def _gate_all(claims: Iterable[Judgement], lacks: Lack) -> Iterable[Judgement]:
-    """`lacks`: what the plan itself rules out for each of them."""
-    return (_gate(claim, lacks, by_plan=True) for claim in claims)
 
 
 def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:

@@ -112,12 +112,13 @@ def build_pairs(analysis: RoutingAnalysis) -> dict[str, Any]:
 def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`verdicts.json`: who wins what, the specifications' claims and decision points, the loop of every policy, what
     decode pools would hold."""
+    conditional = [_conditional_row(one) for one in analysis.conditional]
     return {
         "format": VERDICTS_FORMAT,
         "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
         "claims": msgspec.to_builtins(analysis.claims),
         "launch_noise": msgspec.to_builtins(measure_noise(analysis)),
-        **_list_conditional(analysis),
+        **({"conditional_claims": conditional} if conditional else {}),
         "load_floor": msgspec.to_builtins(analysis.decision_points),
         "coupling": msgspec.to_builtins(analysis.couplings),
         "footprints": msgspec.to_builtins(analysis.footprints),
@@ -126,12 +127,6 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         **({} if analysis.engine_gates is None else {"engine_gates": msgspec.to_builtins(analysis.engine_gates)}),
         **_mark_simulated(analysis),
     }
-
-
-def _list_conditional(analysis: RoutingAnalysis) -> dict[str, Any]:
-    """Nothing where no coefficient of an engine model was varied."""
-    rows = [_conditional_row(one) for one in analysis.conditional]
-    return {"conditional_claims": rows} if rows else {}
 
 
 def _conditional_row(one: ConditionalClaim) -> dict[str, Any]:

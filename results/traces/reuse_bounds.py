@@ -14,6 +14,7 @@ NO_HASHES = "the source has no block hashes"
 LOCAL_HASHES = "hashes are local to a session: reuse between sessions is unknown"
 
 _SPLIT = ("intra_session_share", "cross_session_share", "shared_prefix_share")
+_OF_SPLIT = tuple(f"reuse.{name}" for name in _SPLIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,8 @@ class Bounds:
 def bound_reuse(counted: TokenCounts, shared_from: int) -> Bounds:
     """The bounds with the reasons for unknown ones. `shared_from`: see `Reuse`."""
     if not counted.has_hashes or counted.input_tokens == 0:
-        unknown = ("apc_bound_any", "apc_bound_intra", "reuse.reused_tokens", "reuse.distinct_blocks")
-        return Bounds(
-            None,
-            None,
-            Reuse(shared_from=shared_from),
-            dict.fromkeys((*unknown, *(f"reuse.{name}" for name in _SPLIT)), NO_HASHES),
-        )
+        unknown = ("apc_bound_any", "apc_bound_intra", "reuse.reused_tokens", "reuse.distinct_blocks", *_OF_SPLIT)
+        return Bounds(None, None, Reuse(shared_from=shared_from), dict.fromkeys(unknown, NO_HASHES))
     if counted.across is None:
         return _within_sessions(counted, shared_from)
     return _over_all(counted, counted.across, shared_from)
@@ -61,7 +57,7 @@ def _within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
         shared_from=shared_from,
         distinct_blocks=float(counted.local_blocks),
     )
-    reasons = {f"reuse.{name}": LOCAL_HASHES for name in _SPLIT}
+    reasons = dict.fromkeys(_OF_SPLIT, LOCAL_HASHES)
     reasons["apc_bound_any"] = f"{LOCAL_HASHES}, so this is the bound within sessions"
     return Bounds(bound, bound, reuse, reasons)
 
@@ -77,9 +73,9 @@ def _over_all(counted: TokenCounts, across: CrossReuse, shared_from: int) -> Bou
     reasons: dict[str, str] = {}
     if not counted.has_sessions:
         shares = dict.fromkeys(shares)
-        reasons = dict.fromkeys(("apc_bound_intra", *(f"reuse.{name}" for name in _SPLIT)), NO_SESSIONS)
+        reasons = dict.fromkeys(("apc_bound_intra", *_OF_SPLIT), NO_SESSIONS)
     elif not reused:
-        reasons = dict.fromkeys((f"reuse.{name}" for name in _SPLIT), "nothing is reused")
+        reasons = dict.fromkeys(_OF_SPLIT, "nothing is reused")
     reuse = Reuse(
         reused_tokens=reused,
         **shares,
