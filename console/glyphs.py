@@ -12,25 +12,26 @@ from textual.filter import LineFilter
 
 from results.records.visible import visible_line
 
-TONES: Mapping[str, str] = {
-    "pending": "dim",
-    "planned": "dim",
-    "running": "live",
-    "starting": "live",
-    "stopping": "live",
-    "ready": "good",
-    "done": "good",
-    "paused": "warn",
-    "interrupted": "warn",
-    "skipped": "dim",
-    "gone": "dim",
-    "failed": "bad",
-    "degraded": "warn",
-    "info": "dim",
-    "warning": "warn",
-    "error": "bad",
+_STATES = {
+    "pending": ("dim", "·", "."),
+    "planned": ("dim", "·", "."),
+    "running": ("live", "▶", ">"),
+    "starting": ("live", "◌", "~"),
+    "stopping": ("live", "◌", "~"),
+    "ready": ("good", "●", "*"),
+    "done": ("good", "✓", "+"),
+    "paused": ("warn", "‖", "="),
+    "interrupted": ("warn", "◼", "#"),
+    "skipped": ("dim", "↷", "/"),
+    "gone": ("dim", "○", "o"),
+    "failed": ("bad", "✗", "x"),
+    "degraded": ("warn", "!", "!"),
+    "info": ("dim", "·", "."),
+    "warning": ("warn", "!", "!"),
+    "error": ("bad", "✗", "x"),
 }
-"""The tone of each state and feed level."""
+"""Each state and feed level: its tone, its sign in Unicode, its sign in ASCII."""
+TONES: Mapping[str, str] = {state: tone for state, (tone, _, _) in _STATES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +62,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs(
-    signs={
-        "pending": "·",
-        "planned": "·",
-        "running": "▶",
-        "starting": "◌",
-        "ready": "●",
-        "stopping": "◌",
-        "done": "✓",
-        "failed": "✗",
-        "skipped": "↷",
-        "gone": "○",
-        "paused": "‖",
-        "interrupted": "◼",
-        "degraded": "!",
-        "info": "·",
-        "warning": "!",
-        "error": "✗",
-    },
+    signs={state: sign for state, (_, sign, _) in _STATES.items()},
     open="▾",
     closed="▸",
     full="━",
@@ -89,24 +73,7 @@ UNICODE = Glyphs(
 )
 
 ASCII = Glyphs(
-    signs={
-        "pending": ".",
-        "planned": ".",
-        "running": ">",
-        "starting": "~",
-        "ready": "*",
-        "stopping": "~",
-        "done": "+",
-        "failed": "x",
-        "skipped": "/",
-        "gone": "o",
-        "paused": "=",
-        "interrupted": "#",
-        "degraded": "!",
-        "info": ".",
-        "warning": "!",
-        "error": "x",
-    },
+    signs={state: sign for state, (_, _, sign) in _STATES.items()},
     open="v",
     closed=">",
     full="=",

@@ -148,7 +148,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The JSON of --kv-transfer-config on this kind of engine; tables merge, the override's values win."""
         if self.kv_transfer is None:
             return None
-        return _merge_tables(self.kv_transfer, self.override(kind).kv_transfer)
+        return merge_tables(self.kv_transfer, self.override(kind).kv_transfer)
 
     def env_on(self, kind: Kind) -> dict[str, str]:
         return {**self.env, **self.override(kind).env}
@@ -192,11 +192,12 @@ def load_config(name_or_path: str | Path) -> ConnectorConfig:
     return config
 
 
-def _merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the changes of `over`: tables merge, every other value replaces."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = _merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        result[key] = merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
 
 

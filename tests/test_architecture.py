@@ -56,7 +56,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.records.migrations", "runners.router.counts", "runners.router.migration_feed",
         "runners.router.server.pages",
     ),
-    "only where an attempt fails": ("runners.router.failure",),
+    "only where an attempt fails": ("runners.experiments.first_error", "runners.router.failure"),
     "moves KV between instances, here none": (
         "runners.router.transfer.engines", "runners.router.transfer.move_rules", "runners.router.transfer.movement",
         "runners.router.transfer.quarantine", "runners.router.transfer.transfers",
@@ -65,7 +65,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "only where a request continues a stored response": ("runners.router.sessions.responses",),
     "what a cell publishes beside its turns": (
         "launch.environment", "results.records.gpu", "results.records.samples", "runners.campaign.context",
-        "runners.campaign.engine_group", "runners.campaign.experiment", "runners.campaign.provenance",
+        "runners.campaign.experiment", "runners.campaign.provenance",
         "runners.experiments.routing.engine_model", "runners.experiments.routing.kv_movements",
         "runners.samplers.engine_counters",
     ),

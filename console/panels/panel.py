@@ -154,10 +154,6 @@ class Place(StrEnum):
     """Not on the dashboard: it takes the whole body."""
 
 
-def applies_always(view: RunView) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class PanelKind:
     """One registered panel."""
@@ -174,7 +170,7 @@ class PanelKind:
     """The border's title where it is another."""
     entries: tuple[Entry, ...] = ()
     """Its numbers, for the help and the docs."""
-    applies: Callable[[RunView], bool] = applies_always
+    applies: Callable[[RunView], bool] = lambda view: True
     """Whether the run has, or may get, something to show on it."""
     large: bool = False
     """On the dashboard it takes more room than its neighbors."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from rich.style import Style
-from rich.text import Text
-from textual.widgets import Static
-
 from console import feed
 from console import format as say
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
 from console.rows.routing import alarms_now
-from console.themes import make_tones
+from console.widgets.lines import Lines
 from console.widgets.table import Span, clip_spans, count_columns
 from results.records.events import RunState
 from results.records.gpu import UNLIMITED, describe_gpu
@@ -39,7 +33,7 @@ HEADER_ENTRIES = (
 )
 
 
-class RunHeader(Static):
+class RunHeader(Lines):
     """Three lines: name and state; progress, time and ETA; what needs attention, else the newest event."""
 
     DEFAULT_CSS = """
@@ -49,17 +43,12 @@ class RunHeader(Static):
     def __init__(self, *, glyphs: Glyphs = UNICODE) -> None:
         super().__init__()
         self._glyphs = glyphs
-        self._shown: tuple[object, ...] = ()
 
     def show(self, picture: Picture, badges: tuple[Span, ...] = (), name: str = "") -> None:
         """Draw the picture's header; `badges` are the screen's own."""
         width = max(20, self.size.width - 2)
-        content = (*header_lines(picture, badges, self._glyphs, width, feed.now_unix_s(), name), width, self.app.theme)
-        if content != self._shown:
-            self._shown = content
-            styles = make_tones(self.app.theme_variables)
-            lines = [style_spans(line, styles) for line in content[:3]]  # type: ignore[arg-type]
-            self.update(Text("\n").join(lines), layout=False)
+        lines = header_lines(picture, badges, self._glyphs, width, feed.now_unix_s(), name)
+        self.show_lines(*lines, layout=False)
 
 
 def header_lines(
@@ -158,11 +147,3 @@ def _fit_ends(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     """Both ends of one line; the left one gives way."""
     clipped = clip_spans(tuple(left), max(1, width - count_columns(right) - 2))
     return (*clipped, (" " * max(1, width - count_columns(clipped) - count_columns(right)), ""), *right)
-
-
-def style_spans(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:
-    """The line as rich text."""
-    text = Text(no_wrap=True, overflow="ellipsis")
-    for part, tone in line:
-        text.append(part, style=styles[tone])
-    return text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rich.text import Text
 from textual.widgets import Static
 
 from console.themes import make_tones
-from console.widgets.header import style_spans
 from console.widgets.table import Cell
 
 
@@ -16,10 +16,16 @@ class Lines(Static):
         super().__init__(id=id)
         self._shown: object = None
 
-    def show_lines(self, *lines: Cell) -> None:
+    def show_lines(self, *lines: Cell, layout: bool = True) -> None:
+        """`layout`: the number of lines may change the layout."""
         content = (lines, self.app.theme)
         if content == self._shown:
             return
         self._shown = content
-        spans = [span for number, line in enumerate(lines) for span in ((("\n", ""),) if number else ()) + line]
-        self.update(style_spans(spans, make_tones(self.app.theme_variables)))
+        styles = make_tones(self.app.theme_variables)
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for number, line in enumerate(lines):
+            text.append("\n" if number else "")
+            for part, tone in line:
+                text.append(part, style=styles[tone])
+        self.update(text, layout=layout)

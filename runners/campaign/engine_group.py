@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.command import ports_needed
-from launch.errors import LaunchError
 from launch.gpu_devices import name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role
 from results.records.layout import ConfigLayout
-from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
+from runners.campaign.engine_launcher import Launcher, retry_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class GroupPlan:
 @asynccontextmanager
 async def engine_group(launcher: Launcher, plan: GroupPlan) -> AsyncIterator[tuple[Member, ...]]:
     """Fresh engines, all ready; all are ended on exit, cancellation included. Raises LaunchError."""
-    members = await _start_group(launcher, plan)
+    members = await retry_start(lambda: _start_group(launcher, plan))
     try:
         yield members
     finally:
@@ -76,15 +75,6 @@ async def engine_group(launcher: Launcher, plan: GroupPlan) -> AsyncIterator[tup
 
 
 async def _start_group(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
-    for _ in range(LAUNCH_TRIES - 1):
-        try:
-            return await _start_once(launcher, plan)
-        except LaunchError:
-            continue
-    return await _start_once(launcher, plan)
-
-
-async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
     """Start all at once; those that share GPUs one by one, since each takes its part of the free memory.
 
     Where one fails, all are ended.

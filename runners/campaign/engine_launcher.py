@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ from state.store import RunStore
 LAUNCH_TRIES = 2
 """After this many failures in a row of one engine, its cell fails."""
 STALL_POLL_S = 1.0
+_Started = TypeVar("_Started")
 
 
 class Launcher:
@@ -197,6 +199,14 @@ class Launcher:
                 time.time(), spec.instance, spec.config, "death", text, death.frame, signal, death.last_lines
             )
             self._append_fault(fault)
+
+
+async def retry_start(start: Callable[[], Awaitable[_Started]]) -> _Started:
+    """What `start` returns, after LAUNCH_TRIES tries at most. Raises the LaunchError of the last one."""
+    for _ in range(LAUNCH_TRIES - 1):
+        with contextlib.suppress(LaunchError):
+            return await start()
+    return await start()
 
 
 def _find_last_numbers(store: RunStore) -> dict[str, int]:

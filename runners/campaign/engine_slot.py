@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from launch.command import ports_needed
@@ -13,7 +14,7 @@ from launch.instance import Instance
 from launch.ports import free_port
 from launch.profile import Profile
 from results.records.layout import ConfigLayout
-from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
+from runners.campaign.engine_launcher import Launcher, retry_start
 
 
 class EngineSlot:
@@ -44,17 +45,14 @@ class EngineSlot:
         if key in self._failures:
             raise self._failures[key]
         layout, port = self._launcher.config_layout(config), self._launcher.profile.launch.port_base
-        for tries in range(1, LAUNCH_TRIES + 1):
-            try:
-                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight, profile=profile)
-            except LaunchError as error:
-                if tries == LAUNCH_TRIES:
-                    self._failures[key] = error
-                    raise
-            else:
-                self._key = key
-                return self._instance
-        raise AssertionError("unreachable")
+        launch = partial(self._launcher.launch, config, layout, port, preflight=preflight, profile=profile)
+        try:
+            self._instance = await retry_start(launch)
+        except LaunchError as error:
+            self._failures[key] = error
+            raise
+        self._key = key
+        return self._instance
 
     async def release(self, reason: str) -> None:
         """Stop the instance, if there is one, and wait until all of it is gone."""

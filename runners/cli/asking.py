@@ -26,24 +26,16 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
     A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and
     `stop` are refused with the remedy.
     """
+    asked: dict[str, Any] = {"run": folder.name, "action": action, "target": target}
     with RunStore.open(folder) as store:
         if not lease_state(store).live:
-            return {"run": folder.name, "action": action, "target": target} | _apply_request(
-                store, folder, action, target, reason
-            )
-        request = operator_requests.submit(
-            store, action, target, reason, f"{operator_requests.user_name()}/{os.getpid()}"
-        )
+            return asked | _apply_request(store, folder, action, target, reason)
+        sender = f"{operator_requests.user_name()}/{os.getpid()}"
+        request = operator_requests.submit(store, action, target, reason, sender)
         answer = _await_answer(store, request)
+    accepted = bool(answer.accepted) if answer else True
     detail = answer.detail if answer else "asked; the run process has not answered yet"
-    return {
-        "run": folder.name,
-        "action": action,
-        "target": target,
-        "request": request,
-        "accepted": bool(answer.accepted) if answer else True,
-        "detail": detail,
-    }
+    return {**asked, "request": request, "accepted": accepted, "detail": detail}
 
 
 def skip_stages(folder: Path, stages: Sequence[str]) -> None:

@@ -24,7 +24,6 @@ NameArg = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     app.command()(doctor)
     app.command()(profiles)
     engine_app.command()(install)

@@ -26,7 +26,6 @@ CellOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     for command in (policies, why, whatif):
         app.command()(command)
 

@@ -59,7 +59,6 @@ OutOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the command."""
     app.command(cls=command_with(REPLAY))(replay)
 
 

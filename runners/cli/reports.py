@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     for command in (report, export, compare):
         app.command()(command)
 

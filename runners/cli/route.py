@@ -172,7 +172,6 @@ LinesOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the command."""
     app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS))(route)
 
 

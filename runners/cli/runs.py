@@ -44,7 +44,6 @@ MOST_SHORTFALLS = 8
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     for planned in (plan, run):
         app.command(cls=command_with(RUN, base=ExperimentCommand))(planned)
     for command in (resume, status, watch, stop, pause, skip, retry, console):

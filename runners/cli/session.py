@@ -23,7 +23,6 @@ _SERVED = "ok"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the command."""
     app.command()(session)
 
 

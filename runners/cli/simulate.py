@@ -63,7 +63,6 @@ simulate_app = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     simulate_app.command()(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)

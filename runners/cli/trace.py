@@ -99,7 +99,6 @@ ARRIVALS = SpecOptions(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
     for command in (describe, convert, synth):
         trace_app.command()(command)
     trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)

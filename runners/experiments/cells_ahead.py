@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 
 from results.records.events import CellState
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
+from runners.simulator.places import Simulations, open_simulations
 
 Simulate = Callable[[CellPlan, int], Awaitable[CellOutcome]]
 """One attempt at a cell, to its published artifacts."""
 Adopt = Callable[[CellPlan], CellOutcome | None]
-
-
-def _is_always_ready(cell: CellPlan) -> bool:
-    return True
 
 
 class CellsAhead:
@@ -29,17 +27,17 @@ class CellsAhead:
         self,
         context: RunContext,
         kind: str,
+        place: str,
         simulate: Simulate,
         adopt: Adopt,
-        count_room: Callable[[], int],
-        is_ready: Callable[[CellPlan], bool] = _is_always_ready,
+        is_ready: Callable[[CellPlan], bool] = lambda cell: True,
     ) -> None:
-        """`count_room`: how many may run at once. `is_ready`: whether what the cell depends on is known."""
+        """`place`: as `open_simulations` takes it. `is_ready`: whether what the cell depends on is known."""
         self._context = context
         self._kind = kind
+        self._place = place
         self._simulate = simulate
         self._adopt = adopt
-        self._count_room = count_room
         self._is_ready = is_ready
         self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
         """Those that run, or have ended and wait for their turn."""
@@ -47,6 +45,11 @@ class CellsAhead:
         """Not begun yet, with their next attempts."""
         self.turn = ""
         """The cell that the journal has running."""
+
+    @cached_property
+    def simulations(self) -> Simulations:
+        """Opened by the first cell: a run that only reports needs no cluster."""
+        return open_simulations(self._place)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
@@ -87,7 +90,7 @@ class CellsAhead:
 
     def _fill_room(self) -> None:
         running = sum(not task.done() for task in self._tasks.values())
-        room = self._count_room()
+        room = self.simulations.count_room()
         for pair in tuple(self._ahead):
             if running >= room:
                 return

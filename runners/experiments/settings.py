@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from launch.profile import merge_tables
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 
@@ -46,14 +47,6 @@ def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ..
     if parent not in tables or parent in (*seen, preset):
         raise RunnerError(f"{where}: like = {parent!r} is no preset to inherit from", remedy="name another one")
     return merge_tables(_inherit_tables(tables, parent, where, (*seen, preset)), raw)
-
-
-def merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge, every other value replaces."""
-    for key, value in changes.items():
-        below = base.get(key)
-        base[key] = merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return base
 
 
 def parse_setting(text: str, example: str) -> tuple[str, Any]:

@@ -91,7 +91,7 @@ def _describe_router(
         why = "the engines were pre-warmed, and the run did not record with what"
     else:
         trace = read_trace(RunLayout(run).trace_of(cell.trace.get("name", "")))
-        vocabulary = _read_object(layout.config)["model"]
+        vocabulary = msgspec.json.decode(layout.config.read_bytes(), type=dict[str, Any])["model"]
         shape = BlockShape(
             cell.seed, trace.facts.block_tokens, trace.facts.hash_scope,
             vocabulary["vocab_low"], vocabulary["vocab_high"],
@@ -115,7 +115,3 @@ def _find_keys(trace: Trace, shape: BlockShape, block_tokens: int) -> KeysOf:
         return block_keys(prompt_ids(shape, session, place, turn).tolist(), block_tokens)
 
     return keys_of
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -73,7 +73,7 @@ class RaySimulations:
     async def run(
         self, spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None]
     ) -> SimulationOutcome:
-        """As `run_simulation`; there are no ticks meanwhile. Raises SimulationError where nothing was simulated."""
+        """As `Simulations.run`; there are no ticks meanwhile."""
         write_spec(path, spec, SimulationError)
         trace = await asyncio.to_thread(self._put_trace, spec.replay.trace_path)
         reference = self._task.remote(msgspec.json.encode(spec), trace, version("tracon"))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from runners.simulator.process import run_simulation
-from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
+from runners.child_process import start_child, write_spec
+from runners.simulator.spec import SimulationError, SimulationLine, SimulationOutcome, SimulationSpec, SimulationTick
 
 LOCAL = "local"
 RAY = "ray"
 """The cluster that this host belongs to; `ray://HEAD:PORT` = another one, through Ray's client."""
+END_GRACE_S = 2.0
 
 
 class Simulations(Protocol):
@@ -24,7 +25,10 @@ class Simulations(Protocol):
     async def run(
         self, spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None]
     ) -> SimulationOutcome:
-        """As `run_simulation`."""
+        """Simulate; `path`: where the spec is written.
+
+        Cancelling this coroutine ends the simulation. Raises SimulationError where nothing was simulated.
+        """
 
 
 class LocalSimulations:
@@ -34,9 +38,19 @@ class LocalSimulations:
         return len(os.sched_getaffinity(0))
 
     async def run(
-        self, spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None]
+        self, spec: SimulationSpec, path: Path, on_tick: Callable[[SimulationTick], None], pace: float = 0.0
     ) -> SimulationOutcome:
-        return await run_simulation(spec, path, on_tick)
+        """As `Simulations.run`. `pace`: as `simulate` has it."""
+        write_spec(path, spec, SimulationError)
+        arguments = (str(path), f"{pace!r}")
+        child = await start_child("runners.simulator", *arguments, line_type=SimulationLine, end_grace_s=END_GRACE_S)
+        try:
+            line = await child.follow_ticks(on_tick)
+        finally:
+            await child.end()
+        if line is not None and line.outcome is not None:
+            return line.outcome
+        raise child.make_error(line, "the simulation ended with no outcome", SimulationError)
 
 
 def is_place(where: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from results.measures.latency import TPOT, TTFT
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
+from runners.load.driver import Counts
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
 from runners.load.replay import describe_replay, make_turn_record, make_unsent_record, session_fields
@@ -53,17 +54,6 @@ class _Exchange:
         self.replay.end_turn(self, RequestStatus.ERROR, status, error=message)
 
 
-@dataclass(slots=True)
-class _Counts:
-    sent: int = 0
-    completed: int = 0
-    failed: int = 0
-    cut: int = 0
-    inflight_max: int = 0
-    first_send_ns: int = 0
-    last_end_ns: int = 0
-
-
 @dataclass(eq=False, slots=True)
 class SimulatedReplay:
     """Sends every turn when it is due, and records it when it has ended."""
@@ -76,9 +66,12 @@ class SimulatedReplay:
     """For the turns' records, in the order of their ends."""
     window_s: float = LIVE_WINDOW_S
     """Simulated seconds that the latencies of a tick are of."""
-    counts: _Counts = field(default_factory=_Counts)
+    counts: Counts = field(default_factory=Counts)
     stop_reason: str = "complete"
     t_stop_ns: int = 0
+    _inflight_max: int = 0
+    _t_first_send_ns: int = 0
+    _t_last_end_ns: int = 0
     _sessions: Sessions = field(init=False)
     _inflight: dict[int, _Exchange] = field(default_factory=dict)
     """By index of the turn, in the order of their sends."""
@@ -146,13 +139,13 @@ class SimulatedReplay:
         self._arm()
 
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
-        now_ns, counts = self.clock.now_ns(), self.counts
+        now_ns = self.clock.now_ns()
         timer = self.clock.call_later(self.spec.request_timeout_s, lambda: self._time_out(turn.index))
         exchange = _Exchange(self, turn, due_ns, now_ns, self._sessions.counts.active, timer)
         self._inflight[turn.index] = exchange
-        counts.sent += 1
-        counts.inflight_max = max(counts.inflight_max, len(self._inflight))
-        counts.first_send_ns = counts.first_send_ns or now_ns
+        self.counts.sent += 1
+        self._inflight_max = max(self._inflight_max, len(self._inflight))
+        self._t_first_send_ns = self._t_first_send_ns or now_ns
         self._sessions.note_sent(turn, now_ns)
         session = self.plan.sessions[turn.session].session
         tokens = (turn.recorded.input_tokens, turn.output_tokens)
@@ -191,7 +184,7 @@ class SimulatedReplay:
         counts.completed += well
         counts.failed += status is RequestStatus.ERROR
         counts.cut += status is RequestStatus.CUT
-        counts.last_end_ns = now_ns
+        self._t_last_end_ns = now_ns
         record = make_turn_record(
             self.plan,
             turn,
@@ -263,24 +256,20 @@ class SimulatedReplay:
 
     def make_outcome(self) -> ReplayOutcome:
         """A simulated client is never late, and its schedule costs no simulated time."""
-        plan, counts, sessions, begin_ns = self.plan, self.counts, self._sessions.counts, self._sessions.t_start_ns
-        wall_s = (counts.last_end_ns - counts.first_send_ns) / 1e9 if counts.sent else None
-        window = WindowCounts(counts.sent, counts.sent, (self.t_stop_ns - begin_ns) / 1e9, None)
+        sent, begin_ns = self.counts.sent, self._sessions.t_start_ns
+        wall_s = (self._t_last_end_ns - self._t_first_send_ns) / 1e9 if sent else None
+        window = WindowCounts(sent, sent, (self.t_stop_ns - begin_ns) / 1e9, None)
         return ReplayOutcome(
             t_start_ns=begin_ns,
             t_stop_ns=self.t_stop_ns,
-            t_end_ns=counts.last_end_ns,
+            t_end_ns=self._t_last_end_ns,
             t_start_unix_s=begin_ns / 1e9,
             stop_reason=self.stop_reason,
-            sent=counts.sent,
-            completed=counts.completed,
-            failed=counts.failed,
-            cut=counts.cut,
+            **asdict(self.counts),
             retried=0,
-            wrong_length=0,
             late_bodies=0,
             realtime=False,
-            inflight_max=counts.inflight_max,
-            **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
-            fidelity=judge_fidelity(np.zeros(counts.sent, dtype=np.int64), window, self.spec.limits),
+            inflight_max=self._inflight_max,
+            **describe_replay(self.plan, self._sessions.counts, sent, wall_s, self.stop_reason),
+            fidelity=judge_fidelity(np.zeros(sent, dtype=np.int64), window, self.spec.limits),
         )

@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 
@@ -17,7 +16,7 @@ from results.capacity.read import read_points
 from results.capacity.search import Assessed, Size, assess, trace_path
 from results.capacity.write import write_results
 from results.measures.turns import Turns, read_turns
-from results.records.events import CellProgressed, CellState
+from results.records.events import CellProgressed
 from results.records.layout import TrialLayout, write_indented_json
 from results.records.plan import CellPlan
 from results.records.points import PointRecord
@@ -28,10 +27,9 @@ from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.engine_model import describe_model, read_model
 from runners.experiments.routing.grid import slug
-from runners.experiments.routing.plan import TRACE_CELL, can_move, cell_params
+from runners.experiments.routing.plan import can_move, cell_params, why_no_trace
 from runners.experiments.routing.simulation import make_simulation_spec
-from runners.experiments.routing.trace import prepare_traces, require_trace, summarize_trace
-from runners.simulator.places import Simulations, open_simulations
+from runners.experiments.routing.trace import require_trace, run_trace_cell
 from runners.simulator.spec import SimulationTick
 from state.model import RunView
 
@@ -50,34 +48,24 @@ class Capacity:
         self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
         self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
         """By label, as of `trace_path`; dropped when a further point is measured."""
-        self._ahead = CellsAhead(context, "point", self._simulate, self.adopt, self._count_room, self._is_ready)
-
-    @cached_property
-    def _simulations(self) -> Simulations:
-        assert self._grid.routing.simulation is not None
-        return open_simulations(self._grid.routing.simulation.place)
-
-    def _count_room(self) -> int:
-        return self._simulations.count_room()
+        assert grid.routing.simulation is not None
+        place = grid.routing.simulation.place
+        self._ahead = CellsAhead(context, "point", place, self._simulate, self.adopt, self._is_ready)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips points without a trace, and points that the search does not need."""
-        trace = view.cells.get(TRACE_CELL)
         if cell.kind != "point":
             return ""
-        if trace is not None and trace.state in (CellState.FAILED, CellState.SKIPPED):
-            return f"there is no trace to replay: {trace.reason}"
+        if why := why_no_trace(view):
+            return why
         if self._is_ready(cell):
             return ""
         _, wanted = self._trace_path(cell.params["label"])
         return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot go on"
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        context = self._context
         if cell.kind == "trace":
-            max_tokens = context.profile.engine.max_model_len
-            record = await asyncio.to_thread(prepare_traces, self._grid.routing, max_tokens, context.layout)
-            return CellOutcome(summarize_trace(record))
+            return await run_trace_cell(self._grid.routing, self._context)
         if cell.kind == "analysis":
             await self.finish()
             return CellOutcome()
@@ -144,7 +132,7 @@ class Capacity:
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()
-        await self._simulations.run(spec, TrialLayout(folder).router_spec, show)
+        await self._ahead.simulations.run(spec, TrialLayout(folder).router_spec, show)
         turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
         assert turns is not None
         point = PointRecord(

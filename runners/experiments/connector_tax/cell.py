@@ -22,6 +22,11 @@ from runners.samplers.engine import MetricsSampler, StepTail
 
 STEP_SETTLE_S = 0.3
 """After the last response the engine still writes the record of its last step."""
+SPEC_PARAMS = (
+    "input_tokens", "output_tokens", "arrival", "cell_index", "warmup_s", "min_duration_s", "min_completed",
+    "inflight_cap", "drain_s", "lateness_p99_s", "achieved_ratio",
+)  # fmt: skip
+"""Parameters of a cell that are fields of its LoadSpec."""
 
 
 async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> CellOutcome:
@@ -74,22 +79,12 @@ def load_spec(
         url=instance.spec.url,
         model=model.served_name,
         rate_per_s=rate_per_s,
-        input_tokens=params["input_tokens"],
-        output_tokens=params["output_tokens"],
-        arrival=params["arrival"],
         seed=params["load_seed"],
-        cell_index=params["cell_index"],
-        warmup_s=params["warmup_s"],
-        min_duration_s=params["min_duration_s"],
-        min_completed=params["min_completed"],
         max_duration_s=expected_s * params["hard_stop_factor"],
-        inflight_cap=params["inflight_cap"],
-        drain_s=params["drain_s"],
         vocab_low=model.vocab_low,
         vocab_high=model.vocab_high,
         requests_path=str(requests_path),
-        lateness_p99_s=params["lateness_p99_s"],
-        achieved_ratio=params["achieved_ratio"],
+        **{name: params[name] for name in SPEC_PARAMS},
     )
 
 

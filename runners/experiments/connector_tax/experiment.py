@@ -85,11 +85,9 @@ class ConnectorTax(PatchedCells):
         return rate
 
     async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, self._grid_thresholds())
+        thresholds = msgspec.structs.asdict(self._grid.saturation)
+        rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, thresholds)
         write_atomic(self._context.layout.reference_rates, rates.to_json())
         overloads = await asyncio.to_thread(list_overloads, self._context.layout.root, self._grid, rates)
         self._context.emit(*(Noted("warning", cell.cell, text) for text in overloads))
         return CellOutcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
-
-    def _grid_thresholds(self) -> dict[str, float]:
-        return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}

@@ -29,16 +29,15 @@ from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
 from results.routing.summary import summarize_cell
 from runners.campaign.context import RunContext
-from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.errors import CellFailed
+from runners.experiments.first_error import first_error
 from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.kv_movements import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
-from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape
+from runners.router.spec import InstanceSpec, RouterOutcome
 
 HEADLINE = (
     "ttft_p50_s",
@@ -81,12 +80,17 @@ def publish_cell(
     replayed: Replayed,
     folder: Path,
     context: RunContext,
-) -> dict[str, Any]:
-    """Move the artifacts from the attempt's folder to the cell's; returns the headline numbers."""
-    written, layout = TrialLayout(folder), trial_layout(context, cell)
+) -> CellOutcome:
+    """Move the artifacts from the attempt's folder to the cell's. Raises CellFailed where no turn was completed."""
+    written, layout, outcome = TrialLayout(folder), trial_layout(context, cell), replayed.replay
+    if not outcome.completed:
+        raise CellFailed(
+            f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
+            f"the first error was: {first_error(written.metrics)}"
+        )
     decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord) if grid.logs_decisions else None
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
-    gpu = _measure_gpu(cell, grid, replayed.replay, written.gpu_util, context)
+    gpu = _measure_gpu(cell, grid, outcome, written.gpu_util, context)
     record = _make_record(cell, attempt, grid, trace, replayed, gpu)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
@@ -108,7 +112,7 @@ def publish_cell(
     files = (*measured, written.summary, written.breakdown, written.cell)
     copy = parquet_beside(written.metrics)  # not checksummed: it can be made again
     publish({path: layout.root / path.name for path in ((copy, *files) if copy.exists() else files)})
-    return headline_numbers(summary)
+    return CellOutcome(headline_numbers(summary), why_degraded(outcome))
 
 
 def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
@@ -213,15 +217,16 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 
 
-def describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
+def describe_engine(instance: InstanceSpec, span: CounterSpan, started_by: str, pid: int | None = None) -> RoutedEngine:
+    """`pid`: None = it is simulated."""
     return RoutedEngine(
-        instance=member.name,
-        role=member.role,
-        url=member.engine.url,
-        pid=member.engine.pid,
-        started_by=member.engine.spec.started_by,
-        block_tokens=shape.block_tokens,
-        kv_capacity_tokens=shape.capacity_tokens,
+        instance=instance.instance,
+        role=instance.role,
+        url=instance.url,
+        pid=pid,
+        started_by=started_by,
+        block_tokens=instance.block_tokens,
+        kv_capacity_tokens=instance.kv_capacity_tokens,
         prompt_tokens=span.gained("prompt_tokens"),
         cached_tokens=span.gained("cached_tokens"),
         prompt_tokens_by_source=span.gained_by_source(),

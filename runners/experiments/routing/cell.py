@@ -16,8 +16,7 @@ from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engine_choice import common_block_tokens
-from runners.experiments.first_error import first_error
-from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell, why_degraded
+from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.kv_movements import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.plan import can_move, ports_per_instance
@@ -44,11 +43,10 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
     """
     assert cell.config is not None
     folder, config = context.attempt_folder(cell, attempt), context.configs[cell.config]
-    written = TrialLayout(folder)
     group = GroupPlan(
         config=cell.config,
         roles=tuple(cell.params["roles"]),
-        folder=written.instances,
+        folder=TrialLayout(folder).instances,
         ports=ports_per_instance(grid, ports_needed(config)),
         events=grid.router.index == "events",
         gpus=grid.gpus,
@@ -58,14 +56,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay_trace(cell, grid, members, folder, context)
-    outcome = replayed.replay
-    if not outcome.completed:
-        raise CellFailed(
-            f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
-            f"the first error was: {first_error(written.metrics)}"
-        )
-    summary = await asyncio.to_thread(publish_cell, cell, attempt, grid, trace, replayed, folder, context)
-    return CellOutcome(summary, why_degraded(outcome))
+    return await asyncio.to_thread(publish_cell, cell, attempt, grid, trace, replayed, folder, context)
 
 
 async def _replay_trace(
@@ -97,7 +88,10 @@ async def _replay_trace(
             await watch.require_engines()
             ended = await router.end()
     spans = {name: await asyncio.to_thread(read_span, path) for name, path in scrapes.items()}
-    engines = tuple(describe_engine(member, shapes[member.name], spans[member.name]) for member in members)
+    engines = tuple(
+        describe_engine(instance, spans[member.name], member.engine.spec.started_by, member.engine.pid)
+        for instance, member in zip(instances, members, strict=True)
+    )
     return Replayed(outcome, ended, engines, spans)
 
 

@@ -36,19 +36,17 @@ def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int |
 
     `kv_cache_bytes`: the policy's own KV cache; None = the grid's.
     """
-    model, choice = engine.model, grid.engine
-    if choice.max_num_batched_tokens is not None:
-        model = msgspec.structs.replace(model, max_batched_tokens=choice.max_num_batched_tokens)
-    if choice.max_num_seqs is not UNSET:
-        model = msgspec.structs.replace(model, max_sequences=choice.max_num_seqs)
-    if choice.scheduling is not None:
-        model = msgspec.structs.replace(model, scheduling=choice.scheduling)
+    choice = grid.engine
     size = choice.kv_cache_memory_bytes if kv_cache_bytes is None else kv_cache_bytes
     if role == "decode" and grid.decode_kv_cache_memory_bytes is not None:
         size = grid.decode_kv_cache_memory_bytes
-    if size is not None and engine.link is not None:
-        model = msgspec.structs.replace(model, kv_capacity_tokens=size // engine.link.kv_bytes_per_token)
-    return model
+    chosen = {
+        "max_batched_tokens": choice.max_num_batched_tokens,
+        "max_sequences": None if choice.max_num_seqs is UNSET else choice.max_num_seqs,
+        "scheduling": choice.scheduling,
+        "kv_capacity_tokens": None if size is None or engine.link is None else size // engine.link.kv_bytes_per_token,
+    }
+    return msgspec.structs.replace(engine.model, **{name: own for name, own in chosen.items() if own is not None})
 
 
 def describe_model(grid: Grid, variation: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from results.measures.columns import floats_or_nan
-from results.records.events import CellProgressed, CellState
+from results.records.events import CellProgressed
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
@@ -27,9 +27,9 @@ from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import TRACE_CELL, needs_patches
+from runners.experiments.routing.plan import needs_patches, why_no_trace
 from runners.experiments.routing.simulation import SimulatedCells
-from runners.experiments.routing.trace import prepare_traces, require_trace, summarize_trace
+from runners.experiments.routing.trace import require_trace, run_trace_cell
 from state.model import RunView
 
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -44,7 +44,7 @@ class Routing(PatchedCells):
         self._grid = grid
         self._simulated = SimulatedCells(grid, context)
         kinds: Mapping[str, RunCell] = {
-            "trace": self._prepare_trace,
+            "trace": lambda cell, attempt: run_trace_cell(grid, context),
             "patches": self._apply_patches,
             "replay": self._run_replay,
             "interference": self._run_interference,
@@ -53,10 +53,7 @@ class Routing(PatchedCells):
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Nothing is measured with a config that failed its pre-flight, nor replayed without a trace."""
-        trace = view.cells.get(TRACE_CELL)
-        if cell.kind == "replay" and trace is not None and trace.state in (CellState.FAILED, CellState.SKIPPED):
-            return f"there is no trace to replay: {trace.reason}"
-        return super().why_skip(cell, view)
+        return (why_no_trace(view) if cell.kind == "replay" else "") or super().why_skip(cell, view)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of a replay whose artifacts are all whole, or of an interference cell that has its rows."""
@@ -67,11 +64,6 @@ class Routing(PatchedCells):
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
             return CellOutcome(_interference_headline(rows))
         return None
-
-    async def _prepare_trace(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        context, max_tokens = self._context, self._context.profile.engine.max_model_len
-        record = await asyncio.to_thread(prepare_traces, self._grid, max_tokens, context.layout)
-        return CellOutcome(summarize_trace(record))
 
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -12,19 +11,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from launch.profile import merge_tables
 from results.records.decisions import Role
 from results.records.plan import RENAMED_RULES
 from runners.errors import RunnerError
 from runners.experiments.engine_choice import EngineChoice
-from runners.experiments.settings import (
-    Tables,
-    convert_grid,
-    find_preset,
-    merge_tables,
-    parse_setting,
-    refuse_problems,
-    set_key,
-)
+from runners.experiments.settings import Tables, convert_grid, find_preset, parse_setting, refuse_problems, set_key
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
 from runners.router.spec import TransferRules
@@ -325,7 +317,7 @@ def _complete_traces(raw: dict[str, Any]) -> dict[str, Any]:
     """Each of `traces` over `trace`."""
     if "traces" in raw:
         base = raw.get("trace", {})
-        raw["traces"] = {name: merge_tables(copy.deepcopy(base), own) for name, own in raw["traces"].items()}
+        raw["traces"] = {name: merge_tables(base, own) for name, own in raw["traces"].items()}
     return raw
 
 

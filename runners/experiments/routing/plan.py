@@ -14,6 +14,7 @@ from msgspec import UNSET
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
+from results.records.events import CellState
 from results.records.layout import sha256
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
@@ -34,6 +35,7 @@ from runners.experiments.routing.grid import (
     slug,
 )
 from runners.experiments.routing.variations import expand_variations
+from state.model import RunView
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"
@@ -198,6 +200,14 @@ def list_cells(
         *([revert] if patched else []),
         report,
     ]
+
+
+def why_no_trace(view: RunView) -> str:
+    """Why there is no trace to replay; empty where its cell has not failed."""
+    trace = view.cells.get(TRACE_CELL)
+    if trace is None or trace.state not in (CellState.FAILED, CellState.SKIPPED):
+        return ""
+    return f"there is no trace to replay: {trace.reason}"
 
 
 def estimate_sums(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:

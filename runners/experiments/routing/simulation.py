@@ -13,18 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from results.records.decisions import Role
 from results.records.events import SIMULATED, InstanceChanged, InstanceState
 from results.records.layout import TrialLayout
 from results.records.plan import CellPlan
 from results.records.samples import CounterSpan, PromptCounters
-from results.records.turns import RoutedEngine, TraceRecord
+from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.errors import CellFailed, CellSkipped
+from runners.errors import CellSkipped
 from runners.experiments.cells_ahead import CellsAhead
-from runners.experiments.first_error import first_error
-from runners.experiments.routing.artifacts import Replayed, adopt_cell, publish_cell, why_degraded
+from runners.experiments.routing.artifacts import Replayed, adopt_cell, describe_engine, publish_cell
 from runners.experiments.routing.engine_model import read_model, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
@@ -32,8 +30,7 @@ from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import SimulatedWatch
 from runners.router.spec import InstanceSpec, KvEndpoint
-from runners.simulator.places import Simulations, open_simulations
-from runners.simulator.process import run_simulation
+from runners.simulator.places import LOCAL, LocalSimulations
 from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
 
 ZERO = PromptCounters(0.0, 0.0)
@@ -55,9 +52,8 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
-        self._ahead = CellsAhead(
-            context, "replay", self._simulate_ahead, self._adopt, lambda: self._simulations.count_room()
-        )
+        place = LOCAL if grid.simulation is None else grid.simulation.place
+        self._ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError.
@@ -72,12 +68,6 @@ class SimulatedCells:
     def _pace(self) -> float:
         """Simulated seconds per second; 0 = as fast as the host can."""
         return self._context.store.view().pace
-
-    @cached_property
-    def _simulations(self) -> Simulations:
-        """Opened by the first cell: a run that only reports needs no cluster."""
-        assert self._grid.simulation is not None
-        return open_simulations(self._grid.simulation.place)
 
     async def stop(self) -> None:
         """End what runs ahead."""
@@ -94,14 +84,14 @@ class SimulatedCells:
             if cell.cell == self._ahead.turn:  # what runs ahead is not in the journal yet
                 watch.show(tick)
 
-        ended = await self._simulations.run(task.spec, task.layout.router_spec, show)
+        ended = await self._ahead.simulations.run(task.spec, task.layout.router_spec, show)
         return await self._publish(cell, attempt, task, ended)
 
     async def _simulate_paced(self, cell: CellPlan, attempt: int) -> CellOutcome:
         task = await self._prepare_task(cell, attempt)
         with self._announce_instances(cell, task.spec.router.instances) as names:
             watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit, names, self._pace)
-            ended = await run_simulation(task.spec, task.layout.router_spec, watch.show, self._pace)
+            ended = await LocalSimulations().run(task.spec, task.layout.router_spec, watch.show, self._pace)
         return await self._publish(cell, attempt, task, ended)
 
     @contextmanager
@@ -128,19 +118,12 @@ class SimulatedCells:
         return _Task(trace, spec, TrialLayout(folder))
 
     async def _publish(self, cell: CellPlan, attempt: int, task: _Task, ended: SimulationOutcome) -> CellOutcome:
-        spec, written = task.spec, task.layout
-        if not ended.replay.completed:
-            raise CellFailed(
-                f"{ended.replay.failed} of {ended.replay.sent} turns failed and none was completed; "
-                f"the first error was: {first_error(written.metrics)}"
-            )
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
-        engines = tuple(_describe_engine(one, spans[one.instance]) for one in spec.router.instances)
+        engines = tuple(describe_engine(one, spans[one.instance], SIMULATED) for one in task.spec.router.instances)
         replayed = Replayed(ended.replay, ended.router, engines, spans)
-        summary = await asyncio.to_thread(
-            publish_cell, cell, attempt, self._grid, task.trace, replayed, written.root, self._context
+        return await asyncio.to_thread(
+            publish_cell, cell, attempt, self._grid, task.trace, replayed, task.layout.root, self._context
         )
-        return CellOutcome(summary, why_degraded(ended.replay))
 
 
 def make_simulation_spec(
@@ -155,8 +138,8 @@ def make_simulation_spec(
     size = cell.params.get("kv_cache_memory_bytes")
     models = {f"e{place}": shape_model(grid, engine, role, size) for place, role in enumerate(roles)}
     instances = [
-        _make_instance(name, role, models[name].kv_capacity_tokens, block_tokens, endpoint)
-        for name, role in zip(models, roles, strict=True)
+        InstanceSpec(name, f"http://{name}", role, model.kv_capacity_tokens, block_tokens, transfer=endpoint)
+        for (name, model), role in zip(models.items(), roles, strict=True)
     ]
     router = make_router_spec(cell, grid, instances, folder)
     return SimulationSpec(
@@ -169,32 +152,4 @@ def make_simulation_spec(
         contention=grid.simulation.contention_share,
         router_latency_s=grid.simulation.router_s,
         residuals=engine.residuals if grid.simulation.residual_noise is True else (),
-    )
-
-
-def _make_instance(
-    name: str, role: Role, capacity: int, block_tokens: int, endpoint: KvEndpoint | None
-) -> InstanceSpec:
-    return InstanceSpec(
-        instance=name,
-        url=f"http://{name}",
-        role=role,
-        kv_capacity_tokens=capacity,
-        block_tokens=block_tokens,
-        transfer=endpoint,
-    )
-
-
-def _describe_engine(instance: InstanceSpec, span: CounterSpan) -> RoutedEngine:
-    return RoutedEngine(
-        instance=instance.instance,
-        role=instance.role,
-        url=instance.url,
-        pid=None,
-        started_by=SIMULATED,
-        block_tokens=instance.block_tokens,
-        kv_capacity_tokens=instance.kv_capacity_tokens,
-        prompt_tokens=span.gained("prompt_tokens"),
-        cached_tokens=span.gained("cached_tokens"),
-        prompt_tokens_by_source=span.gained_by_source(),
     )

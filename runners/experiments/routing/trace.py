@@ -8,6 +8,7 @@ RUN/trace/[NAME/]N/trace.*  the same of trace N, where a simulated run has one f
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ import msgspec
 from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, sha256, write_indented_json
 from results.records.turns import TraceRecord
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, Grid, TraceChoice
 from runners.experiments.routing.plan import TRACE_CELL, list_traces
@@ -62,20 +65,20 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, path: Path, name: str = 
     return record
 
 
-def prepare_traces(grid: Grid, max_tokens: int, layout: RunLayout) -> TraceRecord:
-    """Make every trace of a run; returns the first one's record. Raises as `prepare_trace`."""
+async def run_trace_cell(grid: Grid, context: RunContext) -> CellOutcome:
+    """Make every trace of a run; the outcome describes the first. Raises as `prepare_trace`."""
+    record = await asyncio.to_thread(_prepare_traces, grid, context.profile.engine.max_model_len, context.layout)
+    names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
+    return CellOutcome({name: getattr(record, name) for name in names})
+
+
+def _prepare_traces(grid: Grid, max_tokens: int, layout: RunLayout) -> TraceRecord:
     record = prepare_trace(grid.trace, max_tokens, layout.trace)
     for name, number in list_traces(grid)[1:]:
         source = grid.further_traces.get(name, grid.trace)
         drawn = msgspec.structs.replace(source, seed=source.seed + number)
         prepare_trace(drawn, max_tokens, layout.trace_of(name, number), name)
     return record
-
-
-def summarize_trace(record: TraceRecord) -> dict[str, object]:
-    """What the journal holds of a trace."""
-    names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
-    return {name: getattr(record, name) for name in names}
 
 
 def read_record(path: Path) -> TraceRecord | None:

@@ -6,6 +6,7 @@ A variation is `COEFFICIENT*FACTOR`, `trace=NAME` for one of the preset's `trace
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
 THRESHOLDS = ("hot_tokens", "cooldown_s")
 REMEDY = "correct `sensitivity` of the preset; docs/simulator.md lists what can be varied"
+_Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 def expand_variations(grid: Grid) -> Grid:
@@ -83,18 +85,17 @@ def vary_engine(engine: EngineFile, variation: str) -> EngineFile:
     name, factor = _split(variation)
     model, link = engine.model, engine.link
     if name in model.step.__struct_fields__:
-        step = msgspec.structs.replace(model.step, **{name: _scale(getattr(model.step, name), factor, name)})
-        return msgspec.structs.replace(engine, model=msgspec.structs.replace(model, step=step))
-    if name in model.__struct_fields__ and isinstance(getattr(model, name), int | float):
-        model = msgspec.structs.replace(model, **{name: _scale(getattr(model, name), factor, name)})
+        model = msgspec.structs.replace(model, step=_scale_field(model.step, name, factor))
         return msgspec.structs.replace(engine, model=model)
+    if name in model.__struct_fields__ and isinstance(getattr(model, name), int | float):
+        return msgspec.structs.replace(engine, model=_scale_field(model, name, factor))
     if link is not None and name in link.__struct_fields__:
-        link = msgspec.structs.replace(link, **{name: _scale(getattr(link, name), factor, name)})
-        return msgspec.structs.replace(engine, link=link)
+        return msgspec.structs.replace(engine, link=_scale_field(link, name, factor))
     raise RunnerError(f"the engine model has no coefficient {name!r}", remedy=REMEDY)
 
 
-def _scale(value: float, factor: float, name: str) -> float:
+def _scale_field(part: _Part, name: str, factor: float) -> _Part:
+    value = getattr(part, name)
     if not value:
         raise RunnerError(f"{name} of the engine model is 0: no factor changes it", remedy=REMEDY)
-    return round(value * factor) if isinstance(value, int) else value * factor
+    return msgspec.structs.replace(part, **{name: round(value * factor) if isinstance(value, int) else value * factor})

@@ -89,7 +89,8 @@ class Watch:
         samples = [self._take_sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
         events = instances_sampled(self._cell.cell, samples, tick, self._facts)
-        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _progress_note(tick)))
+        note = f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"
+        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, note))
         if not all(member.engine.alive() for member in self._members):
             self._cut.set()  # what follows would not measure the policy
 
@@ -205,7 +206,3 @@ def migration_changed(cell: str, move: TickMigration, t_unix_s: float) -> Migrat
     """A step of a migration as the journal keeps it."""
     step = {one.name: getattr(move, one.name) for one in fields(MigrationStep)}
     return MigrationChanged(**step, cell=cell, t_unix_s=t_unix_s)
-
-
-def _progress_note(tick: ReplayTick) -> str:
-    return f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"

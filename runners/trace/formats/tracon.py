@@ -90,15 +90,7 @@ def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[Trac
     header = decode_row(msgspec.json.Decoder(_Header), text, file, line)
     if header.tracon_trace != VERSION:
         raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {VERSION}")
-    stated = header.facts
-    facts = TraceFacts(
-        source=path.name,
-        block_tokens=stated.block_tokens,
-        tail_rule=stated.tail_rule,
-        hash_scope=stated.hash_scope,
-        hashes_chained=stated.hashes_chained,
-        has_sessions=stated.has_sessions,
-    )
+    facts = TraceFacts(source=path.name, **msgspec.structs.asdict(header.facts))
     return facts, _read_sessions(facts, file, line, lines)
 
 

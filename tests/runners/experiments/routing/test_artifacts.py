@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,8 @@ from results.records.schemas import MetricsRecord, RequestStatus
 from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.read import LoadedCell, load_cells
 from runners.campaign.context import RunContext
-from runners.campaign.engine_group import Member
+from runners.campaign.experiment import CellOutcome
+from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
 from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell, trial_layout, why_degraded
 from runners.experiments.routing.experiment import Routing
@@ -27,8 +29,8 @@ from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
 from runners.load.fidelity import Fidelity
 from runners.load.replay_spec import ReplayOutcome
-from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape, read_span
+from runners.router.spec import InstanceSpec, RouterOutcome
+from runners.samplers.engine_counters import read_span
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
@@ -103,10 +105,9 @@ def write_engines(folder: Path) -> dict[str, Path]:
 
 def replayed(replay: ReplayOutcome, router: RouterOutcome, scrapes: Mapping[str, Path]) -> Replayed:
     """A replay's results before the engines of `write_engines`."""
-    engine = SimpleNamespace(url="http://127.0.0.1:1", pid=7, spec=SimpleNamespace(started_by="spawn/uni"))
-    members = tuple(Member(name, "both", cast(Any, engine), cast(Any, None), None) for name in scrapes)
+    instances = [InstanceSpec(name, "http://127.0.0.1:1", "both", 8192, 32) for name in scrapes]
     spans = {name: read_span(path) for name, path in scrapes.items()}
-    engines = tuple(describe_engine(one, CacheShape(32, 8192), spans[one.name]) for one in members)
+    engines = tuple(describe_engine(one, spans[one.instance], "spawn/uni", 7) for one in instances)
     return Replayed(replay, router, engines, spans)
 
 
@@ -124,7 +125,7 @@ class Subject:
         lines(written.instance_events, InstanceEvent("e0", "added", t_ns=1), InstanceEvent("e1", "added", t_ns=1))
         self.scrapes = write_engines(self.folder)
 
-    def put(self, cell: CellPlan = CELL, **changed: Any) -> dict[str, Any]:
+    def put(self, cell: CellPlan = CELL, **changed: Any) -> CellOutcome:
         router = RouterOutcome(S, 4 * S, "round_robin", "approximate", 2, 2, 0, 0, 0, 0, {"turn": 2}, 3.0, 5.0, 0)
         measured = replayed(outcome(**changed), router, self.scrapes)
         return publish_cell(cell, 1, GRID, TRACE, measured, self.folder, self.context)
@@ -141,7 +142,7 @@ def subject(tmp_path: Path) -> Subject:
 
 
 def test_the_bundle_is_whole_and_the_analysis_reads_all_of_it(subject: Subject) -> None:
-    headline = subject.put()
+    headline = subject.put().summary
     loaded = subject.load()
     assert loaded.gaps == ()
     assert loaded.record.trace["apc_bound_any"] == pytest.approx(96 / 300)
@@ -156,11 +157,9 @@ def test_the_bundle_is_whole_and_the_analysis_reads_all_of_it(subject: Subject) 
 
 
 def test_a_cell_in_place_is_adopted_with_the_same_headline(subject: Subject) -> None:
-    headline = subject.put()
-    adopted = subject.experiment.adopt(CELL)
-    assert adopted is not None
-    assert adopted.summary == headline
-    assert adopted.degraded == ""
+    published = subject.put()
+    assert subject.experiment.adopt(CELL) == published
+    assert published.degraded == ""
 
 
 @pytest.mark.parametrize("artifact", ["metrics", "decisions", "instance_events", "apc", "config", "summary"])
@@ -221,6 +220,13 @@ def test_a_replay_that_ended_early_is_degraded_and_counts_what_was_never_sent(su
 def test_why_a_cell_is_degraded_is_said_in_full() -> None:
     assert why_degraded(outcome()) == ""
     assert "other lengths" in why_degraded(outcome(wrong_length=2))
+
+
+def test_a_replay_without_a_completed_turn_fails_with_the_first_error(subject: Subject) -> None:
+    lines(TrialLayout(subject.folder).metrics, replace(turn(0, "e0"), error="HTTP 500"))
+    with pytest.raises(CellFailed, match="2 of 2 turns failed and none was completed; the first error was: HTTP 500"):
+        subject.put(completed=0, failed=2)
+    assert not subject.layout.cell.exists()
 
 
 def test_the_first_error_of_the_turns_is_found(tmp_path: Path) -> None:
