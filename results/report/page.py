@@ -153,11 +153,35 @@ def _ask_together(judgements: Sequence[Judgement], remedy: str, figure: int) -> 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    return f"{_separate_names(names[:-1])} and {names[-1]}"
+    *others, last = _fold_names(names)
+    return f"{_separate(others)} and {last}" if others else last
 
 
 def _separate_names(names: Sequence[str]) -> str:
+    return _separate(_fold_names(names))
+
+
+def _separate(names: Sequence[str]) -> str:
     return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def _fold_names(names: Sequence[str]) -> list[str]:
+    """Names that differ in their last part alone, such as the load, once: "C1; C3 (each: load a, load b)"."""
+    ends: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, end = name.rpartition(", ")
+        ends.setdefault(stem or name, []).append(end if stem else "")
+    stems: dict[tuple[str, ...], list[str]] = {}
+    for stem, own in ends.items():
+        stems.setdefault(tuple(own), []).append(stem)
+    folded = list[str]()
+    for own_ends, alike in stems.items():
+        if len(set(own_ends)) == 1:
+            folded += [f"{stem}, {end}" if end else stem for stem in alike for end in own_ends]
+        else:
+            each = "each: " if len(alike) > 1 else ""
+            folded.append(f"{'; '.join(alike)} ({each}{', '.join(own_ends)})")
+    return folded
 
 
 def _state_claim(judgement: Judgement) -> str:

@@ -16,7 +16,7 @@ from results.report.page import OpenQuestion, Page, PageAnswer, fit_page, split_
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
-from results.routing.loads import join_load
+from results.routing.loads import join_load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
 from results.routing.verdicts import TRANSFER
@@ -63,11 +63,16 @@ def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
     scope = " Instances, router and client share its cores: the sizes say nothing about a GPU."
     return (
         f"{facts.label}{describe_engine(facts)}.{scope if facts.engine_kind == 'cpu' else ''}",
-        f"{len(analysis.labels)} policies, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
+        f"{_count_policies(analysis)}, at most {analysis.trials} trials each, {len(analysis.cells)} cells; trace "
         f"{analysis.trace.get('file') or 'generated'}: {analysis.trace_sizes or 'sizes not stated'}. Brackets hold "
         f"{brackets}.",
         *(() if analysis.engine_gates is None else (describe_gates(analysis.engine_gates),)),
     )
+
+
+def _count_policies(analysis: RoutingAnalysis) -> str:
+    policies = format_count(len({strip_load(label) for label in analysis.labels}), "policy", "policies")
+    return f"{policies} at {len(analysis.loads)} loads" if len(analysis.loads) > 1 else policies
 
 
 def _describe_noise(analysis: RoutingAnalysis, noise: Noise | str) -> str:

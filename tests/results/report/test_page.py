@@ -196,6 +196,19 @@ def test_claims_with_one_outcome_and_reason_share_a_sentence() -> None:
     assert "- **C1, C3 and C6** stay open: every session" in render_markdown("run", ReportText("", (), ()), [], page)
 
 
+def test_claims_that_are_open_under_every_load_name_the_loads_once() -> None:
+    names = ("C1, load 1", "C1, load 2", "C2: p90, load 1", "C2: p90, load 2", "D4", "C3, load 2", "C4, load 1")
+    names = (*names, "C4, load 2", "C4, load 3")
+    _, (question,) = split_judgements(
+        (replace(judgement(Outcome.OPEN, "two instances", Estimate(None)), name=name) for name in names),
+        lambda one: "eight instances",
+        1,
+    )
+    assert question.name == "C1; C2: p90 (each: load 1, load 2); D4; C3, load 2 and C4 (load 1, load 2, load 3)"
+    assert question.claims == names
+    assert [text for text, _ in group_remedies([question])] == [question.name.replace(" and C4", "; C4")]
+
+
 def test_claims_that_need_different_runs_do_not_share_a_sentence() -> None:
     rows = [replace(judgement(Outcome.OPEN, "not measured", Estimate(None)), name=name) for name in ("3", "4")]
     _, questions = split_judgements(rows, lambda one: f"`--set {one.name}`", 1)
