@@ -20,7 +20,7 @@ from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyze_folder, 
 from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyze import analyze
-from results.connector_tax.curve_figures import ttft_by_rate
+from results.connector_tax.curve_figures import latency_by_rate
 from results.connector_tax.write import write_results
 from results.records.estimate import Estimate
 from results.records.events import CellState, RunChanged, RunState
@@ -339,7 +339,7 @@ def test_axes_hold_every_value_and_label_what_was_measured() -> None:
 def test_a_chart_has_the_numbers_of_the_figure(measured_run: Path) -> None:
     report = analyze_folder(measured_run, "connector-tax").report
     assert report is not None
-    table = ttft_by_rate(analyze(measured_run)).table
+    table = latency_by_rate(analyze(measured_run), 1, "TTFT").table
     points = [(line.name, point.x, point.value, point.mark) for line in report.charts[0].lines for point in line.points]
     marks = ["saturated" if saturated is True else "" for saturated in table["saturated"]]
     values = table["ttft_p90_s"] * 1e3
