@@ -197,11 +197,10 @@ def test_claims_with_one_outcome_and_reason_share_a_sentence() -> None:
 
 
 def test_claims_that_are_open_under_every_load_name_the_loads_once() -> None:
-    names = tuple(
-        "C1, load 1; C1, load 2; C2: p90, load 1; C2: p90, load 2; D4; C3, load 2; C4, load 1; C4, load 2; C4, load 3".split(
-            "; "
-        )
-    )
+    names = (
+        "C1, load 1", "C1, load 2", "C2: p90, load 1", "C2: p90, load 2", "D4", "C3, load 2", "C4, load 1",
+        "C4, load 2", "C4, load 3",
+    )  # fmt: skip
     _, (question,) = split_judgements(
         (replace(judgement(Outcome.OPEN, "two instances", Estimate(None)), name=name) for name in names),
         lambda one: "eight instances",
