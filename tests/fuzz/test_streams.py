@@ -13,7 +13,7 @@ from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.load.test_stream import STREAM, exchange
 from tests.runners.router.instances.test_link import pieces_of
-from tests.runners.router.test_events import stored
+from tests.runners.router.kv_publisher import stored
 
 BATCH = msgspec.msgpack.encode([1.0, [stored(1, list(range(8))), {"type": "BlockRemoved", "block_hashes": [1]}], 0])
 

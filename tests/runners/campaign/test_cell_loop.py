@@ -40,6 +40,7 @@ from state.errors import DiskFull, LeaseHeld
 from state.model import RunView
 from state.process_identity import this_process
 from state.store import RunStore
+from tests.e2e.cli import view_of
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
 
 
@@ -49,15 +50,15 @@ def new_run(folder: Path, outcomes: Mapping[str, str] | None = None) -> Path:
     return folder
 
 
-def view_of(folder: Path) -> RunView:
+def list_done(folder: Path) -> list[str]:
+    """Cells in the order in which they were done."""
     with RunStore.open(folder, read_only=True) as store:
-        return store.view()
+        events = [recorded.event for recorded in store.events()]
+    return [one.cell for one in events if isinstance(one, CellChanged) and one.state is CellState.DONE]
 
 
 def times_done(folder: Path) -> Counter[str]:
-    with RunStore.open(folder, read_only=True) as store:
-        events = [recorded.event for recorded in store.events()]
-    return Counter(e.cell for e in events if isinstance(e, CellChanged) and e.state is CellState.DONE)
+    return Counter(list_done(folder))
 
 
 async def run_with(folder: Path, *asked: tuple[float, str, str]) -> tuple[ExitCode, Scripted]:
@@ -79,11 +80,7 @@ async def test_a_run_ends_with_every_cell_done_once_and_stages_in_order(tmp_path
     assert view.state is RunState.DONE
     assert set(times_done(folder).values()) == {1}
     assert [stage.state for stage in view.stages] == [StageState.DONE] * 3
-    with RunStore.open(folder, read_only=True) as store:
-        order = [
-            r.event.cell for r in store.events() if isinstance(r.event, CellChanged) and r.event.state is CellState.DONE
-        ]
-    assert order == [plan.cell for plan in view.plan.cells]
+    assert list_done(folder) == [plan.cell for plan in view.plan.cells]
     assert experiment.released
 
 
@@ -198,23 +195,17 @@ def test_killed_at_any_moment_every_cell_is_measured_exactly_once(tmp_path: Path
     assert sorted(path.name for path in (folder / "done").iterdir()) == sorted(times_done(folder))
 
 
-@pytest.mark.fault
-def test_artifacts_in_place_when_the_process_died_are_adopted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param([], id="the process died", marks=pytest.mark.fault),
+        pytest.param([CellChanged("s0-c0", CellState.PENDING, 1, "interrupted: a test asked")], id="the cell was cut"),
+    ],
+)
+def test_artifacts_in_place_of_a_cell_that_did_not_end_are_adopted(tmp_path: Path, later: list[CellChanged]) -> None:
     folder = new_run(tmp_path / "run")
     with RunStore.open(folder) as store:
-        store.append(CellChanged("s0-c0", CellState.RUNNING, 1))
-    (folder / "done").mkdir()
-    (folder / "done" / "s0-c0").write_text("s0-c0 1 0\n")
-    assert work(folder) == ExitCode.DONE
-    assert view_of(folder).cells["s0-c0"].attempt == 1
-    assert times_done(folder)["s0-c0"] == 1
-
-
-def test_artifacts_that_came_into_place_while_a_cell_was_cut_are_adopted(tmp_path: Path) -> None:
-    folder = new_run(tmp_path / "run")
-    with RunStore.open(folder) as store:
-        store.append(CellChanged("s0-c0", CellState.RUNNING, 1))
-        store.append(CellChanged("s0-c0", CellState.PENDING, 1, "interrupted: a test asked"))
+        store.append(CellChanged("s0-c0", CellState.RUNNING, 1), *later)
     (folder / "done").mkdir()
     (folder / "done" / "s0-c0").write_text("s0-c0 1 0\n")
     assert work(folder) == ExitCode.DONE

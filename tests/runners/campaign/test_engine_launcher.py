@@ -3,65 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from launch.command import LaunchSpec
-from launch.environment import Engine
-from launch.instance import CrashedAtStart, Instance
-from launch.local import LocalBackend, OnStarted
-from launch.profile import load_config, load_profile
+from launch.instance import CrashedAtStart
+from launch.local import LocalBackend
 from results.records.events import InstanceChanged, InstanceState, Noted
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
 from runners.campaign.engine_launcher import Launcher
 from state.store import RunStore
-from tests.launch.engines import ENGINE
 from tests.launch.programs import CHILD_DIES, SERVER
 from tests.ports import own_port
+from tests.runners.campaign.launchers import Programs, make_launcher
 from tests.runners.campaign.scripted import scripted_plan
 
 MARKER = "[tracon] a step has run for 5 s, /x/core.py:1 in step (step 7, pid 9)"
 
 
-class Programs(LocalBackend):
-    """Starts a small program instead of vLLM."""
-
-    def __init__(self, code: str, *arguments: str) -> None:
-        super().__init__(ENGINE)
-        self._code, self._arguments = code, arguments
-
-    async def start(self, spec: LaunchSpec, on_started: OnStarted) -> Instance:
-        argv = (sys.executable, "-c", self._code, *(self._arguments or spec.argv[3:]))
-        return await super().start(replace(spec, argv=argv, method="spawn", model_folder=None), on_started)
-
-
 @asynccontextmanager
 async def launcher_of(folder: Path, backend: LocalBackend) -> AsyncIterator[tuple[Launcher, RunStore]]:
-    layout = RunLayout(folder)
-    env = layout.config("20990101", "plain").env_txt
-    env.parent.mkdir(parents=True)
-    env.write_text("as captured before\n")
     store = RunStore.create(folder / "state", "run", scripted_plan(), "test")
     async with backend:
-        yield (
-            Launcher(
-                backend=backend,
-                profile=load_profile("cpu-tiny"),
-                configs={"plain": load_config("plain")},
-                engine=Engine("cpu", Path(sys.executable), folder, folder, {}),
-                layout=layout,
-                date="20990101",
-                store=store,
-            ),
-            store,
-        )
+        yield make_launcher(folder, backend, store), store
 
 
 def faults(folder: Path) -> list[EngineFault]:
@@ -126,15 +94,7 @@ async def test_a_launch_that_was_cut_before_its_record_does_not_make_the_next_on
         for number in (1, 3):  # 2 was cut before its record
             for state in (InstanceState.STARTING, InstanceState.GONE):
                 store.append(InstanceChanged(f"plain-{number}", "plain", state, pid=1, pgid=1, process_start=1.0))
-        resumed = Launcher(
-            backend=launcher._backend,
-            profile=launcher.profile,
-            configs=launcher.configs,
-            engine=launcher._engine,
-            layout=launcher._layout,
-            date=launcher.date,
-            store=store,
-        )
+        resumed = make_launcher(tmp_path, launcher._backend, store)
         engine = await resumed.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
         assert engine.name == "plain-4"
         await resumed.stop(engine, "the cell is over")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from launch.environment import Engine
 from launch.errors import LaunchError
 from launch.local import LocalBackend
-from launch.profile import load_config, load_profile
-from results.records.layout import RunLayout
-from runners.campaign.engine_launcher import LAUNCH_TRIES, Launcher
+from runners.campaign.engine_launcher import LAUNCH_TRIES
 from runners.campaign.engine_slot import EngineSlot
 from state.store import RunStore
+from tests.runners.campaign.launchers import make_launcher
 from tests.runners.campaign.scripted import scripted_plan
 
 
@@ -37,21 +34,8 @@ def backend() -> NeverStarts:
 
 @pytest.fixture
 def slot(tmp_path: Path, backend: NeverStarts) -> EngineSlot:
-    engine = Engine("cpu", Path(sys.executable), tmp_path, tmp_path, {})
-    layout = RunLayout(tmp_path)
-    env = layout.config("20990101", "plain").env_txt  # captured once per config: here already
-    env.parent.mkdir(parents=True)
-    env.write_text("as captured before\n")
-    launcher = Launcher(
-        backend=cast(LocalBackend, backend),
-        profile=load_profile("cpu-tiny"),
-        configs={"plain": load_config("plain")},
-        engine=engine,
-        layout=layout,
-        date="20990101",
-        store=RunStore.create(tmp_path / "state", "run", scripted_plan(), "test"),
-    )
-    return EngineSlot(launcher)
+    store = RunStore.create(tmp_path / "state", "run", scripted_plan(), "test")
+    return EngineSlot(make_launcher(tmp_path, cast(LocalBackend, backend), store))
 
 
 async def test_a_config_that_will_not_start_is_tried_twice_and_then_refused_at_once(

@@ -28,55 +28,45 @@ def draft_of(experiment: str, preset: str, *, simulated: bool = False) -> DraftP
     return experiment_named(experiment).draft_plan(asked, load_profile(SMALL))
 
 
-def test_a_run_takes_free_gpus_once_for_all_of_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch, HELD, FREE, FREE)
-    draft, environ = draft_of("connector-tax", "gpu-demo"), {"PATH": f"{tmp_path}/gpu-host:/usr/bin:/bin"}
-    note = "Other processes hold memory of GPU 0: 20.0 of 140.0 GiB free, and engines take 90 % of all. The engines "
-    assert explain_skipped_gpus(draft) == f"{note}take GPU 1."
-    assert take_free_gpus(draft, environ=environ) == f"{note}take GPU 1."
-    assert environ["CUDA_VISIBLE_DEVICES"] == "1,2"
-    require_free_gpus(draft)
-
-
-def test_a_run_on_free_gpus_changes_and_notes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch, FREE, HELD)
-    environ = {"PATH": f"{tmp_path}/gpu-host:/usr/bin:/bin"}
-    assert take_free_gpus(draft_of("connector-tax", "gpu-demo"), environ=environ) == ""
-    assert "CUDA_VISIBLE_DEVICES" not in environ
-
-
-@pytest.mark.parametrize(
-    ("used", "said"),
-    [
-        (("0",), ""),
-        (("0", "1"), ""),  # the second one was NIXL's counterpart
-        (("1",), "The run's engines were on GPU 1 before, and are on GPU 0 now."),
-    ],
+SKIPPED = (
+    "Other processes hold memory of GPU 0: 20.0 of 140.0 GiB free, and engines take 90 % of all."
+    " The engines take GPU 1."
 )
-def test_a_resumed_run_says_that_it_moves_to_another_gpu(
-    used: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+TAKES: dict[str, tuple[tuple[FakeGpu, ...], tuple[str, ...], str, str | None]] = {
+    "once for all of its engines": ((HELD, FREE, FREE), (), SKIPPED, "1,2"),
+    "free ones change and note nothing": ((FREE, HELD), (), "", None),
+    "a small one is not taken because it is free": (
+        (FakeGpu(total=2 << 30, used=0), FREE), (),
+        "An engine does not fit into GPU 0, by an estimate. The engines take GPU 1.", "1",
+    ),
+    "resumed where it was": ((FREE, FREE), ("0",), "", None),
+    "resumed, the second one was NIXL's counterpart": ((FREE, FREE), ("0", "1"), "", None),
+    "resumed on another": (
+        (FREE, FREE), ("1",), "The run's engines were on GPU 1 before, and are on GPU 0 now.", None
+    ),
+    "resumed on another, its own is held": (
+        (HELD, FREE), ("0",), f"{SKIPPED} The run's engines were on GPU 0 before, and are on GPU 1 now.", "1"
+    ),
+}  # fmt: skip
+"""The host's GPUs, those that the run's engines had, the note, and the GPUs that they see from then on."""
+
+
+@pytest.mark.parametrize("case", TAKES)
+def test_a_run_takes_free_gpus_and_notes_what_is_new(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_host(tmp_path, monkeypatch, FREE, FREE)
-    environ = {"PATH": f"{tmp_path}/gpu-host:/usr/bin:/bin"}
-    assert take_free_gpus(draft_of("connector-tax", "gpu-demo"), used, environ) == said
+    gpus, used, note, devices = TAKES[case]
+    make_host(tmp_path, monkeypatch, *gpus)
+    environ = {"PATH": os.environ["PATH"]}
+    assert take_free_gpus(draft_of("connector-tax", "gpu-demo"), used, environ) == note
+    assert environ.get("CUDA_VISIBLE_DEVICES") == devices
 
 
-def test_a_resumed_run_that_skips_its_own_gpu_says_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch, HELD, FREE)
-    environ = {"PATH": f"{tmp_path}/gpu-host:/usr/bin:/bin"}
-    said = take_free_gpus(draft_of("connector-tax", "gpu-demo"), ("0",), environ)
-    assert said.endswith("take GPU 1. The run's engines were on GPU 0 before, and are on GPU 1 now.")
-    assert environ["CUDA_VISIBLE_DEVICES"] == "1"
-
-
-def test_a_gpu_that_an_engine_does_not_fit_into_is_not_taken_because_it_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_host(tmp_path, monkeypatch, FakeGpu(total=2 << 30, used=0), FREE)
-    environ = {"PATH": f"{tmp_path}/gpu-host:/usr/bin:/bin"}
-    said = take_free_gpus(draft_of("connector-tax", "gpu-demo"), environ=environ)
-    assert said == "An engine does not fit into GPU 0, by an estimate. The engines take GPU 1."
-    assert environ["CUDA_VISIBLE_DEVICES"] == "1"
+def test_the_gpus_that_a_run_will_skip_are_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_host(tmp_path, monkeypatch, HELD, FREE, FREE)
+    draft = draft_of("connector-tax", "gpu-demo")
+    assert explain_skipped_gpus(draft) == SKIPPED
+    require_free_gpus(draft)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.router.spec import InstanceSpec
 from state.model import RunView
 from state.store import RunStore
+from tests.e2e.cli import view_of
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 from tests.goldens.outputs import EXPERIMENTS, analyze_again, call
 
@@ -67,11 +68,6 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def interrupted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     use_engine("0.33.0", monkeypatch, tmp_path)
     return unpack(OLD / f"{request.param}.tar.xz", tmp_path / "runs")
-
-
-def view_of(run: Path) -> RunView:
-    with RunStore.open(run, read_only=True) as store:
-        return store.view()
 
 
 def notes_of(run: Path) -> list[str]:

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import msgspec
 import pytest
 
-from launch.environment import Engine
 from launch.instance import Instance
 from launch.preflight import GateResult
-from launch.profile import load_config, load_profile
 from results.records.events import CellState
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
-from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.plan import freeze_plan
@@ -31,9 +26,8 @@ from state import lease as leases
 from state.model import RunView
 from state.store import RunStore
 from tests.launch.programs import SERVER
-from tests.ports import own_port
+from tests.runners.campaign.launchers import Programs, make_launcher
 from tests.runners.campaign.scripted import Scripted
-from tests.runners.campaign.test_engine_launcher import Programs
 
 GATE, LATER = "preflight/plain", "s1-c0"
 
@@ -71,24 +65,9 @@ class Gated(Scripted):
 
 
 def make_context(folder: Path, store: RunStore, backend: Programs) -> RunContext:
-    layout, configs, profile = RunLayout(folder), {"plain": load_config("plain")}, load_profile("cpu-tiny")
-    profile = msgspec.structs.replace(
-        profile, launch=msgspec.structs.replace(profile.launch, port_base=own_port(24_000, 2))
-    )
-    env = layout.config("20990101", "plain").env_txt  # captured once per config: here already
-    env.parent.mkdir(parents=True)
-    env.write_text("as captured before\n")
-    launcher = Launcher(
-        backend=backend,
-        profile=profile,
-        configs=configs,
-        engine=Engine("cpu", Path(sys.executable), folder, folder, {}),
-        layout=layout,
-        date="20990101",
-        store=store,
-    )
-    parts = SimpleNamespace(layout=layout, slot=EngineSlot(launcher), profile=profile, configs=configs)
-    return cast(RunContext, parts)
+    launcher = make_launcher(folder, backend, store)
+    of_launcher = {"profile": launcher.profile, "configs": launcher.configs}
+    return cast(RunContext, SimpleNamespace(layout=RunLayout(folder), slot=EngineSlot(launcher), **of_launcher))
 
 
 async def run_gate(folder: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> RunView:

@@ -119,53 +119,39 @@ def test_a_plan_says_that_a_model_does_not_fit_by_the_doctors_estimate(
     assert share in "".join(notes)
 
 
-H100_BYTES, H200_BYTES = 81_559 << 20, 143_771 << 20
-
-
-REFUSALS = ("fits into none of the GPUs", "other processes hold memory of GPU 0, 1", "is taken by")
-
-
-def refuse_run(python: Path, workspace: Path, options: tuple[str, ...]) -> set[str]:
-    """Why a run does not start. A taken port is looked at last: it stops the runs that nothing else refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = tracon(
-            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(python),
-            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
-        )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert not list(workspace.glob("*connector-tax*"))
-    text = " ".join(done.stderr.split())
-    return {refusal for refusal in REFUSALS if refusal in text}
+H100, H200 = (FakeGpu(used=0, total=mib << 20) for mib in (81_559, 143_771))
+HELD = FakeGpu(used=120 << 30, total=H200.total)
+NO_ROOM, OTHERS, PORT = "fits into none of the GPUs", "other processes hold memory of GPU 0, 1", "is taken by"
+ACCEPTED = ("--accept-small-gpus",)
 
 
 @pytest.mark.parametrize(
     ("gpus", "options", "reason"),
     [
-        ((H100_BYTES, H100_BYTES), (), "fits into none of the GPUs"),
-        ((H100_BYTES, H100_BYTES), ("--accept-small-gpus",), "is taken by"),
-        ((H100_BYTES, H200_BYTES), (), "is taken by"),
+        ((H100, H100), (), NO_ROOM),
+        ((H100, H100), ACCEPTED, PORT),
+        ((H100, H200), (), PORT),
+        ((HELD, HELD), (), OTHERS),
+        ((HELD, HELD), ACCEPTED, PORT),
+        ((HELD, H200), (), PORT),
     ],
-    ids=["no GPU", "accepted", "one GPU"],
-)
-def test_a_run_is_refused_whose_engine_fits_into_no_gpu(
-    gpus: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, cuda_python: Path, tmp_path: Path
-) -> None:
-    FakeHost(host, [FakeGpu(used=0, total=total) for total in gpus]).write_tools()
-    assert refuse_run(cuda_python, tmp_path / "runs", options) == {reason}
-
-
-@pytest.mark.parametrize(
-    ("used", "options", "reason"),
-    [
-        ((120, 120), (), "other processes hold memory of GPU 0, 1"),
-        ((120, 120), ("--accept-small-gpus",), "is taken by"),
-        ((120, 0), (), "is taken by"),
+    ids=[
+        "its engine fits into no GPU", "no GPU, accepted", "its engine fits into one GPU",
+        "others hold both GPUs", "both held, accepted", "others hold one GPU",
     ],
-    ids=["both GPUs", "accepted", "one GPU"],
-)
-def test_a_run_is_refused_whose_gpus_others_hold(
-    used: tuple[int, ...], options: tuple[str, ...], reason: str, host: Path, cuda_python: Path, tmp_path: Path
+)  # fmt: skip
+def test_a_run_is_refused_only_if_no_gpu_has_room_for_its_engine(
+    gpus: tuple[FakeGpu, ...], options: tuple[str, ...], reason: str, host: Path, cuda_python: Path, tmp_path: Path
 ) -> None:
-    """With a free GPU engines take that one."""
-    FakeHost(host, [FakeGpu(used=gib << 30, total=H200_BYTES) for gib in used]).write_tools()
-    assert refuse_run(cuda_python, tmp_path / "runs", options) == {reason}
+    """A taken port is looked at last: it stops the runs that nothing else refuses."""
+    FakeHost(host, list(gpus)).write_tools()
+    workspace = tmp_path / "runs"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tracon(
+            "run", "connector-tax", "--profile", CODER, "--preset", "gpu-demo", "--engine-python", str(cuda_python),
+            "--port", str(taken.getsockname()[1]), *options, workspace=workspace,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert not list(workspace.glob("*connector-tax*"))
+    text = " ".join(done.stderr.split())
+    assert {refusal for refusal in (NO_ROOM, OTHERS, PORT) if refusal in text} == {reason}

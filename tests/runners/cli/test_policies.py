@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runners.cli import main
+from tests.runners.command import Tracon
 from tests.runners.router.logs import simulate, write_log
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int | str | None
-    stdout: str
-    stderr: str
-
-    def data(self) -> Any:  # noqa: ANN401  # whatever JSON the command printed
-        """stdout as JSON: it must be nothing else."""
-        return json.loads(self.stdout)
-
-
-Tracon = Callable[..., Done]
-
-
-@pytest.fixture
-def tracon(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tracon:
-    """The command in this process: the same entry point, without a second's start."""
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.setattr("sys.argv", ["tracon", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return Done(ended.value.code or 0, shown.out, shown.err)
-
-    return call
 
 
 @pytest.fixture(scope="module")

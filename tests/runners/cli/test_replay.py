@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from runners.cli import app
 from runners.cli.replay import progress_line
-from runners.errors import RunnerError
 from runners.load.replay_spec import ReplayTick
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
+from tests.runners.command import refusal_of
 from tests.runners.load.traces import chain, read_turns, trace_of
 from tests.servers.truth_server import TruthServer
 
@@ -29,13 +29,6 @@ def server() -> Iterator[TruthServer]:
 def tracon(*arguments: str) -> Result:
     """The command in this process: what it needs takes seconds to import."""
     return CliRunner().invoke(app, ["replay", *arguments])
-
-
-def refusal(done: Result) -> RunnerError:
-    """What the command was refused with; the entry point makes a paragraph and exit code 2 of it."""
-    assert isinstance(done.exception, RunnerError)
-    assert done.exception.exit_code == 2
-    return done.exception
 
 
 def trace_file(folder: Path, **facts: object) -> Path:
@@ -98,7 +91,7 @@ def test_a_prompt_that_the_model_cannot_take_is_refused_before_anything_is_sent(
     write_trace(path, made.facts, [_with_input(session, 200_002) for session in made.sessions])
     server.take_rows()
     done = tracon(str(path), "--url", server.url(), "--out", str(tmp_path / "out"))
-    refused = refusal(done)
+    refused = refusal_of(done)
     assert "200005 tokens" in str(refused)
     assert "131072" in str(refused)
     assert "tracon trace scale" in refused.remedy
@@ -107,7 +100,7 @@ def test_a_prompt_that_the_model_cannot_take_is_refused_before_anything_is_sent(
 
 def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     gone = tracon(str(trace_file(tmp_path)), "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "out"))
-    assert "http://127.0.0.1:1/v1/models does not answer" in str(refusal(gone))
+    assert "http://127.0.0.1:1/v1/models does not answer" in str(refusal_of(gone))
 
 
 def test_the_progress_line_says_how_long_it_will_take() -> None:

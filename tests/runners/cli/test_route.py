@@ -30,6 +30,19 @@ from tests.e2e.cli import tracon
 from tests.runners.router.routers import instances
 
 
+def route(*words: str) -> None:
+    """The command in this process."""
+    get_command(app).main(["route", *words], standalone_mode=False)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[RouterSpec]:
+    """Of the routers that the command would have served."""
+    specs: list[RouterSpec] = []
+    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: specs.append(spec))
+    return specs
+
+
 async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     async with instances("a", "b") as (a, b):
@@ -85,7 +98,7 @@ async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
 )
 def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(RunnerError) as refused:
-        get_command(app).main(["route", *arguments], standalone_mode=False)
+        route(*arguments)
     assert said in str(refused.value)
     assert refused.value.remedy
     assert refused.value.exit_code == 2
@@ -119,18 +132,15 @@ def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
     assert plain.transfer is None
 
 
-def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[RouterSpec] = []
-    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
-    route = ["route", "-i", "http://h:1"]
-    get_command(app).main(route, standalone_mode=False)
+def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(served: list[RouterSpec]) -> None:
+    route("-i", "http://h:1")
     values = {
         "--transfer-timeout": 9.0, "--transfer-attempts": 3, "--quarantine-failures": 4, "--quarantine-window": 5.0,
         "--quarantine": 6.0, "--quarantine-max": 7.0, "--transfer-min-tokens": 8, "--transfer-queue": 2,
         "--transfer-priority": -1,
     }  # fmt: skip
     options = [text for name, value in values.items() for text in (name, str(value))]
-    get_command(app).main([*route, *options, "--no-transfer-counts"], standalone_mode=False)
+    route("-i", "http://h:1", *options, "--no-transfer-counts")
     usual, changed = (spec.transfer for spec in served)
     assert usual == TransferRules()
     assert changed == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, priority=-1)
@@ -153,31 +163,28 @@ def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.splitlines() == ["a is not picked: draining", "a is picked again"]
 
 
-def test_a_prompt_is_computed_ahead_by_every_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[RouterSpec] = []
-    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
+def test_a_prompt_is_computed_ahead_by_every_instance(tmp_path: Path, served: list[RouterSpec]) -> None:
     shared = tmp_path / "shared.json"
     shared.write_text('{"model": "m", "token_ids": [1, 2, 3, 4]}')
-    route = ("route", "-i", "http://h:1", "--policy", "kv_aware", "--prewarm", str(shared))
-    main = get_command(app).main
-    main(route, standalone_mode=False)
-    main([*route, "--set", "prewarm_tokens=2"], standalone_mode=False)
+    kv_aware = ("-i", "http://h:1", "--policy", "kv_aware")
+    route(*kv_aware, "--prewarm", str(shared))
+    route(*kv_aware, "--prewarm", str(shared), "--set", "prewarm_tokens=2")
     assert [spec.prewarm for spec in served] == [Prewarm("m", (1, 2, 3, 4)), Prewarm("m", (1, 2))]
     with pytest.raises(RunnerError, match="no prompt is named"):
-        main(["route", "-i", "http://h:1", "--policy", "kv_aware", "--set", "prewarm_tokens=2"], standalone_mode=False)
+        route(*kv_aware, "--set", "prewarm_tokens=2")
     shared.write_text('{"model": "m"}')
     with pytest.raises(RunnerError, match="token_ids"):
-        main(route, standalone_mode=False)
+        route(*kv_aware, "--prewarm", str(shared))
 
 
-@pytest.mark.parametrize(("text", "expected"), [((), 0), (("20",), 20), (("max_tokens",), "max_tokens")])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), 0), (("--reserved-output", "20"), 20), (("--reserved-output", "max_tokens"), "max_tokens")],
+)
 def test_what_is_reserved_for_an_answer_is_an_option(
-    text: tuple[str, ...], expected: object, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...], expected: object, served: list[RouterSpec]
 ) -> None:
-    served: list[RouterSpec] = []
-    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
-    options = [part for value in text for part in ("--reserved-output", value)]
-    get_command(app).main(["route", "-i", "http://h:1", *options], standalone_mode=False)
+    route("-i", "http://h:1", *options)
     assert served[0].reserved_output == expected
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import pytest
 
 from results.records.decisions import (
@@ -19,8 +17,9 @@ from results.records.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
-from runners.cli import main
 from runners.cli.session import _describe_movement, build_life
+from tests.runners.command import Tracon
+from tests.runners.router.logs import write_log
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(
@@ -60,19 +59,8 @@ RECORDS = (
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "20260131-120000-routing-cpu-tiny"
     for cell in ("20260131_ear/trial_0", "20260131_lmetric/trial_0"):
-        log = folder / "results" / cell / "decisions.jsonl"
-        log.parent.mkdir(parents=True)
-        records = RECORDS if "ear" in cell else RECORDS[:3]
-        log.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        write_log(folder / "results" / cell / "decisions.jsonl", RECORDS if "ear" in cell else RECORDS[:3])
     return folder
-
-
-def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["tracon", "session", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out, shown.err
 
 
 def test_a_life_is_made_of_the_turns_that_were_served() -> None:
@@ -84,16 +72,14 @@ def test_a_life_is_made_of_the_turns_that_were_served() -> None:
     assert lived.begin_ns == RECORDS[0].t_ns
 
 
-def test_it_is_told_turn_by_turn(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = called(capsys, monkeypatch, str(run), "s-1", "--cell", "ear")
-    assert code == 0
-    assert "lived at e0 -> e1 (transferred)" in out
-    moved = next(line for line in out.splitlines() if "migration " in line and "1024" in line)
+def test_it_is_told_turn_by_turn(run: Path, tracon: Tracon) -> None:
+    done = tracon("session", str(run), "s-1", "--cell", "ear")
+    assert done.returncode == 0
+    assert "lived at e0 -> e1 (transferred)" in done.stdout
+    moved = next(line for line in done.stdout.splitlines() if "migration " in line and "1024" in line)
     assert "transferred e0 -> e1: 1024 of 1024 tokens, 0.524 MB in 31 ms" in moved
-    assert "affinity; error" in out
-    assert "lmetric" not in out
+    assert "affinity; error" in done.stdout
+    assert "lmetric" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,15 +96,11 @@ def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "
     assert _describe_movement(decision, outcome) == said
 
 
-def test_every_cell_answers_in_json(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, out, err = called(capsys, monkeypatch, str(run), "s-10", "--json")
-    lives = json.loads(out)
-    assert [(each["session"], len(each["turns"])) for each in lives] == [("s-10", 1), ("s-10", 1)]
-    assert "gap:" in err, "what is wrong with the logs is said"
-    _, out, _ = called(capsys, monkeypatch, str(run), "s-1", "--json", "--cell", "ear")
-    (one,) = json.loads(out)
+def test_every_cell_answers_in_json(run: Path, tracon: Tracon) -> None:
+    done = tracon("session", str(run), "s-10", "--json")
+    assert [(each["session"], len(each["turns"])) for each in done.data()] == [("s-10", 1), ("s-10", 1)]
+    assert "gap:" in done.stderr, "what is wrong with the logs is said"
+    (one,) = tracon("session", str(run), "s-1", "--json", "--cell", "ear").data()
     assert list(one) == ["cell", "session", "stays", "turns"]
     assert [turn["at_s"] for turn in one["turns"]] == [0.0, 2.0, 3.0, 4.0, 5.0]
     assert one["turns"][2]["transfer"] == asdict(MOVED)
@@ -129,11 +111,8 @@ def test_every_cell_answers_in_json(
     }  # fmt: skip
 
 
-def test_a_session_that_is_not_there_or_not_one_is_refused(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = called(capsys, monkeypatch, str(run), "s-7")
-    assert (code, "e.g. s-1, s-10" in err.lower()) == (2, True)
-    code, _, err = called(capsys, monkeypatch, str(run), "s-")
-    assert code == 2
-    assert "begins 2 sessions" in err
+@pytest.mark.parametrize(("session", "said"), [("s-7", "e.g. s-1, s-10"), ("s-", "begins 2 sessions")])
+def test_a_session_that_is_not_there_or_not_one_is_refused(session: str, said: str, run: Path, tracon: Tracon) -> None:
+    refused = tracon("session", str(run), session)
+    assert refused.returncode == 2
+    assert said in refused.stderr.lower()

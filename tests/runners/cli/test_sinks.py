@@ -6,7 +6,7 @@ import ast
 import io
 import logging
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,11 +15,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runners.cli import main, terminal
+from runners.cli import terminal
 from runners.cli.tables import begin_table
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned
 from tests.poison import OBEYED, POISON
+from tests.runners.command import Tracon
 from tests.runners.router.logs import simulate, write_log
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,33 +32,33 @@ ALLOWED = {
 """Calls that reach a terminal without `visible`, and why they may."""
 
 
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    monkeypatch.setattr("sys.argv", ["tracon", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    shown = capsys.readouterr()
-    return shown.out + shown.err
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(tracon: Tracon) -> Call:
+    """All that a command prints."""
+
+    def run(*words: str) -> str:
+        done = tracon(*words)
+        return done.stdout + done.stderr
+
+    return run
 
 
 @pytest.mark.parametrize("which", ["middle", "migrating", "lifecycle"])
 @pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("watch",), ("watch", "--events"), ("list",)])
 def test_no_command_passes_on_what_a_journal_holds(
-    command: tuple[str, ...],
-    which: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...], which: str, tmp_path: Path, call: Call
 ) -> None:
     run = write_poisoned(tmp_path, which)
     named = () if command[0] == "list" else (run.name,)
-    shown = call(capsys, monkeypatch, command[0], *named, *command[1:], "--workspace", str(tmp_path))
+    shown = call(command[0], *named, *command[1:], "--workspace", str(tmp_path))
     assert len(shown) > 50
     assert not OBEYED.search(shown)
 
 
-def test_a_pick_of_a_hostile_session_is_explained_harmlessly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pick_of_a_hostile_session_is_explained_harmlessly(tmp_path: Path, call: Call) -> None:
     records = [
         msgspec.structs.replace(
             record,
@@ -67,20 +68,18 @@ def test_a_pick_of_a_hostile_session_is_explained_harmlessly(
     ]
     log = write_log(tmp_path / f"{POISON.replace(chr(0), '')}.jsonl", records)
     for arguments in (("why", str(log), "#1"), ("why", str(log), "#1", "--json"), ("why", str(log), "none")):
-        shown = call(capsys, monkeypatch, *arguments)
+        shown = call(*arguments)
         assert "]52;c;" in shown
         assert not OBEYED.search(shown)
 
 
-def test_the_names_in_an_archive_are_reported_harmlessly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_in_an_archive_are_reported_harmlessly(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "trace.tar"
     with tarfile.open(path, "w") as archive:
         member = tarfile.TarInfo(f"x{POISON.replace(chr(0), '')}.jsonl")
         member.size = 4
         archive.addfile(member, io.BytesIO(b"{no\n"))
-    shown = call(capsys, monkeypatch, "trace", "describe", str(path))
+    shown = call("trace", "describe", str(path))
     assert "]52;c;" in shown
     assert not OBEYED.search(shown)
 
@@ -116,14 +115,12 @@ def test_text_from_outside_is_no_markup(capsys: pytest.CaptureFixture[str]) -> N
     assert shown.err == f"left {hostile} as {hostile}\n"
 
 
-def test_a_defect_quotes_text_from_outside_harmlessly(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_quotes_text_from_outside_harmlessly(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError(f"text{POISON}")
 
     monkeypatch.setattr("runners.cli.refuse_host", fail)
-    shown = call(capsys, monkeypatch, "list")
+    shown = call("list")
     assert "Traceback" in shown
     assert "]52;c;" in shown
     assert not OBEYED.search(shown)

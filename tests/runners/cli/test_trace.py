@@ -13,6 +13,7 @@ from runners.cli import app
 from runners.errors import RunnerError
 from runners.trace.formats import FORMATS, open_trace, read_trace
 from runners.trace.source import TraceError
+from tests.runners.command import refusal_of
 from tests.runners.trace import files
 
 
@@ -30,12 +31,7 @@ def data(*arguments: str | Path) -> dict[str, Any]:
 
 
 def refusal(*arguments: str | Path) -> RunnerError:
-    """What the command was refused with; the entry point makes a paragraph and exit code 2 of it."""
-    done = tracon(*arguments)
-    assert isinstance(done.exception, RunnerError), done.output
-    assert done.exception.exit_code == 2
-    assert done.exception.remedy
-    return done.exception
+    return refusal_of(tracon(*arguments))
 
 
 @pytest.fixture(scope="module")

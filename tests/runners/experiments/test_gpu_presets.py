@@ -19,22 +19,18 @@ from runners.experiments.registry import experiment_named
 from runners.simulator.calibrate import COEFFICIENTS, BusySteps, join_steps, list_busy_steps, list_told_apart
 
 GPU_PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
-PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")
+CODER, SMALL = PROFILES = ("h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy")
 PRESETS = [
-    ("h200-qwen3-coder-30b-dummy", "connector-tax", "gpu-demo"),
-    ("h200-qwen3-coder-30b-dummy", "connector-tax", "calibrate"),
-    ("h200-qwen3-coder-30b-dummy", "routing", "gpu-demo"),
-    ("h200-qwen3-coder-30b-dummy", "routing", "two-gpus"),
-    ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "gpu-demo"),
-    ("h200-qwen3-coder-30b-dummy", "pd-lifecycle", "two-gpus"),
-    ("h200-qwen3-0.6b-dummy", "connector-tax", "gpu-demo"),
-    ("h200-qwen3-0.6b-dummy", "connector-tax", "calibrate"),
-    ("h200-qwen3-0.6b-dummy", "routing", "two"),
-    ("h200-qwen3-0.6b-dummy", "routing", "four"),
-    ("h200-qwen3-0.6b-dummy", "routing", "eight"),
-    ("h200-qwen3-0.6b-dummy", "routing", "two-gpus"),
-    ("h200-qwen3-0.6b-dummy", "pd-lifecycle", "gpu-demo"),
-    ("h200-qwen3-0.6b-dummy", "pd-lifecycle", "two-gpus"),
+    (profile, experiment, preset)
+    for profile, experiment, presets in (
+        (CODER, "connector-tax", ("gpu-demo", "calibrate")),
+        (CODER, "routing", ("gpu-demo", "two-gpus")),
+        (CODER, "pd-lifecycle", ("gpu-demo", "two-gpus")),
+        (SMALL, "connector-tax", ("gpu-demo", "calibrate")),
+        (SMALL, "routing", ("two", "four", "eight", "two-gpus")),
+        (SMALL, "pd-lifecycle", ("gpu-demo", "two-gpus")),
+    )
+    for preset in presets
 ]
 
 
@@ -136,8 +132,7 @@ def shared_gpus() -> Iterator[tuple[str, Profile, int, EngineSettings]]:
     for profile in map(load_profile, PROFILES):
         for experiment, alone in (("routing", 0), ("pd-lifecycle", 2)):
             for preset in profile.experiments[experiment]:
-                options = RunOptions(experiment=experiment, profile=profile.name, preset=preset)
-                grid = experiment_named(experiment).draft_plan(options, profile).grid
+                grid = draft(profile.name, experiment, preset).grid
                 if grid.gpus == 1:
                     yield preset, profile, alone or grid.instances, counting_profile(profile, grid.engine).engine
 
@@ -167,44 +162,30 @@ MINUTES = re.compile(r"(?:(\d+(?:\.\d+)?) h)|(?:(\d+) min)")
 ESTIMATE_ROUNDING = 0.15
 
 
-def documented_estimates() -> Iterator[tuple[str, str, str, float]]:
-    """Profile, experiment, preset and minutes of each row of docs/gpu.md's table of presets."""
+def documented_rows(*columns: str) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Rows of the table of docs/gpu.md with these columns: profile, experiment, presets, and the cells behind them."""
+    _, _, table = GPU_PAGE.read_text().partition(f"| {' | '.join(('profile', 'experiment', *columns))} |\n")
     profile = experiment = ""
-    for line in GPU_PAGE.read_text().splitlines():
+    for line in table.partition("\n\n")[0].splitlines()[1:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 5 or not MINUTES.search(cells[4]):
-            continue
         profile, experiment = cells[0].strip("`") or profile, cells[1] or experiment
-        presets = re.findall(r"`([\w-]+)`", cells[2])
-        estimates = [float(hours) * 60 if hours else float(minutes) for hours, minutes in MINUTES.findall(cells[4])]
-        for preset, minutes in zip(presets, estimates, strict=True):
-            yield profile, experiment, preset, minutes
+        yield profile, experiment, re.findall(r"`([\w-]+)`", cells[2]), cells[3:]
 
 
 def test_the_page_on_gpus_has_every_preset_with_the_plans_estimate() -> None:
-    documented = {row[:3]: row[3] for row in documented_estimates()}
+    documented = {
+        (profile, experiment, preset): float(hours) * 60 if hours else float(minutes)
+        for profile, experiment, presets, cells in documented_rows("preset", "runs", "estimate")
+        for preset, (hours, minutes) in zip(presets, MINUTES.findall(cells[-1]), strict=True)
+    }
     assert set(documented) == set(PRESETS)
-    for (profile, experiment, preset), minutes in documented.items():
-        options = RunOptions(experiment=experiment, profile=profile, preset=preset)
-        draft = experiment_named(experiment).draft_plan(options, load_profile(profile))
-        planned = sum(cell.estimated_s for cell in draft.cells) / 60
-        assert minutes == pytest.approx(planned, rel=ESTIMATE_ROUNDING), (profile, experiment, preset)
+    for preset, minutes in documented.items():
+        planned = sum(cell.estimated_s for cell in draft(*preset).cells) / 60
+        assert minutes == pytest.approx(planned, rel=ESTIMATE_ROUNDING), preset
 
 
 GPU_MIB = {"H200 141 GB": 143_771, "H20 96 GB": 97_871, "H100 80 GB": 81_559, "A100 40 GB": 40_960}
 """All of its memory, as nvidia-smi states it."""
-
-
-def documented_fits() -> Iterator[tuple[str, str, str, list[str]]]:
-    """Profile, experiment, preset and `yes` or `no` by GPU, of each row of docs/gpu.md's table of other GPUs."""
-    profile = experiment = ""
-    for line in GPU_PAGE.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 3 + len(GPU_MIB) or not {"yes", "no"} & {*cells}:
-            continue
-        profile, experiment = cells[0].strip("`") or profile, cells[1] or experiment
-        for preset in re.findall(r"`([\w-]+)`", cells[2]):
-            yield profile, experiment, preset, cells[3:]
 
 
 def fits(profile: str, experiment: str, preset: str, gpu_bytes: int) -> bool:
@@ -215,17 +196,18 @@ def fits(profile: str, experiment: str, preset: str, gpu_bytes: int) -> bool:
 
 
 def test_the_page_on_gpus_says_which_presets_fit_into_which_gpu() -> None:
-    assert f"| {' | '.join(GPU_MIB)} |" in GPU_PAGE.read_text()
-    documented = {row[:3]: row[3] for row in documented_fits()}
+    documented = {
+        (profile, experiment, preset): answers
+        for profile, experiment, presets, answers in documented_rows("presets", *GPU_MIB)
+        for preset in presets
+    }
     assert set(documented) == set(PRESETS)
     for preset, answers in documented.items():
         assert answers == ["yes" if fits(*preset, mib << 20) else "no" for mib in GPU_MIB.values()], preset
 
 
 def test_the_demo_confirms_with_five_launches_of_every_config() -> None:
-    options = RunOptions(experiment="connector-tax", profile="h200-qwen3-coder-30b-dummy", preset="gpu-demo")
-    draft = experiment_named("connector-tax").draft_plan(options, load_profile("h200-qwen3-coder-30b-dummy"))
-    confirmed = [cell.config for cell in draft.cells if cell.stage == "confirm"]
+    confirmed = [cell.config for cell in draft(CODER, "connector-tax", "gpu-demo").cells if cell.stage == "confirm"]
     assert {confirmed.count(config) for config in set(confirmed)} == {5}
     assert {"plain", "plain_again", "mooncake_both", "nixl_both", "lmcache_only"} <= set(confirmed)
 

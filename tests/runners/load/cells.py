@@ -1,8 +1,7 @@
-"""Runs a load cell against the truth server and puts what the client says beside what happened."""
+"""A load cell against the truth server: what the client says beside what happened."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +9,10 @@ from statistics import median
 from typing import Any, Protocol
 
 import msgspec
-import uvloop
 
 from results.records.schemas import RequestRecord, RequestStatus
-from runners.load.openloop import run_cell
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
-from tests.servers.truth_server import Truth, TruthServer
+from tests.servers.truth_server import Truth
 
 RATE_PER_S = 40.0
 INPUT_TOKENS = 24
@@ -76,26 +73,6 @@ def read_rows(path: str | Path) -> tuple[RequestRecord, ...]:
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
-def measure_on(server: TruthServer, spec: LoadSpec, *, cut_once_sent: bool = False) -> Measured:
-    """Run the cell in this process on uvloop, as the load process does; cut it at the first tick that has sent any."""
-    ticks: list[LoadTick] = []
-
-    async def run() -> LoadOutcome:
-        cut = asyncio.Event()
-
-        def on_tick(tick: LoadTick) -> None:
-            ticks.append(tick)
-            if cut_once_sent and tick.sent:
-                cut.set()
-
-        async with asyncio.timeout(60):
-            return await run_cell(spec, on_tick, cut)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome = runner.run(run())
-    return Measured(outcome, read_rows(spec.requests_path), server.take(), tuple(ticks))
-
-
 def assert_golden(measured: Measured, *, ttft_s: float = 0.010, tpot_s: float = 0.001) -> None:
     """The client's numbers are the server's.
 
@@ -112,25 +89,13 @@ def assert_golden(measured: Measured, *, ttft_s: float = 0.010, tpot_s: float = 
         assert truth.t_writes_ns[0] <= row.t_first_token_ns
         assert truth.t_writes_ns[-1] <= row.t_last_token_ns
         assert row.completion_tokens == truth.tokens
-    assert median(_ttft_s(row) - truth.ttft_s for row, truth in pairs) < ttft_s
-    assert median(_e2e_s(row) - truth.e2e_s for row, truth in pairs) < ttft_s
-    assert median(abs(_tpot_s(row) - truth.tpot_s) for row, truth in pairs) < tpot_s
+    assert median(seconds(row.t_first_token_ns, row.t_send_ns) - truth.ttft_s for row, truth in pairs) < ttft_s
+    assert median(seconds(row.t_last_token_ns, row.t_send_ns) - truth.e2e_s for row, truth in pairs) < ttft_s
+    tpots_s = [seconds(row.t_last_token_ns, row.t_first_token_ns) / (truth.tokens - 1) for row, truth in pairs]
+    assert median(abs(one - truth.tpot_s) for one, (_, truth) in zip(tpots_s, pairs, strict=True)) < tpot_s
 
 
-def _ttft_s(row: RequestRecord) -> float:
-    assert row.t_first_token_ns is not None
-    assert row.t_send_ns is not None
-    return (row.t_first_token_ns - row.t_send_ns) / 1e9
-
-
-def _e2e_s(row: RequestRecord) -> float:
-    assert row.t_last_token_ns is not None
-    assert row.t_send_ns is not None
-    return (row.t_last_token_ns - row.t_send_ns) / 1e9
-
-
-def _tpot_s(row: RequestRecord) -> float:
-    assert row.t_last_token_ns is not None
-    assert row.t_first_token_ns is not None
-    assert row.completion_tokens is not None
-    return (row.t_last_token_ns - row.t_first_token_ns) / 1e9 / (row.completion_tokens - 1)
+def seconds(later_ns: int | None, earlier_ns: int | None) -> float:
+    assert later_ns is not None
+    assert earlier_ns is not None
+    return (later_ns - earlier_ns) / 1e9

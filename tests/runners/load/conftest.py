@@ -1,17 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
+from runners.load.openloop import run_cell
+from runners.load.replay import run_trace
+from runners.load.replay_spec import ReplayTick
+from runners.load.spec import LoadTick
 from runners.trace.session import Trace
-from tests.runners.load.cells import Measure, Measured, measure_on, short_spec
-from tests.runners.load.traces import Replay, Replayed, replay_on, replay_spec
+from tests.runners.load.cells import Measure, Measured, read_rows, short_spec
+from tests.runners.load.traces import Replay, Replayed, read_turns, replay_spec
 from tests.servers.truth_server import TruthServer
 
 AT_ONCE: Mapping[str, float] = {"itl_ms": 1}
+Spec = TypeVar("Spec")
+AnyTick = TypeVar("AnyTick", LoadTick, ReplayTick)
+Outcome = TypeVar("Outcome")
 
 
 @pytest.fixture(scope="package")
@@ -27,10 +36,36 @@ def server(running_server: TruthServer) -> TruthServer:
     return running_server
 
 
+def run_on_uvloop(
+    run: Callable[[Spec, Callable[[AnyTick], None], asyncio.Event], Coroutine[Any, Any, Outcome]],
+    spec: Spec,
+    cut_once_sent: int,
+) -> tuple[Outcome, tuple[AnyTick, ...]]:
+    """In this process, as the load process does; cut at the first tick that has sent this many (0 = never)."""
+    ticks: list[AnyTick] = []
+
+    async def run_until_cut() -> Outcome:
+        cut = asyncio.Event()
+
+        def on_tick(tick: AnyTick) -> None:
+            ticks.append(tick)
+            if 0 < cut_once_sent <= tick.sent:
+                cut.set()
+
+        async with asyncio.timeout(60):
+            return await run(spec, on_tick, cut)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcome = runner.run(run_until_cut())
+    return outcome, tuple(ticks)
+
+
 @pytest.fixture
 def measure(server: TruthServer, tmp_path: Path) -> Measure:
     def run(served: Mapping[str, float] = AT_ONCE, *, cut_once_sent: bool = False, **changes: Any) -> Measured:
-        return measure_on(server, short_spec(server.url(**served), tmp_path, **changes), cut_once_sent=cut_once_sent)
+        spec = short_spec(server.url(**served), tmp_path, **changes)
+        outcome, ticks = run_on_uvloop(run_cell, spec, cut_once_sent)
+        return Measured(outcome, read_rows(spec.requests_path), server.take(), ticks)
 
     return run
 
@@ -39,6 +74,7 @@ def measure(server: TruthServer, tmp_path: Path) -> Measure:
 def replay(server: TruthServer, tmp_path: Path) -> Replay:
     def run(trace: Trace, served: Mapping[str, float] = AT_ONCE, *, cut_once_sent: int = 0, **changes: Any) -> Replayed:
         spec = replay_spec(server.url(**served), trace, tmp_path, **changes)
-        return replay_on(server, spec, cut_once_sent=cut_once_sent)
+        outcome, ticks = run_on_uvloop(run_trace, spec, cut_once_sent)
+        return Replayed(outcome, read_turns(spec.requests_path), server.take(), ticks)
 
     return run

@@ -8,7 +8,7 @@ import pytest
 
 from results.records.schemas import RequestStatus
 from runners.load.prompts import token_ids
-from tests.runners.load.cells import RATE_PER_S, Measure, assert_golden
+from tests.runners.load.cells import RATE_PER_S, Measure, assert_golden, seconds
 from tests.servers.truth_server import TruthServer
 
 
@@ -95,18 +95,14 @@ def test_a_request_that_fails_becomes_a_record_that_says_why(
     for row in cell.rows:
         assert row.status is RequestStatus.ERROR
         assert words in (row.error or "")
-        assert row.t_end_ns is not None
-        assert row.t_send_ns is not None
-        assert row.t_end_ns >= row.t_send_ns
+        assert seconds(row.t_end_ns, row.t_send_ns) >= 0
 
 
 def test_what_came_before_a_drop_is_kept(measure: Measure) -> None:
     cell = measure({"itl_ms": 1, "drop_after": 4}, min_completed=0, min_duration_s=0.3)
     for row in cell.rows:
         assert row.chunks == row.completion_tokens == 4
-        assert row.t_first_token_ns is not None
-        assert row.t_last_token_ns is not None
-        assert row.t_first_token_ns <= row.t_last_token_ns
+        assert seconds(row.t_last_token_ns, row.t_first_token_ns) >= 0
 
 
 @pytest.mark.parametrize(
@@ -137,8 +133,7 @@ def test_a_stale_connection_is_tried_once_more_and_keeps_its_first_send(measure:
     assert cell.outcome.failed == 0
     assert cell.outcome.retried > 0
     for row, truth in cell.pairs():  # of two arrivals, the truth kept is the second one's
-        assert row.t_send_ns is not None
-        assert row.t_send_ns <= truth.t_recv_ns
+        assert seconds(truth.t_recv_ns, row.t_send_ns) >= 0
 
 
 def test_connections_are_reused(measure: Measure, server: TruthServer) -> None:

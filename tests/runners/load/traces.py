@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import uvloop
 
 from results.records.turns import TurnRecord
-from runners.load.replay import run_trace
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
-from tests.servers.truth_server import Truth, TruthServer
+from tests.servers.truth_server import Truth
 
 FACTS = TraceFacts(source="by-hand.jsonl", block_tokens=8, tail_rule="floor", hash_scope="session")
 
@@ -96,32 +93,6 @@ def read_turns(path: str | Path) -> tuple[TurnRecord, ...]:
     with Path(path).open("rb") as file:
         rows = [msgspec.json.decode(line, type=TurnRecord) for line in file]
     return tuple(sorted(rows, key=lambda row: row.index))
-
-
-def replay_on(server: TruthServer, spec: ReplaySpec, *, cut_once_sent: int = 0) -> Replayed:
-    """Replay in this process on uvloop, as the load process does; cut it at the first tick that has sent this many."""
-    ticks: list[ReplayTick] = []
-
-    async def run() -> ReplayOutcome:
-        cut = asyncio.Event()
-
-        def on_tick(tick: ReplayTick) -> None:
-            ticks.append(tick)
-            if 0 < cut_once_sent <= tick.sent:
-                cut.set()
-
-        async with asyncio.timeout(60):
-            return await run_trace(spec, on_tick, cut)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome = runner.run(run())
-    return Replayed(outcome, read_turns(spec.requests_path), server.take(), tuple(ticks))
-
-
-def seconds(later_ns: int | None, earlier_ns: int | None) -> float:
-    assert later_ns is not None
-    assert earlier_ns is not None
-    return (later_ns - earlier_ns) / 1e9
 
 
 def prompts_of(replayed: Replayed) -> Sequence[list[int]]:

@@ -12,6 +12,25 @@ if TYPE_CHECKING:
     import zmq
 
 
+BLOCK = 4
+
+
+def stored(first: int, tokens: list[int], parent: int | None = None) -> dict[str, object]:
+    """The event as vLLM 0.32 sends it, blocks named `first`, `first + 1`, ..."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(range(first, first + len(tokens) // BLOCK)),
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+
+
 class KvPublisher:
     """Numbers its messages; set `number` back to 0 to begin again, as for a subscriber that was not there yet."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.records.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord, InstanceLoad, RoutedOutcome
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
@@ -50,15 +50,27 @@ class Router:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of a client that writes HTTP itself."""
-        return await asyncio.open_connection(*self.address)
+    async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of a client that writes HTTP itself, and has sent this."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        writer.write(sent)
+        return reader, writer
+
+    @property
+    def loads(self) -> tuple[InstanceLoad, ...]:
+        return self.server.cluster.take_view().instances
+
+    def load(self, instance: str) -> InstanceLoad:
+        return next(load for load in self.loads if load.instance == instance)
+
+    def owner_of(self, session: str) -> str:
+        return self.server.cluster.bindings.owner_of(session)
 
     def counters_are_zero(self) -> bool:
-        return is_idle(self.server.cluster.take_view().instances)
+        return is_idle(self.loads)
 
     def available(self) -> set[str]:
-        return {load.instance for load in self.server.cluster.take_view().instances if load.available}
+        return {load.instance for load in self.loads if load.available}
 
     async def metric(self, name: str) -> float:
         """One sample of its `/metrics`, by name with labels."""
@@ -72,6 +84,19 @@ class Router:
         path = self.decisions_path
         await until(lambda: path.read_bytes().count(b"\n") >= count)
         return msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())
+
+    async def outcome_of(self, row: int = 0) -> RoutedOutcome:
+        """What that row of the decision log says of its pick, once it is there."""
+        outcome = (await self.records(row + 1))[row].outcome
+        assert outcome is not None
+        return outcome
+
+
+def members_of(backends: Iterable[Backend], *, capacity: int = 4096, block_tokens: int = 4) -> tuple[InstanceSpec, ...]:
+    """The backends as instances of a router."""
+    return tuple(
+        InstanceSpec(one.name, one.url, kv_capacity_tokens=capacity, block_tokens=block_tokens) for one in backends
+    )
 
 
 @contextlib.asynccontextmanager
@@ -88,9 +113,7 @@ async def router(
     path = folder / "decisions.jsonl" if folder else None
     events_path = folder / "instance_events.jsonl" if folder else ""
     spec = RouterSpec(
-        instances=tuple(
-            InstanceSpec(backend.name, backend.url, kv_capacity_tokens=4096, block_tokens=4) for backend in backends
-        ),
+        instances=members_of(backends),
         policy=policy,
         decisions_path=str(path) if path else "",
         events_path=str(events_path),
@@ -122,6 +145,15 @@ async def until(holds: Callable[[], bool], within_s: float = SOON_S) -> None:
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110  (a condition on another object's state)
             await asyncio.sleep(0.005)
+
+
+BODY = b'{"prompt":[1],"stream":true}'
+
+
+def raw_post(body: bytes = BODY, headers: bytes = b"", *, path: str = "/v1/completions") -> bytes:
+    """A request as a client writes it. `headers`: further ones, each with the end of its line."""
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (path.encode(), headers, len(body)) + body
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

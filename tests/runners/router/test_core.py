@@ -103,7 +103,7 @@ class LiveWorld:
     requests: int = 0
 
     def owner(self, session: str) -> str:
-        return self.routed.server.cluster.bindings.owner_of(session)
+        return self.routed.owner_of(session)
 
     def set_status(self, instance: str, status: int) -> None:
         self.backends[instance].status = status

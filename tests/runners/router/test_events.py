@@ -11,32 +11,17 @@ import pytest
 from runners.router.instances.kv_events import KvEvents
 from runners.router.spec import InstanceSpec
 from tests.ports import own_port
-from tests.runners.router.kv_publisher import kv_publisher
+from tests.runners.router.kv_publisher import BLOCK, kv_publisher, stored
 from tests.runners.router.routers import instances, router, until
 
 pytest.importorskip("zmq")
-
-BLOCK_TOKENS = 4
-
-
-def stored(first: int, tokens: list[int]) -> dict[str, object]:
-    blocks = len(tokens) // BLOCK_TOKENS
-    return {
-        "type": "BlockStored",
-        "block_hashes": [first + place for place in range(blocks)],
-        "parent_block_hash": None,
-        "token_ids": tokens,
-        "block_size": BLOCK_TOKENS,
-        "lora_id": None,
-        "medium": "GPU",
-    }
 
 
 async def test_kv_events_decide_what_counts_as_cached(tmp_path: Path) -> None:
     endpoint = f"tcp://127.0.0.1:{own_port(21_500)}"
     prompt = list(range(100, 116))
     async with instances("a") as (a,):
-        member = InstanceSpec("a", a.url, kv_capacity_tokens=4096, block_tokens=BLOCK_TOKENS, kv_events=endpoint)
+        member = InstanceSpec("a", a.url, kv_capacity_tokens=4096, block_tokens=BLOCK, kv_events=endpoint)
         async with router([a], "unified", folder=tmp_path, index="events", instances=(member,)) as routed:
             await routed.post("s", prompt=prompt)  # sent, but not stored: it counts for nothing
             with kv_publisher(endpoint) as publisher:

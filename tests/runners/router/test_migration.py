@@ -46,7 +46,7 @@ async def test_a_session_of_a_hot_instance_is_served_elsewhere_and_the_record_sa
         async with hot(routed, both) as (source, target):
             moved = await routed.post("s", prompt=OWN)
             assert (moved.status_code, by(moved)) == (200, target.name)
-            assert routed.server.cluster.bindings.owner_of("s") == target.name
+            assert routed.owner_of("s") == target.name
             assert by(await routed.post("s")) == target.name, "the binding followed"
             assert await routed.metric('migrations_total{status="recomputed"}') == 1
         records = await routed.records(7)
@@ -70,7 +70,7 @@ async def test_a_migration_that_fails_leaves_the_session_where_it_is_and_is_coun
             target.status = 500
             answer = await routed.post("s", prompt=OWN)
             assert (answer.status_code, by(answer)) == (200, source.name), "served where its KV is"
-            assert routed.server.cluster.bindings.owner_of("s") == source.name
+            assert routed.owner_of("s") == source.name
             assert await routed.metric('migrations_total{status="failed"}') == 1
         records = await routed.records(7)
     first, again = [one for one in records if one.request.session == "s"][-2:]
@@ -93,6 +93,6 @@ async def test_a_second_turn_stays_while_the_first_is_on_its_way_and_does_not_br
             second = await routed.post("s")
             assert by(second) == source.name
             assert by(await first) == target.name
-            assert routed.server.cluster.bindings.owner_of("s") == target.name
+            assert routed.owner_of("s") == target.name
         records = await routed.records(7)
     assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1

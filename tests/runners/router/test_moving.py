@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from results.records.decisions import InstanceLoad, KvTransfer, RoutedOutcome
+from results.records.decisions import KvTransfer, RoutedOutcome
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
 from runners.router.spec import Limits
@@ -23,14 +23,6 @@ from tests.runners.router.test_migration import EAR, OWN, hot
 from tests.servers.backend import Backend
 
 PD = {"prefill_count": 1}
-
-
-def load_of(routed: Router, instance: str) -> InstanceLoad:
-    return next(load for load in routed.server.cluster.take_view().instances if load.instance == instance)
-
-
-def owner_of(routed: Router) -> str:
-    return routed.server.cluster.bindings.owner_of("s")
 
 
 def migrated(folder: Path) -> tuple[RoutedOutcome, KvTransfer]:
@@ -92,14 +84,14 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
         seen = len(on.target.seen)
         assert (on.movement.transfer.source, on.movement.transfer.target) == (on.source.name, on.target.name)
         assert on.movement.request.cached_tokens[on.source.name] == 12
-        assert load_of(on.routed, on.target.name).pending_prefill_tokens == 4, "12 of 16 are on their way"
+        assert on.routed.load(on.target.name).pending_prefill_tokens == 4, "12 of 16 are on their way"
         await asyncio.sleep(0.05)
         assert len(on.target.seen) == seen, "not before it is there"
         on.movement.finish("transferred")
         answer = await on.asking
         assert (answer.status_code, by(answer)) == (200, on.target.name)
         assert on.target.seen[-1].json["prompt"] == OWN, "as the client sent it"
-        assert owner_of(on.routed) == on.target.name
+        assert on.routed.owner_of("s") == on.target.name
         assert await on.routed.metric('migrations_total{status="transferred"}') == 1
         await on.routed.metric("picks_total")
         assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
@@ -133,7 +125,7 @@ async def test_a_transfer_that_comes_to_nothing_costs_only_that_the_target_compu
         seen = len(on.target.seen)
         on.movement.finish(status, "the link was cut")  # type: ignore[arg-type]
         await until(lambda: len(on.target.seen) > seen)
-        assert load_of(on.routed, on.target.name).pending_prefill_tokens == 16, "nothing of it is coming any more"
+        assert on.routed.load(on.target.name).pending_prefill_tokens == 16, "nothing of it is coming any more"
         await on.target.kill()
         on.target.hang = False
         await on.target.start()
@@ -148,7 +140,7 @@ async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: P
     async with migrating(tmp_path) as on:
         on.movement.finish("failed", "no answer")
         assert by(await on.asking) == on.target.name
-        assert owner_of(on.routed) == on.target.name
+        assert on.routed.owner_of("s") == on.target.name
         assert await on.routed.metric('migrations_total{status="recomputed"}') == 1
     outcome, _ = migrated(tmp_path)
     assert outcome.migration == "recomputed"
@@ -157,18 +149,15 @@ async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: P
 
 
 async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears_of_it(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target):
-            seen = len(target.seen)
-            async with asked(routed, fake) as (asking, movement):
-                asking.cancel()
-                await until(lambda: bool(movement.calls))
-            assert movement.calls == ["abandoned: the client left"]
-            assert len(target.seen) == seen
-            assert load_of(routed, target.name).num_requests == 0
-            assert routed.server.cluster.bindings.owner_of("s") == source.name
-            assert routed.server.cluster.bindings.moving_to("s") == ""
+    async with migrating(tmp_path) as on:
+        seen = len(on.target.seen)
+        on.asking.cancel()
+        await until(lambda: bool(on.movement.calls))
+        assert on.movement.calls == ["abandoned: the client left"]
+        assert len(on.target.seen) == seen
+        assert on.routed.load(on.target.name).num_requests == 0
+        assert on.routed.owner_of("s") == on.source.name
+        assert on.routed.server.cluster.bindings.moving_to("s") == ""
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration) == ("aborted", "failed")
     assert (transfer.status, transfer.reason) == ("failed", "the client left")
@@ -185,7 +174,7 @@ async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp
         assert (answer.status_code, by(answer)) == (200, on.source.name)
         assert len(on.movement.calls) == 1
         assert (f"removed {on.target.name}" in on.fake.calls) == (how == "removed")
-        assert owner_of(on.routed) == on.source.name
+        assert on.routed.owner_of("s") == on.source.name
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "failed")
 
@@ -255,11 +244,11 @@ async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_pat
     async with migrating(tmp_path) as on:
         second = await on.routed.post("s", prompt=OWN)
         assert by(second) == on.source.name, "its KV is still there"
-        assert owner_of(on.routed) == on.source.name
+        assert on.routed.owner_of("s") == on.source.name
         on.movement.finish("transferred")
         on.movement.settle_transfer()
         assert by(await on.asking) == on.target.name
-        assert owner_of(on.routed) == on.target.name
+        assert on.routed.owner_of("s") == on.target.name
         assert by(await on.routed.post("s", prompt=OWN)) == on.target.name
         assert len(on.fake.movements) == 1
     records = read_log(tmp_path / "decisions.jsonl", "log").records
@@ -342,7 +331,7 @@ async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp
         on.movement.finish("transferred")
         on.movement.settle_transfer()
         assert by(await on.asking) == on.source.name
-        assert owner_of(on.routed) == on.source.name
+        assert on.routed.owner_of("s") == on.source.name
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "transferred")
 
@@ -367,13 +356,13 @@ async def test_a_handover_sends_the_decode_request_and_counts_the_prompt_where_i
         fake = fake_transport(routed)
         async with asked(routed, fake) as (asking, movement):
             assert (movement.transfer.source, movement.transfer.target) == ("a", "b")
-            assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [16, 0]
+            assert [load.pending_prefill_tokens for load in routed.loads] == [16, 0]
             both[1].hang = True
             movement.finish("transferred")
             await until(lambda: bool(both[1].seen))
-            assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [0, 1], "its last token is left"
-            assert [load_of(routed, name).num_requests for name in "ab"] == [0, 1], "the first has done its part"
-            assert [load_of(routed, name).retained_tokens for name in "ab"] == [16, 0], "and keeps what it did"
+            assert [load.pending_prefill_tokens for load in routed.loads] == [0, 1], "its last token is left"
+            assert [load.num_requests for load in routed.loads] == [0, 1], "the first has done its part"
+            assert [load.retained_tokens for load in routed.loads] == [16, 0], "and keeps what it did"
             assert both[1].seen[-1].body == DECODE_BODY
             assert both[1].seen[-1].headers["x-session-id"] == "s"
             assert movement.calls == []

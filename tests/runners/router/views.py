@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
 
 BLOCK = 16
 
@@ -45,6 +45,11 @@ def ask(
         rejects=rejects or {},
         tried=tuple(tried),
     )
+
+
+def ruled_out(decision: Decision) -> dict[str, str]:
+    """Why each instance that could not be picked could not."""
+    return {one.instance: one.ruled_out for one in decision.candidates if one.ruled_out}
 
 
 def is_idle(loads: Sequence[InstanceLoad]) -> bool:

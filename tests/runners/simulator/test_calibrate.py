@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import tarfile
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -42,19 +41,13 @@ from runners.simulator.check import _join_loads
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.step_time import Noise, ResidualNoise, StepTime, draw_residuals
-
-GOLDEN = Path(__file__).parents[2] / "goldens" / "connector-tax" / "run.tar.xz"
-SETTLED = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "async_scheduling": True}
+from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real run of connector-tax."""
-    folder = tmp_path_factory.mktemp("run")
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(folder, filter="data")
-    (made,) = folder.iterdir()
-    return made
+    return unpack(HERE / "connector-tax" / ARCHIVE, tmp_path_factory.mktemp("run"))
 
 
 def short(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> BusySteps:
@@ -181,10 +174,15 @@ def with_settings(record: CellRecord, **settings: object) -> CellRecord:
     return replace(record, instance={**record.instance, "settings": settings})
 
 
-def test_a_model_has_the_settings_that_the_engine_ran_with(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [replace(cell, record=with_settings(cell.record, **SETTLED)) for cell in read_cells(run, "plain")]
+def engine_of_settings(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> EngineFile:
+    """The model of a run whose cells state these settings."""
+    cells = [replace(cell, record=with_settings(cell.record, **settings)) for cell in read_cells(run, "plain")]
     monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
-    engine = calibrate(run).engine
+    return calibrate(run).engine
+
+
+def test_a_model_has_the_settings_that_the_engine_ran_with(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of_settings(run, monkeypatch, max_num_batched_tokens=2048, max_num_seqs=64, async_scheduling=True)
     model = engine.model
     assert (model.max_batched_tokens, model.max_sequences, model.async_scheduling) == (2048, 64, True)
     assert "default" not in " ".join(engine.sources)
@@ -193,12 +191,7 @@ def test_a_model_has_the_settings_that_the_engine_ran_with(run: Path, monkeypatc
 def test_a_setting_that_no_cell_states_is_the_default_and_the_model_says_so(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [
-        replace(cell, record=with_settings(cell.record, max_num_batched_tokens=2048))
-        for cell in read_cells(run, "plain")
-    ]
-    monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
-    engine = calibrate(run).engine
+    engine = engine_of_settings(run, monkeypatch, max_num_batched_tokens=2048)
     assert (engine.model.max_batched_tokens, engine.model.max_sequences) == (2048, 256)
     assert "max_sequences, async_scheduling: the default, because no cell has the engine's setting" in engine.sources
 

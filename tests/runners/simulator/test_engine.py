@@ -406,18 +406,21 @@ def workloads(draw: st.DrawFn) -> list[Case]:
     return cases
 
 
+def models(step: StepTime | None = None, *, most_blocks: int = 40, **fixed: Any) -> st.SearchStrategy[EngineModel]:
+    """Engines with little room. `fixed`: settings that are not drawn."""
+    drawn: dict[str, st.SearchStrategy[Any]] = {
+        "kv_capacity_tokens": st.integers(12, most_blocks).map(lambda blocks: blocks * BLOCK),
+        "max_batched_tokens": st.integers(20, 200),
+        "max_sequences": st.integers(1, 6),
+        "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
+    }
+    return st.builds(a_model, st.just(step), **(drawn | {name: st.just(value) for name, value in fixed.items()}))
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
-    st.booleans(),
-)  # fmt: skip
-def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
-    cases: list[Case], blocks: int, budget: int, sequences: int, scheduling: str, is_async: bool
-) -> None:
-    model = a_model(
-        StepTime(0.01, 1e-4, 1e-3, 1e-7, 1e-6), kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget,
-        max_sequences=sequences, scheduling=scheduling, async_scheduling=is_async,
-    )  # fmt: skip
+@given(workloads(), models(StepTime(0.01, 1e-4, 1e-3, 1e-7, 1e-6)))
+def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(cases: list[Case], model: EngineModel) -> None:
     priorities = [prompt % 3 for _, _, prompt, _ in cases]
     fast, at_once = serve(model, cases, priorities=priorities)
     slow, single = serve(model, cases, jumps=False, priorities=priorities)
@@ -432,7 +435,7 @@ def test_steps_taken_at_once_end_when_single_ones_do_and_nothing_is_lost(
     assert (fast.steps, fast.computed_tokens) == (slow.steps, slow.computed_tokens)
     computed = sum(one.job.input_tokens - one.job.cached_tokens for one in at_once)
     again = any(one.job.preemptions for one in at_once)
-    assert fast.computed_tokens == computed or (again and fast.computed_tokens > computed - BLOCK * blocks)
+    assert fast.computed_tokens == computed or (again and fast.computed_tokens > computed - model.kv_capacity_tokens)
 
 
 def make_noise(kind: str) -> Noise:
@@ -443,16 +446,14 @@ def make_noise(kind: str) -> Noise:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    workloads(), st.integers(12, 40), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["drawn", "residual"])
+    workloads(),
+    models(StepTime(0.01, 1e-4, 1e-3, 1e-7), scheduling="fcfs", async_scheduling=False),
+    st.sampled_from(["drawn", "residual"]),
 )
 def test_a_step_has_its_noise_whatever_is_taken_at_once_with_it_and_cut_by_whom(
-    cases: list[Case], blocks: int, budget: int, sequences: int, kind: str
+    cases: list[Case], model: EngineModel, kind: str
 ) -> None:
     """Without a term for the context of decodes: its growth within steps taken at once meets their mean factor."""
-    model = a_model(
-        StepTime(0.01, 1e-4, 1e-3, 1e-7), kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget,
-        max_sequences=sequences,
-    )  # fmt: skip
     fast, at_once = serve(model, cases, noise=make_noise(kind))
     slow, single = serve(model, cases, jumps=False, noise=make_noise(kind))
     for one, other in zip(at_once, single, strict=True):
@@ -473,66 +474,14 @@ def test_drawn_noise_has_the_mean_one_and_its_deviation_for_each_step() -> None:
 
 
 Kind = Literal["plain", "retains", "pulls", "leaves"]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    workloads(),
-    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
-    st.integers(12, 24), st.integers(1, 4), st.sampled_from(["fcfs", "priority"]), st.booleans(),
-)  # fmt: skip
-def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_back(
-    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, sequences: int, scheduling: str, is_async: bool
-) -> None:
-    """Blocks are pinned for and by other engines, requests are left in any state, and none is stuck."""
-    clock = SimulatedClock()
-    model = a_model(
-        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=100, max_sequences=sequences, scheduling=scheduling,
-        async_scheduling=is_async,
-    )  # fmt: skip
-    engine = Engine(model, BLOCK, clock)
-    first, ended = Counter[int](), Counter[int]()
-
-    def start(number: int, case: Case, kind: Kind, delay_s: float) -> Job:
-        at_s, keys, prompt, answer = case
-
-        def end() -> None:
-            ended[number] += 1
-            clock.call_later(delay_s, partial(engine.release, job))
-
-        note = partial(first.update, (number,))
-        job = Job(keys, prompt, answer, note, end, priority=number % 2, retains=kind == "retains")
-        if kind == "pulls":
-            job.on_allocated = lambda: clock.call_later(delay_s, partial(engine.resume, job))
-        if kind == "leaves":
-            clock.call_later(at_s + delay_s, partial(engine.cancel, job))
-        clock.call_later(at_s, partial(engine.submit, job))
-        return job
-
-    jobs = [start(number, case, *kinds[number]) for number, case in enumerate(cases)]
-    clock.run()
-    for number, job in enumerate(jobs):
-        if kinds[number][0] != "leaves":
-            assert (first[number], ended[number], job.generated) == (1, 1, job.output_tokens)
-        assert max(first[number], ended[number]) <= 1
-    tally = engine.prompts
-    begun = sum(job.input_tokens for number, job in enumerate(jobs) if first[number])
-    assert tally.computed + tally.cached + tally.external == begun, "each prompt counts once, with its first token"
-    assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
-
-
-class AsksAgain(Engine):
-    """The reference rule: the first waiting request is matched against the pool at every attempt."""
-
-    def _is_blocked(self, job: Job) -> bool:
-        return False
-
-
+Kinds = list[tuple[Kind, float]]
+"""What each request does, and after how many seconds."""
 Schedule = list[tuple[int, int, str]]
 """When, which request, what."""
+KINDS = st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12)
 
 
-def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: list[tuple[Kind, float]]) -> Schedule:
+def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: Kinds) -> tuple[Schedule, list[Job]]:
     """Requests of all kinds to their ends, and what became of each."""
     events: Schedule = []
 
@@ -558,54 +507,64 @@ def play(engine: Engine, clock: SimulatedClock, cases: list[Case], kinds: list[t
         clock.call_later(at_s, partial(engine.submit, job))
         return job
 
-    for number, case in enumerate(cases):
-        start(number, case, *kinds[number])
+    jobs = [start(number, case, *kinds[number]) for number, case in enumerate(cases)]
     clock.run()
-    return events
+    return events, jobs
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), KINDS, models(most_blocks=24, max_batched_tokens=100))
+def test_whatever_requests_do_every_token_is_given_once_and_every_block_comes_back(
+    cases: list[Case], kinds: Kinds, model: EngineModel
+) -> None:
+    """Blocks are pinned for and by other engines, requests are left in any state, and none is stuck."""
+    clock = SimulatedClock()
+    engine = Engine(model, BLOCK, clock)
+    events, jobs = play(engine, clock, cases, kinds)
+    counts = Counter((number, what.partition(",")[0]) for _, number, what in events)
+    for number, job in enumerate(jobs):
+        first, ended = counts[number, "first"], counts[number, "end"]
+        if kinds[number][0] != "leaves":
+            assert (first, ended, job.generated) == (1, 1, job.output_tokens)
+        assert max(first, ended) <= 1
+    tally = engine.prompts
+    begun = sum(job.input_tokens for number, job in enumerate(jobs) if counts[number, "first"])
+    assert tally.computed + tally.cached + tally.external == begun, "each prompt counts once, with its first token"
+    assert (engine.running, engine.waiting, engine.blocks.used, engine.blocks.free) == (0, 0, 0, engine.blocks.capacity)
+
+
+class AsksAgain(Engine):
+    """The reference rule: the first waiting request is matched against the pool at every attempt."""
+
+    def _is_blocked(self, job: Job) -> bool:
+        return False
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    workloads(),
-    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
-    st.integers(12, 24), st.integers(20, 200), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]),
-    st.booleans(),
-)  # fmt: skip
+@given(workloads(), KINDS, models(most_blocks=24))
 def test_a_blocked_request_is_matched_again_only_where_that_could_change_the_schedule(
-    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, budget: int, sequences: int, scheduling: str,
-    is_async: bool,
-) -> None:  # fmt: skip
-    model = a_model(
-        kv_capacity_tokens=blocks * BLOCK, max_batched_tokens=budget, max_sequences=sequences, scheduling=scheduling,
-        async_scheduling=is_async,
-    )  # fmt: skip
+    cases: list[Case], kinds: Kinds, model: EngineModel
+) -> None:
     schedules, ends = [], []
     for kind in (Engine, AsksAgain):
         clock = SimulatedClock()
         engine = kind(model, BLOCK, clock)
-        schedules.append(play(engine, clock, cases, kinds))
+        schedules.append(play(engine, clock, cases, kinds)[0])
         ends.append((engine.steps, engine.computed_tokens, engine.prompts, engine.blocks.used, clock.now_ns()))
     assert schedules[0] == schedules[1]
     assert ends[0] == ends[1]
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    workloads(),
-    st.lists(st.tuples(st.sampled_from(["plain", "retains", "pulls", "leaves"]), st.floats(0, 0.4)), min_size=12),
-    st.integers(12, 24), st.integers(1, 6), st.sampled_from(["fcfs", "priority"]), st.booleans(),
-)  # fmt: skip
+@given(workloads(), KINDS, models(most_blocks=24, max_batched_tokens=8192))
 def test_steps_taken_at_once_end_as_single_ones_do_whoever_leaves_meanwhile(
-    cases: list[Case], kinds: list[tuple[Kind, float]], blocks: int, sequences: int, scheduling: str, is_async: bool
+    cases: list[Case], kinds: Kinds, model: EngineModel
 ) -> None:
     """What a request took by then is freed with it, and the others have taken theirs before."""
-    model = a_model(
-        kv_capacity_tokens=blocks * BLOCK, max_sequences=sequences, scheduling=scheduling, async_scheduling=is_async
-    )
     schedules = []
     for jumps in (True, False):
         clock = SimulatedClock()
-        events = play(Engine(model, BLOCK, clock, jumps=jumps), clock, cases, kinds)
+        events, _ = play(Engine(model, BLOCK, clock, jumps=jumps), clock, cases, kinds)
         schedules.append({(number, what): at_ns for at_ns, number, what in events})
     assert schedules[0] == pytest.approx(schedules[1], abs=100)
 

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import shutil
-import tarfile
 from pathlib import Path
 
 import msgspec
@@ -28,8 +27,8 @@ from runners.simulator.engine_file import EngineFile, read_engine
 from runners.simulator.gates import LoadErrors, LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity
 from runners.simulator.parity import Parity
+from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
-GOLDENS = Path(__file__).parents[2] / "goldens"
 POLICIES = tuple("abcdef")
 
 
@@ -132,42 +131,27 @@ def list_loads(errors: list[float], repeats: list[float], *, cells: int = 1) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("errors", "repeats", "outcome"),
-    [
-        (CLOSE, REPEATS, Outcome.HOLDS),
-        ([0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04], Outcome.UNDECIDED),
-        ([0.08, 0.085, 0.075, 0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
-        ([-0.08, -0.085, -0.075, -0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
-        ([0.20, -0.20, 0.21, -0.21], [0.02, 0.03, 0.025], Outcome.FAILS),
-        ([0.06, -0.06] * 10, [0.0, 0.01, 0.02], Outcome.UNDECIDED),
-        ([0.06, -0.06] * 10, [0.04, 0.05, 0.06], Outcome.HOLDS),
-        ([0.08, 0.08, 0.08], [0.10, 0.12, 0.11], Outcome.UNDECIDED),
-        ([0.04, -0.04], REPEATS, Outcome.UNDECIDED),
-        ([0.06, 0.07], REPEATS, Outcome.UNDECIDED),
-        (CLOSE, REPEATS[:2], Outcome.UNDECIDED),
-        ([], [0.1], Outcome.OPEN),
-        ([0.01], [], Outcome.OPEN),
-    ],
-    ids=[
-        "within",
-        "a bias of 4 % +- 3 %",
-        "a bias of 8 % +- 1 %",
-        "as much below",
-        "farther than a repetition",
-        "maybe farther than a repetition",
-        "as far as a repetition",
-        "a bias without a spread",
-        "two loads within",
-        "two loads beyond",
-        "two repetitions",
-        "nothing held out",
-        "nothing repeated",
-    ],
-)
-def test_the_interval_of_the_errors_is_held_against_real_repetitions(
-    errors: list[float], repeats: list[float], outcome: Outcome
-) -> None:
+HELD_AGAINST_REPEATS: dict[str, tuple[list[float], list[float], Outcome]] = {
+    "within": (CLOSE, REPEATS, Outcome.HOLDS),
+    "a bias of 4 % +- 3 %": ([0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04], Outcome.UNDECIDED),
+    "a bias of 8 % +- 1 %": ([0.08, 0.085, 0.075, 0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
+    "as much below": ([-0.08, -0.085, -0.075, -0.08], [0.10, 0.12, 0.11], Outcome.FAILS),
+    "farther than a repetition": ([0.20, -0.20, 0.21, -0.21], [0.02, 0.03, 0.025], Outcome.FAILS),
+    "maybe farther than a repetition": ([0.06, -0.06] * 10, [0.0, 0.01, 0.02], Outcome.UNDECIDED),
+    "as far as a repetition": ([0.06, -0.06] * 10, [0.04, 0.05, 0.06], Outcome.HOLDS),
+    "a bias without a spread": ([0.08, 0.08, 0.08], [0.10, 0.12, 0.11], Outcome.UNDECIDED),
+    "two loads within": ([0.04, -0.04], REPEATS, Outcome.UNDECIDED),
+    "two loads beyond": ([0.06, 0.07], REPEATS, Outcome.UNDECIDED),
+    "two repetitions": (CLOSE, REPEATS[:2], Outcome.UNDECIDED),
+    "nothing held out": ([], [0.1], Outcome.OPEN),
+    "nothing repeated": ([0.01], [], Outcome.OPEN),
+}
+"""Errors, repetitions, and what comes of both."""
+
+
+@pytest.mark.parametrize("case", HELD_AGAINST_REPEATS)
+def test_the_interval_of_the_errors_is_held_against_real_repetitions(case: str) -> None:
+    errors, repeats, outcome = HELD_AGAINST_REPEATS[case]
     assert judge_errors("ttft_p90_s", list_loads(errors, repeats)).outcome is outcome
 
 
@@ -300,23 +284,15 @@ def test_contention_is_what_a_token_takes_longer_on_real_engines_than_the_model_
     assert [one.factor, one.lowest, one.highest] == pytest.approx([3.0, 2.0, 4.5])
 
 
-def unpack(experiment: str, folder: Path) -> Path:
-    folder.mkdir()
-    with tarfile.open(GOLDENS / experiment / "run.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    (run,) = folder.iterdir()
-    return run
-
-
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small live run, whose EAR counts blocks less than this router does."""
-    return unpack("routing", tmp_path_factory.mktemp("runs") / "live")
+    return unpack(HERE / "routing" / ARCHIVE, tmp_path_factory.mktemp("live"))
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack("connector-tax", tmp_path_factory.mktemp("runs") / "fitted")
+    return unpack(HERE / "connector-tax" / ARCHIVE, tmp_path_factory.mktemp("fitted"))
 
 
 def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Path, fitted: Path) -> None:
@@ -469,4 +445,4 @@ def test_simulated_runs_of_two_engine_models_are_not_judged_together(live: Path,
 
 def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="pd-lifecycle"):
-        check_runs([unpack("pd-lifecycle", tmp_path / "other")])
+        check_runs([unpack(HERE / "pd-lifecycle" / ARCHIVE, tmp_path)])

@@ -16,8 +16,8 @@ from runners.campaign.start import create_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named
 from runners.simulator.places import LOCAL, LocalSimulations, is_place, open_simulations
-from state.store import RunStore
 from state.workspace import Workspace
+from tests.e2e.cli import view_of
 from tests.runners.experiments.routing.test_simulation import SAME, cells_of, plan_run
 
 KILL_WITHIN_S = 240.0
@@ -70,8 +70,7 @@ def test_a_lost_nodes_tasks_run_again(tmp_path: Path, monkeypatch: pytest.Monkey
         cluster.shutdown()
     assert killed
     assert 0 < killed[0] < len(trial_layouts(folder))
-    with RunStore.open(folder, read_only=True) as store:
-        assert {cell.state for cell in store.view().cells.values()} == {CellState.DONE}
+    assert {cell.state for cell in view_of(folder).cells.values()} == {CellState.DONE}
     cells, others = cells_of(alone), cells_of(folder)
     assert cells.keys() == others.keys()
     for name, cell in cells.items():

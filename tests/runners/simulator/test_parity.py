@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tarfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from runners.router.prefix_index import block_keys
 from runners.router.spec import HealthRules, InstanceSpec, Prewarm, TransferRules
 from runners.simulator.logged_run import CellParity, compare_run
 from runners.simulator.parity import OLD_LOG, LoggedRouter, Parity, compare_log
+from tests.goldens.fixture import ARCHIVE, HERE, unpack
 from tests.ports import own_port
-from tests.runners.router.kv_publisher import kv_publisher
+from tests.runners.router.kv_publisher import kv_publisher, stored
 from tests.runners.router.routers import instances, router, until
 from tests.runners.router.simulated import BLOCK
 from tests.runners.router.test_core import (
@@ -38,12 +38,10 @@ from tests.runners.router.test_core import (
     live_records,
     migrations_and_failures,
 )
-from tests.runners.router.test_events import stored
 from tests.runners.router.transfer.engines import Engine
 from tests.runners.router.transfer.engines import World as EngineWorld
 from tests.servers.backend import Backend
 
-GOLDEN = Path(__file__).parents[2] / "goldens" / "routing" / "run.tar.xz"
 RETURNS = HealthRules(probe_interval_s=60.0, open_s=0.1, open_max_s=0.4)
 """Only a request finds an instance down; it is probed until it is back."""
 ONE_STRIKE = TransferRules(attempts=1, failures_to_quarantine=1, quarantine_s=60.0)
@@ -329,17 +327,15 @@ def test_a_log_without_a_decision_is_refused(ear: LiveLog) -> None:
         ear.compare([])
 
 
-def unpack_golden(folder: Path) -> Path:
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(folder, filter="data")
-    (run,) = folder.iterdir()
-    return run
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A run of real engines."""
+    return unpack(HERE / "routing" / ARCHIVE, tmp_path)
 
 
-def test_a_recorded_run_is_compared_cell_by_cell(tmp_path: Path) -> None:
+def test_a_recorded_run_is_compared_cell_by_cell(recorded: Path) -> None:
     """What differs is what the router that made the recording did not count: a migration's blocks at their source."""
-    run = unpack_golden(tmp_path)
-    cells = compare_run(run)
+    cells = compare_run(recorded)
     assert len(cells) == 18
     for cell in cells:
         assert cell.parity is not None
@@ -360,9 +356,8 @@ def finish_with(layout: TrialLayout, events: Sequence[InstanceEvent], lost: int 
     layout.cell.write_bytes(msgspec.json.encode(cell))
 
 
-def test_the_instance_events_of_a_run_drive_it_where_they_are_whole(tmp_path: Path) -> None:
-    run = unpack_golden(tmp_path)
-    layout = TrialLayout(next(run.glob("results/*_unified/trial_0")))
+def test_the_instance_events_of_a_run_drive_it_where_they_are_whole(recorded: Path) -> None:
+    layout = TrialLayout(next(recorded.glob("results/*_unified/trial_0")))
     first = min(decode_rows(layout.decisions.read_bytes(), DecisionRecord), key=lambda record: record.t_ns)
     events = [
         InstanceEvent(load.instance, "added", t_ns=first.t_ns - 1, kv_capacity_tokens=load.kv_capacity_tokens)
@@ -370,7 +365,7 @@ def test_the_instance_events_of_a_run_drive_it_where_they_are_whole(tmp_path: Pa
     ]
 
     def compare() -> CellParity:
-        return next(cell for cell in compare_run(run) if cell.cell == "trials/unified/t0")
+        return next(cell for cell in compare_run(recorded) if cell.cell == "trials/unified/t0")
 
     finish_with(layout, events)
     whole = compare().parity
@@ -386,12 +381,11 @@ def test_the_instance_events_of_a_run_drive_it_where_they_are_whole(tmp_path: Pa
     assert "differs from the checksum" in compare().reason
 
 
-def test_a_cell_that_cannot_be_compared_says_why(tmp_path: Path) -> None:
-    run = unpack_golden(tmp_path)
-    (run / "trace" / "trace.jsonl").unlink()
-    decisions = next(run.glob("results/*unified/trial_0/decisions.jsonl"))
+def test_a_cell_that_cannot_be_compared_says_why(recorded: Path) -> None:
+    (recorded / "trace" / "trace.jsonl").unlink()
+    decisions = next(recorded.glob("results/*unified/trial_0/decisions.jsonl"))
     decisions.write_bytes(b"{")
-    by_cell = {cell.cell: cell for cell in compare_run(run)}
+    by_cell = {cell.cell: cell for cell in compare_run(recorded)}
     assert by_cell["trials/unified/t0"].parity is None
     assert "decisions.jsonl" in by_cell["trials/unified/t0"].reason or by_cell["trials/unified/t0"].reason
     assert "trace.jsonl" in by_cell["trials/lmetric/t0"].reason

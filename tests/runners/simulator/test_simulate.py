@@ -73,9 +73,15 @@ def make_spec(
 def run(
     trace: Path, policy: str, folder: Path, prefill: int = 0, **replay: Any
 ) -> tuple[SimulationOutcome, list[DecisionRecord]]:
-    outcome = simulate(make_spec(trace, policy, folder, prefill=prefill, **replay), lambda _: None)
-    decode = msgspec.json.Decoder(DecisionRecord).decode_lines
-    return outcome, decode((folder / "decisions.jsonl").read_bytes())
+    return simulate_changed(make_spec(trace, policy, folder, prefill=prefill, **replay))
+
+
+def simulate_changed(
+    spec: SimulationSpec, rules: TransferRules | None = None, **changes: Any
+) -> tuple[SimulationOutcome, list[DecisionRecord]]:
+    router = spec.router if rules is None else replace(spec.router, transfer=rules)
+    outcome = simulate(msgspec.structs.replace(spec, router=router, **changes), lambda _: None)
+    return outcome, msgspec.json.Decoder(DecisionRecord).decode_lines(Path(router.decisions_path).read_bytes())
 
 
 def read_turns(folder: Path) -> list[TurnRecord]:
@@ -191,19 +197,16 @@ def test_without_a_decision_log_the_turns_are_the_same(policy: str, prefill: int
 
 def test_a_hot_session_migrates_with_its_kv_and_is_not_computed_again(trace: Path, tmp_path: Path) -> None:
     outcome, records = run(trace, "ear", tmp_path)
+    turns = {turn.request: turn for turn in read_turns(tmp_path)}
     moved = [
-        record.outcome.transfer
+        (record.outcome.transfer, turns[record.request.request])
         for record in records
         if record.outcome is not None and record.outcome.migration == "transferred" and record.outcome.transfer
     ]
     assert moved
     external = sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values())
-    assert external == sum(transfer.external_tokens or 0 for transfer in moved)
-    turns = {turn.request: turn for turn in read_turns(tmp_path)}
-    for record in records:
-        if record.outcome is None or record.outcome.migration != "transferred" or record.outcome.transfer is None:
-            continue
-        transfer, turn = record.outcome.transfer, turns[record.request.request]
+    assert external == sum(transfer.external_tokens or 0 for transfer, _ in moved)
+    for transfer, turn in moved:
         assert transfer.external_tokens is not None
         assert transfer.local_tokens is not None
         assert transfer.local_tokens + transfer.external_tokens == transfer.prefix_tokens
@@ -218,8 +221,7 @@ def test_a_prefill_instance_computes_the_prompt_and_the_decode_instance_only_its
     outcome, records = run(trace, "static_pd", tmp_path, prefill=2)
     computed = {name: tally.by_source["local_compute"] for name, tally in outcome.counters.items()}
     assert computed["e0"] > 20 * computed["e2"]
-    transfers = [record.outcome.transfer for record in records if record.outcome is not None]
-    assert {transfer.status for transfer in transfers if transfer is not None} == {"transferred"}
+    assert {transfer.status for transfer in list_transfers(records)} == {"transferred"}
 
 
 def list_transfers(records: list[DecisionRecord]) -> list[KvTransfer]:
@@ -230,20 +232,12 @@ def list_transfers(records: list[DecisionRecord]) -> list[KvTransfer]:
     ]
 
 
-def simulate_changed(
-    spec: SimulationSpec, folder: Path, rules: TransferRules | None = None, **changes: Any
-) -> tuple[SimulationOutcome, list[DecisionRecord]]:
-    router = spec.router if rules is None else replace(spec.router, transfer=rules)
-    outcome = simulate(msgspec.structs.replace(spec, router=router, **changes), lambda _: None)
-    return outcome, msgspec.json.Decoder(DecisionRecord).decode_lines((folder / "decisions.jsonl").read_bytes())
-
-
 def test_a_prefill_engine_is_full_of_blocks_while_a_slow_link_moves_them(trace: Path, tmp_path: Path) -> None:
     usages = []
     for name, latency_s in (("quick", 0.001), ("slow", 0.2)):
         spec = make_spec(trace, "static_pd", tmp_path / name, prefill=2)
         link = msgspec.structs.replace(LINK, latency_s=latency_s)
-        outcome, _ = simulate_changed(spec, tmp_path / name, link=link)
+        outcome, _ = simulate_changed(spec, link=link)
         assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
         rows = msgspec.json.Decoder(EngineSample).decode_lines((tmp_path / name / "engines.jsonl").read_bytes())
         usages.append(sum(row.kv_usage or 0.0 for row in rows if row.instance in ("e0", "e1")))
@@ -257,7 +251,7 @@ def test_a_transfer_that_fails_is_tried_again_then_computed_and_its_pair_left_al
     spec = make_spec(trace, policy, tmp_path, prefill=prefill)
     rules = TransferRules(quarantine_s=1.0)
     link = msgspec.structs.replace(LINK, failure_share=1.0)
-    outcome, records = simulate_changed(spec, tmp_path, rules, link=link)
+    outcome, records = simulate_changed(spec, rules, link=link)
     assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
     assert sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values()) == 0
     transfers = list_transfers(records)
@@ -273,7 +267,7 @@ def test_a_transfer_that_fails_is_tried_again_then_computed_and_its_pair_left_al
 def test_a_transfer_that_takes_too_long_is_given_up(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
     spec = make_spec(trace, policy, tmp_path, prefill=prefill)
     link = msgspec.structs.replace(LINK, latency_s=30.0)
-    outcome, records = simulate_changed(spec, tmp_path, TransferRules(timeout_s=2.0), link=link)
+    outcome, records = simulate_changed(spec, TransferRules(timeout_s=2.0), link=link)
     assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
     assert sum(tally.by_source["external_kv_transfer"] for tally in outcome.counters.values()) == 0
     reasons = {one.reason for one in list_transfers(records) if one.status == "failed"}
@@ -284,7 +278,7 @@ def test_a_transfer_that_takes_too_long_is_given_up(policy: str, prefill: int, t
 def test_blocks_that_nobody_pulls_in_time_are_freed_and_the_target_computes(trace: Path, tmp_path: Path) -> None:
     spec = make_spec(trace, "static_pd", tmp_path, prefill=2)
     link = msgspec.structs.replace(LINK, latency_s=0.5, abort_s=0.25)
-    outcome, records = simulate_changed(spec, tmp_path, link=link)
+    outcome, records = simulate_changed(spec, link=link)
     assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
     assert {one.status for one in list_transfers(records)} <= {"failed", "refused"}
 
@@ -293,9 +287,8 @@ def test_counters_hold_every_prompt_once_and_agree_with_what_the_turns_say(trace
     outcome, _ = run(trace, "lmetric", tmp_path)
     turns = read_turns(tmp_path)
     assert sum(tally.prompt_tokens or 0 for tally in outcome.counters.values()) == sum(t.input_tokens for t in turns)
-    assert sum(tally.cached_tokens or 0 for tally in outcome.counters.values()) == sum(
-        turn.cached_tokens or 0 for turn in turns
-    )
+    cached = sum(tally.cached_tokens or 0 for tally in outcome.counters.values())
+    assert cached == sum(turn.cached_tokens or 0 for turn in turns)
 
 
 def test_engines_are_sampled_in_every_simulated_second(trace: Path, tmp_path: Path) -> None:
@@ -356,7 +349,7 @@ def test_each_request_takes_the_routers_latency_to_its_engine(tmp_path: Path) ->
 @pytest.mark.parametrize(("policy", "prefill"), [("ear", 0), ("static_pd", 2), ("lmetric", 0)])
 def test_a_slow_router_loses_no_turn_and_no_transfer(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
     spec = make_spec(trace, policy, tmp_path, prefill=prefill)
-    outcome, records = simulate_changed(spec, tmp_path, router_latency_s=0.05)
+    outcome, records = simulate_changed(spec, router_latency_s=0.05)
     assert (outcome.replay.completed, outcome.replay.failed) == (TRACE.requests, 0)
     turns = read_turns(tmp_path)
     assert min((turn.t_first_token_ns or 0) - (turn.t_send_ns or 0) for turn in turns) >= 50_000_000

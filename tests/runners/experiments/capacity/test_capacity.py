@@ -19,9 +19,10 @@ from runners.campaign.run_process import work
 from runners.campaign.start import Prepared, create_run, options_of, prepare_run
 from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
-from state.store import RunStore
 from state.workspace import Workspace
+from tests.e2e.cli import view_of
 from tests.runners.experiments.simulated_runs import kill_midway, run_whole, work_off
+from tests.runners.prepared import prepare
 
 MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SLO = "ttft_p90=1.1s,tpot_p90=20ms"
@@ -83,8 +84,7 @@ def test_every_policy_has_an_answer_and_every_file_says_that_it_is_simulated(fol
 
 
 def test_points_that_the_search_did_not_need_are_no_shortfall(folder: Path) -> None:
-    with RunStore.open(folder, read_only=True) as store:
-        view = store.view()
+    view = view_of(folder)
     assert list_shortfalls(view) == ()
     skipped = [cell for cell in view.cells.values() if cell.state is CellState.SKIPPED]
     assert skipped
@@ -128,17 +128,17 @@ def test_a_point_writes_no_decision_log(home: Path, tmp_path: Path, monkeypatch:
 
 def test_the_plan_can_be_made_again_from_what_it_holds() -> None:
     plan = plan_search().plan
-    again = prepare_run(experiment_named("capacity"), options_of(plan), need_engine=False).plan
+    again = prepare(options_of(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 
 def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
     trace = str(RunLayout(folder).trace)
     asked = RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size", trace=trace)
-    plan = prepare_run(experiment_named("capacity"), asked, need_engine=False).plan
+    plan = prepare(asked).plan
     assert plan.inputs["grid"]["trace"]["sessions"] == 0
     assert plan.inputs["grid"]["replay"]["time_scale"] == 1.0
-    again = prepare_run(experiment_named("capacity"), options_of(plan), need_engine=False).plan
+    again = prepare(options_of(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 

@@ -24,6 +24,7 @@ from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.store import RunStore
+from tests.e2e.cli import view_of
 from tests.results.connector_tax.synthetic import DATE, Behavior, Cell, Load, write_cell
 from tests.runners.prepared import prepare
 
@@ -138,9 +139,7 @@ def test_a_stage_can_be_skipped_by_number_or_id(tmp_path: Path, given: str) -> N
     folder = tmp_path / "run"
     RunStore.create(folder, "run", PLAN, "test").close()
     skip_stages(folder, [given])
-    with RunStore.open(folder, read_only=True) as store:
-        view = store.view()
-    skipped = {cell.plan.stage for cell in view.cells.values() if cell.state is CellState.SKIPPED}
+    skipped = {cell.plan.stage for cell in view_of(folder).cells.values() if cell.state is CellState.SKIPPED}
     assert skipped == {"confirm"}
     with pytest.raises(RunnerError, match="no stage '9'") as refused:
         skip_stages(folder, ["9"])

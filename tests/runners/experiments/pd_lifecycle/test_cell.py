@@ -163,8 +163,7 @@ async def test_no_name_of_a_request_holds_that_of_its_pair(tmp_path: Path) -> No
 
 async def test_the_plain_engine_is_measured_too_and_holds_the_context_as_the_others(tmp_path: Path) -> None:
     fake = FakeBench(tmp_path / "bench", plain=FakeEngine())
-    shape = RequestConfig(4 * BLOCK, 100, 3)
-    measurements, events = await measure(fake.bench(), tmp_path / "cell", shape, WIDE, trial=1)
+    measurements, events = await measure(fake.bench(), tmp_path / "cell", SHAPE, WIDE, trial=1)
     assert (fake.handovers, fake.combined) == (5, 10)
     for record in measurements.records.values():
         assert record.trial == 1
@@ -196,18 +195,17 @@ async def test_a_repetition_whose_plain_engine_lost_the_context_does_not_count(t
 
     fake.before = forget
     order = grid(order="handover_first", repetitions=2, warmup_repetitions=0)
-    measurements, _ = await measure(bench, tmp_path / "cell", RequestConfig(4 * BLOCK, 100, 3), order)
+    measurements, _ = await measure(bench, tmp_path / "cell", SHAPE, order)
     assert measurements.discarded == []
     assert len(measurements.seedings) == 2, "the check before the request seeded the prefix again"
 
 
 async def test_a_repetition_that_is_made_again_keeps_its_order(tmp_path: Path) -> None:
-    shape = RequestConfig(4 * BLOCK, 100, 3)
     fake = FakeBench(tmp_path / "bench", failing=frozenset({1, 3}))
-    measurements, _ = await measure(fake.bench(), tmp_path / "cell", shape, WIDE)
+    measurements, _ = await measure(fake.bench(), tmp_path / "cell", SHAPE, WIDE)
     assert len(measurements.discarded) == 2
     for record in (*measurements.discarded, *measurements.records.values()):
-        order = WIDE.order_requests(shape, record.repetition, 0, plain=False)
+        order = WIDE.order_requests(SHAPE, record.repetition, 0, plain=False)
         assert record.colo.first == (order[0] == COLO)
 
 

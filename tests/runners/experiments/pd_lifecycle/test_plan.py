@@ -232,7 +232,6 @@ def test_a_wrong_setting_is_refused_by_name(settings: list[str], named: str) -> 
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", policies=("ear",)), "static_pd"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trace="trace.jsonl"), "static_pd"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("plain=nixl_both",)), "has a connector"),
-        (RunOptions(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOptions, named: str) -> None:

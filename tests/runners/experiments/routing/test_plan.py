@@ -173,13 +173,8 @@ def test_a_config_that_needs_the_patches_has_them_applied_before_and_removed_aft
 
 
 def test_a_sweep_is_a_policy_for_every_combination() -> None:
-    tables = CPU.experiments[EXPERIMENT]["smoke"] | {
-        "policies": [
-            "lmetric",
-            {"name": "ear", "parameters": {"tie": "first"}, "sweep": {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}},
-        ]
-    }
-    policies = read_grid({"swept": tables}, "p", "swept").policies
+    sweep = {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}
+    policies = of_arms(["lmetric", {"name": "ear", "parameters": {"tie": "first"}, "sweep": sweep}]).policies
     assert policies[0] == PolicyChoice("lmetric")
     swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in policies[1:]]
     assert swept == [(1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5)]
@@ -203,28 +198,8 @@ def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
 
 @pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
 def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
-    tables = CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [{"name": "ear", "sweep": sweep}]}
     with pytest.raises(RunnerError, match="sweep"):
-        read_grid({"swept": tables}, "p", "swept")
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (["router.transfer.timeout=3"], "timeout"),
-        (["router.transfer.leg_priority=-1"], "leg_priority is now called priority"),
-        (["router.transfer.timeout_s=0"], "timeout_s"),
-        (["router.transfer.attempts=0"], "attempts"),
-        (["router.transfer.attempts=many"], "attempts"),
-        (["router.transfer.quarantine_s=9", "router.transfer.quarantine_max_s=5"], "quarantine_max_s"),
-        (["router.transfer.priority=-1", "engine.scheduling=fcfs"], "priority"),
-        (["router.kv_bytes_per_token=0"], "kv_bytes_per_token"),
-        (["engine.scheduling=random"], "scheduling"),
-    ],
-)
-def test_wrong_rules_for_moving_kv_are_refused_before_an_engine_runs(settings: list[str], named: str) -> None:
-    with pytest.raises(RunnerError, match=named):
-        grid("smoke", policies=["unified"], settings=settings)
+        of_arms([{"name": "ear", "sweep": sweep}])
 
 
 ARMS = [
@@ -355,6 +330,16 @@ def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
         (("unified",), ["replay.think=slowly"], "think"),
         (("unified", "unified"), [], "same label"),
         (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
+        (("unified",), ["engine.scheduling=random"], "scheduling"),
+        # rules for moving KV
+        (("unified",), ["router.transfer.timeout=3"], "timeout"),
+        (("unified",), ["router.transfer.leg_priority=-1"], "leg_priority is now called priority"),
+        (("unified",), ["router.transfer.timeout_s=0"], "timeout_s"),
+        (("unified",), ["router.transfer.attempts=0"], "attempts"),
+        (("unified",), ["router.transfer.attempts=many"], "attempts"),
+        (("unified",), ["router.transfer.quarantine_s=9", "router.transfer.quarantine_max_s=5"], "quarantine_max_s"),
+        (("unified",), ["router.transfer.priority=-1", "engine.scheduling=fcfs"], "priority"),
+        (("unified",), ["router.kv_bytes_per_token=0"], "kv_bytes_per_token"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings: list[str], named: str) -> None:
@@ -372,7 +357,6 @@ def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings:
         ),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trace="no-such-file.jsonl"), "no-such-file"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "nixl_both")), "one config"),
-        (RunOptions(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
         (RunOptions("connector-tax", "cpu-tiny", "smoke", policies=("unified",)), "routes nothing"),
     ],
 )

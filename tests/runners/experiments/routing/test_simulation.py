@@ -30,7 +30,6 @@ from results.routing.compare import build_comparable
 from results.routing.figures import SCHEMATICS
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import Prepared, create_run, prepare_run, require_pace, spawn_run_process
-from runners.cli import main
 from runners.cli.asking import ask_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.engine_choice import EngineChoice
@@ -38,10 +37,12 @@ from runners.experiments.registry import experiment_named
 from runners.experiments.routing.engine_model import shape_model
 from runners.experiments.routing.grid import Grid
 from runners.simulator.engine_file import read_engine
-from state.model import RunView
 from state.store import RunStore
 from state.workspace import Workspace
+from tests.e2e.cli import view_of
+from tests.runners.command import Tracon
 from tests.runners.experiments.simulated_runs import KILL_WITHIN_S, kill_midway, list_children, run_whole, work_off
+from tests.runners.prepared import prepare
 
 MODEL = "H20, Qwen3-Coder-30B-A3B, bfloat16, attention by its FLOP (UNCALIBRATED)"
 SETTINGS = (
@@ -78,18 +79,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
     return run_whole(tmp_path_factory.mktemp("runs"), home, plan_run)
 
 
-def read_view(folder: Path) -> RunView:
-    with RunStore.open(folder, read_only=True) as store:
-        return store.view()
-
-
 def cells_of(folder: Path) -> dict[str, TrialLayout]:
     """By policy and trial: runs of two days have other names."""
     return {f"{layout.root.parent.name[9:]}/{layout.root.name}": layout for layout in trial_layouts(folder)}
 
 
 def test_it_has_the_stages_of_a_replay_alone_and_starts_no_engine(folder: Path) -> None:
-    view = read_view(folder)
+    view = view_of(folder)
     assert [stage.stage for stage in view.stages] == ["prepare", "trials", "analysis"]
     assert {cell.plan.kind for cell in view.cells.values()} == {"trace", "replay", "analysis"}
     assert {cell.state for cell in view.cells.values()} == {CellState.DONE}
@@ -185,17 +181,12 @@ def test_a_comparison_requires_the_traces_of_all_trials(folder: Path) -> None:
     assert agreed == [by_trial[trial] for trial in sorted(by_trial)]
 
 
-def test_why_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_session_and_whatif_read_a_simulated_run_and_say_that_it_is_one(folder: Path, tracon: Tracon) -> None:
     def call(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["tracon", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code in (None, 0)
-        written = capfd.readouterr()
-        assert f"SIMULATED, nothing was measured: engines are the model {MODEL}" in written.err
-        return written.out
+        done = tracon(*words)
+        assert done.returncode == 0
+        assert f"SIMULATED, nothing was measured: engines are the model {MODEL}" in done.stderr
+        return done.stdout
 
     first = json.loads(cells_of(folder)["EAR/trial_0"].metrics.read_bytes().splitlines()[0])
     request, session, instance = first["request"], first["session"], first["instance"]
@@ -235,7 +226,7 @@ def test_without_decision_logs_the_other_records_are_the_same(folder: Path, unlo
         assert not ours[name].decisions.exists()
         for file in ("metrics.jsonl", "engines.jsonl"):
             assert (ours[name].root / file).read_bytes() == (logged.root / file).read_bytes(), (name, file)
-    assert {cell.state for cell in read_view(unlogged).cells.values()} == {CellState.DONE}
+    assert {cell.state for cell in view_of(unlogged).cells.values()} == {CellState.DONE}
 
 
 def test_a_run_without_decision_logs_says_once_what_has_no_number(folder: Path, unlogged: Path) -> None:
@@ -255,14 +246,12 @@ def test_a_run_without_decision_logs_says_once_what_has_no_number(folder: Path, 
 
 @pytest.mark.parametrize("words", [("why", "#0"), ("whatif", "--policy", "unified"), ("session", "s0")])
 def test_why_whatif_and_session_refuse_a_run_without_decision_logs(
-    unlogged: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unlogged: Path, words: tuple[str, ...], tracon: Tracon
 ) -> None:
     command, *rest = words
-    monkeypatch.setattr("sys.argv", ["tracon", command, str(unlogged), *rest])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == ExitCode.BAD_INPUT
-    assert "was simulated without decision logs" in " ".join(capfd.readouterr().err.split())
+    refused = tracon(command, str(unlogged), *rest)
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert "was simulated without decision logs" in " ".join(refused.stderr.split())
 
 
 def test_a_plan_with_decision_logs_has_no_key_for_them() -> None:
@@ -278,7 +267,7 @@ def test_killed_in_the_middle_it_repeats_no_finished_cell_and_ends_with_the_same
     finished = kill_midway(again, "results/*/trial_*/cell.json", 1)
     work_off(again)
     assert {path: path.stat().st_ino for path in finished} == finished
-    assert {cell.state for cell in read_view(again).cells.values()} == {CellState.DONE}
+    assert {cell.state for cell in view_of(again).cells.values()} == {CellState.DONE}
     cells, others = cells_of(folder), cells_of(again)
     assert cells.keys() == others.keys()
     for name, cell in cells.items():
@@ -312,7 +301,7 @@ def test_the_latency_of_the_router_is_in_the_plan_where_it_is_set() -> None:
 
 def test_a_plan_of_real_engines_says_nothing_of_simulations() -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset="baselines")
-    inputs = prepare_run(experiment_named("routing"), asked, need_engine=False).plan.inputs
+    inputs = prepare(asked).plan.inputs
     assert not {"simulated", "engine_model"} & inputs.keys()
     assert "simulation" not in inputs["grid"]
 
@@ -325,7 +314,7 @@ def test_an_unknown_engine_model_is_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize("experiment", ["connector-tax", "pd-lifecycle"])
 def test_only_routing_can_be_simulated(experiment: str) -> None:
     with pytest.raises(RunnerError) as refused:
-        prepare_run(experiment_named(experiment), RunOptions(experiment=experiment, simulated=True), need_engine=False)
+        prepare(RunOptions(experiment=experiment, simulated=True))
     assert "--simulated" in refused.value.remedy
 
 
@@ -350,14 +339,14 @@ def paced(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
 
 
 def test_a_pace_changes_neither_the_plan_nor_a_byte_of_the_records(folder: Path, paced: Path) -> None:
-    assert read_view(paced).plan.fingerprint == plan_one_cell().plan.fingerprint
+    assert view_of(paced).plan.fingerprint == plan_one_cell().plan.fingerprint
     ours, others = cells_of(paced)["EAR/trial_0"], cells_of(folder)["EAR/trial_0"]
     for file in SAME:
         assert (ours.root / file).read_bytes() == (others.root / file).read_bytes(), file
 
 
 def test_instances_of_a_paced_cell_are_in_the_journal_as_those_of_a_live_one(paced: Path) -> None:
-    view, events = read_view(paced), read_events(paced)
+    view, events = view_of(paced), read_events(paced)
     names = [f"e{place}-{place + 1}" for place in range(8)]
     assert list(view.instances) == names
     assert {one.state for one in view.instances.values()} == {InstanceState.GONE}
@@ -377,7 +366,7 @@ def test_instances_of_a_paced_cell_are_in_the_journal_as_those_of_a_live_one(pac
 
 
 def test_a_pick_of_a_paced_cell_is_one_decision_however_many_ticks_list_it(paced: Path) -> None:
-    routing = read_view(paced).routing
+    routing = view_of(paced).routing
     assert routing is not None
     assert len({line.request for line in routing.lines}) == len(routing.lines) > 0
 
@@ -398,13 +387,13 @@ def test_a_paced_run_stopped_now_goes_on_at_another_pace_to_the_same_bytes(
     assert ask_run(again, "stop_now", "", "")["accepted"]
     assert process.wait(timeout=KILL_WITHIN_S) == ExitCode.INTERRUPTED
     assert not any(psutil.pid_exists(child) for child in children)
-    view = read_view(again)
+    view = view_of(again)
     assert view.cells["trials/EAR/t0"].state is CellState.PENDING
     assert not view.live_instances
     with RunStore.open(again) as store:
         store.append(PaceChosen(0.0))
     work_off(again)
-    assert len(read_view(again).instances) == 8  # none since the pace is gone
+    assert len(view_of(again).instances) == 8  # none since the pace is gone
     ours, others = cells_of(again)["EAR/trial_0"], cells_of(paced)["EAR/trial_0"]
     for file in SAME:
         assert (ours.root / file).read_bytes() == (others.root / file).read_bytes(), file
@@ -420,7 +409,7 @@ def test_a_pace_is_of_simulated_cells_of_routing_alone() -> None:
     require_pace(10.0, plan_one_cell().draft)
     require_pace(0.0, plan_one_cell().draft)
     for asked in (RunOptions("routing", preset="demo"), RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size")):
-        draft = prepare_run(experiment_named(asked.experiment), asked, need_engine=False).draft
+        draft = prepare(asked).draft
         require_pace(None, draft)
         with pytest.raises(RunnerError, match="this run has none"):
             require_pace(10.0, draft)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from results.records.layout import RunLayout, trial_layouts
 from results.routing.analyze import analyze
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import Prepared, options_of, prepare_run
+from runners.campaign.start import Prepared, options_of
 from runners.errors import RunnerError
-from runners.experiments.registry import experiment_named
 from runners.experiments.routing.variations import vary_engine
 from runners.simulator.engine_file import read_engine
 from tests.runners.experiments.simulated_runs import run_whole
+from tests.runners.prepared import prepare
 
 MODEL = "h20-qwen3-coder-30b-a3b"
 """It has no cost of attention."""
@@ -37,7 +38,7 @@ def plan_run(
         settings=(*small, *settings),
         trials=trials,
     )
-    return prepare_run(experiment_named("routing"), asked, need_engine=False)
+    return prepare(asked)
 
 
 def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
@@ -77,7 +78,7 @@ def test_every_policy_is_planned_again_under_each_variation() -> None:
     assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
     hot = {one["parameters"].get("hot_tokens") for one in params if one.get("variation") == "hot_tokens*1.3"}
     assert hot == {None, 5200}
-    again = prepare_run(experiment_named("routing"), options_of(plan), need_engine=False).plan
+    again = prepare(options_of(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 
@@ -108,15 +109,22 @@ def test_the_claims_of_both_specifications_have_their_policies_under_every_varia
     assert sum(one["policy"] == "load_only" for one in params) == len({one.get("variation", "") for one in params})
 
 
-def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path) -> None:
+def judge_load_floor(tmp_path: Path, preset: str, setting: str, trials: int) -> dict[str, Any]:
+    """The verdicts of a run of two of the preset's policies on turns that share little but their own session's."""
     planned = partial(
         plan_run,
-        'sensitivity.coefficients=["prefill_token_s"]', "trace.sessions=20", "trace.statistics.cross_share=0.0",
-        "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
-        preset="fleet-load-floor-sensitivity", policies=("overlap first", "B: floor 200"), trials=1,
+        setting, "trace.sessions=20", "trace.statistics.cross_share=0.0", "trace.statistics.intra_share=0.98",
+        "trace.statistics.shared_prefix_share=0.02",
+        preset=preset, policies=("overlap first", "B: floor 200"), trials=trials,
     )  # fmt: skip
     folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
-    verdicts = json.loads(RunLayout(folder).verdicts_json.read_bytes())
+    verdicts: dict[str, Any] = json.loads(RunLayout(folder).verdicts_json.read_bytes())
+    return verdicts
+
+
+def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path) -> None:
+    setting = 'sensitivity.coefficients=["prefill_token_s"]'
+    verdicts = judge_load_floor(tmp_path, "fleet-load-floor-sensitivity", setting, trials=1)
     assert [row["name"] for row in verdicts["load_floor"]][:3] == ["D1", "D2", "D3"]
     rows = {row["name"]: row["outcomes"] for row in verdicts["conditional_claims"]}
     assert set(rows) == {row["name"] for row in (*verdicts["claims"], *verdicts["load_floor"])}
@@ -125,21 +133,14 @@ def test_decision_points_are_judged_again_under_each_variation(tmp_path: Path) -
 
 
 def test_no_decision_point_is_decided_without_decision_logs(tmp_path: Path) -> None:
-    planned = partial(
-        plan_run,
-        "simulation.decision_log=false", "trace.sessions=20", "trace.statistics.cross_share=0.0",
-        "trace.statistics.intra_share=0.98", "trace.statistics.shared_prefix_share=0.02",
-        preset="fleet-load-floor", policies=("overlap first", "B: floor 200"), trials=3,
-    )  # fmt: skip
-    folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
-    points = json.loads(RunLayout(folder).verdicts_json.read_bytes())["load_floor"]
+    points = judge_load_floor(tmp_path, "fleet-load-floor", "simulation.decision_log=false", trials=3)["load_floor"]
     assert {point["outcome"] for point in points} == {"open"}, "three trials would decide D1 by the turns alone"
 
 
 @pytest.mark.parametrize("preset", ["fleet-loads", "fleet-thresholds"])
 def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
     asked = RunOptions(experiment="routing", profile="h20-qwen3-coder-30b", preset=preset)
-    plan = prepare_run(experiment_named("routing"), asked, need_engine=False).plan
+    plan = prepare(asked).plan
     assert plan.inputs["simulated"]
 
 

@@ -20,24 +20,7 @@ from runners.router.instances.kv_events import (
     KvEvents,
 )
 from runners.router.prefix_index import block_keys
-
-BLOCK = 4
-
-
-def stored(first: int, tokens: list[int], parent: int | None = None) -> dict[str, object]:
-    """The event as vLLM 0.32 sends it, blocks named `first`, `first + 1`, ..."""
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(range(first, first + len(tokens) // BLOCK)),
-        "parent_block_hash": parent,
-        "token_ids": tokens,
-        "block_size": BLOCK,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "group_idx": 0,
-        "kv_cache_spec_kind": "full_attention",
-    }
+from tests.runners.router.kv_publisher import BLOCK, stored
 
 
 def removed(*names: int) -> dict[str, object]:

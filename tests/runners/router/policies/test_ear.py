@@ -12,7 +12,7 @@ from results.records.decisions import ClusterView, Decision, InstanceLoad, Route
 from runners.router.policies import make_policy
 from runners.router.policies.ear import EAR
 from runners.router.policies.policy import PolicyError
-from tests.runners.router.views import ask, load, view
+from tests.runners.router.views import ask, load, ruled_out, view
 
 POLICY = EAR(hot_tokens=4000, cooldown_s=30)
 AFFINITY_ONLY = EAR(hot_tokens=4000, cooldown_s=30, migration=False)
@@ -29,10 +29,6 @@ def turn(tokens: int = 1000, *, since: float | None = None, moving_to: str = "",
     return msgspec.structs.replace(
         ask(tokens, owner=more.pop("owner", "a"), turn=3, **more), since_migration_s=since, moving_to=moving_to
     )
-
-
-def ruled_out(decision: Decision) -> dict[str, str]:
-    return {one.instance: one.ruled_out for one in decision.candidates if one.ruled_out}
 
 
 def gates(decision: Decision) -> dict[str, bool]:

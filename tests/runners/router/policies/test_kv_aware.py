@@ -9,7 +9,7 @@ import pytest
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad
 from runners.router.policies.kv_aware import KvAware
-from tests.runners.router.views import BLOCK, ask, load, view
+from tests.runners.router.views import BLOCK, ask, load, ruled_out, view
 
 
 def bonus(decision: Decision, instance: str) -> float:
@@ -162,7 +162,7 @@ def test_with_pools_it_decodes_where_the_overlap_is_and_prefills_where_the_least
     decision = KvAware().decide(ask(2000, {"d1": 20 * BLOCK, "p0": 40 * BLOCK}), cluster)
     assert (decision.instance, decision.prefill) == ("d1", "p0"), "900 + 2000 - 640 beats 300 + 2000"
     assert decision.binds
-    assert "prefill" in next(one.ruled_out for one in decision.candidates if one.instance == "p1")
+    assert "prefill" in ruled_out(decision)["p1"]
     assert {one.instance for one in decision.candidates} == set(POOLS)
 
 
@@ -195,9 +195,7 @@ def test_a_prompt_is_computed_where_it_has_room() -> None:
     room = load("p1", pp=9000, role="prefill", free_kv_tokens=2001)
     decision = KvAware().decide(ask(2000), pools(p0=full, p1=room))
     assert decision.prefill == "p1"
-    assert "2000 KV tokens free, 2001 needed" in next(
-        one.ruled_out for one in decision.candidates if one.instance == "p0"
-    )
+    assert "2000 KV tokens free, 2001 needed" in ruled_out(decision)["p0"]
     nowhere = KvAware().decide(ask(2000), pools(p0=full, p1=msgspec.structs.replace(room, free_kv_tokens=0)))
     assert (nowhere.prefill, nowhere.instance[0]) == ("", "d"), "the decode instance computes it"
     assert not next(gate for gate in nowhere.gates if gate.name == "prefill").passed

@@ -13,7 +13,7 @@ from runners.router.policies.lmetric import KvLinear, LMetric
 from runners.router.policies.policy import WholePolicy
 from runners.router.policies.static_pd import StaticPD
 from runners.router.policies.sticky import Sticky, placing_order
-from tests.runners.router.views import ask, load, view
+from tests.runners.router.views import ask, load, ruled_out, view
 
 
 def scores(decision: Decision) -> dict[str, tuple[float, ...]]:
@@ -25,7 +25,7 @@ def test_round_robin_takes_turns_among_those_that_are_up() -> None:
     picked = [RoundRobin().decide(ask(), view(*loads, picks=n)).instance for n in range(4)]
     assert picked == ["a", "c", "a", "c"]
     decision = RoundRobin().decide(ask(), view(*loads))
-    assert {one.instance: one.ruled_out for one in decision.candidates}["b"] == "breaker open"
+    assert ruled_out(decision)["b"] == "breaker open"
     assert not decision.binds
     for picks in range(5):
         decision = RoundRobin().decide(ask(), view(*loads, picks=picks))
@@ -180,11 +180,9 @@ def test_static_pools_prefill_by_work_and_decode_by_free_kv() -> None:
 
 def test_static_pools_check_that_prompt_and_reserved_output_fit() -> None:
     decision = StaticPD().decide(ask(2000), view(*PD))
-    assert {one.instance: one.ruled_out for one in decision.candidates}["d0"] == "1500 KV tokens free, 2000 needed"
+    assert ruled_out(decision)["d0"] == "1500 KV tokens free, 2000 needed"
     longer = msgspec.structs.replace(ask(1450), reserved_tokens=100)
-    assert {one.instance: one.ruled_out for one in StaticPD().decide(longer, view(*PD)).candidates}["d0"] == (
-        "1500 KV tokens free, 1550 needed"
-    )
+    assert ruled_out(StaticPD().decide(longer, view(*PD)))["d0"] == "1500 KV tokens free, 1550 needed"
     assert decision.instance == "d1"
     full = StaticPD().decide(ask(4500), view(*PD))
     assert (full.instance, full.reason) == ("", "wait_decode_kv")
@@ -197,7 +195,7 @@ def test_static_pools_check_that_the_prompt_fits_where_it_is_computed() -> None:
     room = load("p1", pp=9000, role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1001)
     decision = StaticPD().decide(ask(1000), view(full, room, *PD[2:]))
     assert (decision.prefill, decision.instance) == ("p1", "d1")
-    assert {one.instance: one.ruled_out for one in decision.candidates}["p0"] == "1000 KV tokens free, 1001 needed"
+    assert ruled_out(decision)["p0"] == "1000 KV tokens free, 1001 needed"
     waits = StaticPD().decide(ask(1000), view(full, *PD[2:]))
     assert (waits.instance, waits.reason) == ("", "wait_prefill_kv")
     assert [(gate.name, gate.passed) for gate in waits.gates] == [("fits", True), ("prompt_fits", False)]
@@ -208,7 +206,7 @@ def test_without_a_prefill_instance_the_decode_instance_computes() -> None:
     down = [load(name, role="prefill", available=False, why_unavailable="breaker open") for name in ("p0", "p1")]
     decision = StaticPD().decide(ask(1000), view(*down, *PD[2:]))
     assert (decision.instance, decision.prefill, decision.reason) == ("d1", "", "decode_alone")
-    assert {one.instance: one.ruled_out for one in decision.candidates}["p0"] == "breaker open"
+    assert ruled_out(decision)["p0"] == "breaker open"
 
 
 def test_static_pools_can_be_cut_from_instances_without_roles() -> None:

@@ -96,14 +96,10 @@ def test_a_shared_prompt_does_not_draw_all_sessions_to_one_while_requests_overla
     assert max(homes.values()) < 20
 
 
-def test_with_nothing_in_flight_a_shared_prompt_pins_the_hybrid_unless_cold_sessions_are_spread() -> None:
-    assert spread("unified", 1, shared=320) == {"e0": 20}, "the spec's second key prefers the cache"
-    assert len(spread("unified_spread", 1, shared=320)) == 4
-
-
-def test_with_nothing_in_flight_a_shared_prompt_draws_least_work_unless_cold_sessions_are_spread() -> None:
-    assert spread("leastwork", 1, shared=320) == {"e0": 20}, "the rule follows the cache"
-    assert len(spread("leastwork_spread", 1, shared=320)) == 4
+@pytest.mark.parametrize("name", ["unified", "leastwork"])
+def test_with_nothing_in_flight_a_shared_prompt_draws_all_to_one_unless_cold_sessions_are_spread(name: str) -> None:
+    assert spread(name, 1, shared=320) == {"e0": 20}, "the spec's second key, and the rule of least work: the cache"
+    assert len(spread(f"{name}_spread", 1, shared=320)) == 4
 
 
 def test_later_turns_stay_with_their_cache_under_unified() -> None:

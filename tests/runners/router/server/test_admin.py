@@ -36,7 +36,7 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new() ->
     async with instances("a", "b") as (a, b), router([a, b], "sticky") as routed:
         a.gate = b.gate = asyncio.Event()
         asking = [asyncio.create_task(routed.post(str(k))) for k in range(6)]
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 48)
+        await until(lambda: sum(load.ongoing_decode_tokens for load in routed.loads) == 48)
         had = len(a.seen)
         answer = await routed.http.post("/admin/instances/a/drain")
         row = next(row for row in answer.json()["instances"] if row["instance"] == "a")
@@ -64,7 +64,7 @@ async def test_one_removed_at_once_loses_its_streams_with_a_reason_and_keeps_no_
         a.gate = asyncio.Event()
         a.ttft_s = 0.0
         streaming = asyncio.create_task(routed.post())
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 8)
+        await until(lambda: sum(load.ongoing_decode_tokens for load in routed.loads) == 8)
         await routed.post()  # b's turn
         a.hang = True
         waiting = asyncio.create_task(routed.post())
@@ -139,8 +139,7 @@ async def test_what_an_instance_reports_after_it_was_removed_and_added_again_is_
         may_answer.set()
         await until(lambda: not running._asking)
         assert running.indexes["b"] is index
-        capacities = {load.instance: load.kv_capacity_tokens for load in routed.server.cluster.take_view().instances}
-        assert capacities == {"a": 4096, "b": 4096}
+        assert {load.instance: load.kv_capacity_tokens for load in routed.loads} == {"a": 4096, "b": 4096}
 
 
 async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:

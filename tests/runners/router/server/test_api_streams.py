@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from results.records.decisions import RoutedOutcome
 from runners.router.breaker import BreakerState
 from runners.router.response_facts import is_preamble
 from runners.router.server import proxy
-from tests.runners.router.routers import STEADY, Router, by, instances, router, until
+from tests.runners.router.routers import STEADY, by, instances, raw_post, router, until
 from tests.servers.api_streams import (
     MESSAGE_START,
     MESSAGES,
@@ -26,24 +25,13 @@ from tests.servers.api_streams import (
 STREAMS = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
 
 
-def head(path: str) -> bytes:
-    body = b'{"stream":true}'
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
-
-
-async def outcome_of(routed: Router, number: int = 0) -> RoutedOutcome:
-    outcome = (await routed.records(number + 1))[number].outcome
-    assert outcome is not None
-    return outcome
-
-
 @pytest.mark.parametrize("path", STREAMS)
 async def test_a_stream_is_passed_on_and_its_tokens_are_counted(path: str, tmp_path: Path) -> None:
     async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
         a.script = STREAMS[path]
         answer = await routed.post(path=path)
         assert answer.content == b"".join(STREAMS[path])
-        outcome = await outcome_of(routed)
+        outcome = await routed.outcome_of()
         assert (outcome.status, outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (
             "ok", 8, 4, 3,
         )  # fmt: skip
@@ -54,11 +42,10 @@ async def test_a_client_that_leaves_after_the_last_event_got_it_all(path: str, t
     async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
         a.script = (*STREAMS[path], b": never sent\n\n")
         a.gate, a.gate_at = asyncio.Event(), len(STREAMS[path])
-        reader, writer = await routed.connect()
-        writer.write(head(path))
+        reader, writer = await routed.connect(raw_post(b'{"stream":true}', path=path))
         await reader.readuntil(STREAMS[path][-1])
         writer.transport.abort()
-        outcome = await outcome_of(routed)
+        outcome = await routed.outcome_of()
         assert (outcome.status, outcome.completion_tokens) == ("ok", 3)
         a.gate.set()
 
@@ -98,7 +85,7 @@ async def test_an_error_that_the_request_caused_costs_the_instance_nothing(
         for _ in range(5):
             await routed.post(path=path)
         assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
-        assert (await outcome_of(routed, 4)).status == "client_error"
+        assert (await routed.outcome_of(4)).status == "client_error"
         assert await routed.metric('failures_total{instance="a",kind="event"}') == 0
 
 
@@ -106,11 +93,10 @@ async def test_a_client_that_leaves_at_an_error_event_was_answered_with_an_error
     async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
         a.script = (MESSAGE_START, message_error(500), b": never sent\n\n")
         a.gate, a.gate_at = asyncio.Event(), 2
-        reader, writer = await routed.connect()
-        writer.write(head("/v1/messages"))
+        reader, writer = await routed.connect(raw_post(b'{"stream":true}', path="/v1/messages"))
         await reader.readuntil(message_error(500))
         writer.transport.abort()
-        assert (await outcome_of(routed)).status == "error"
+        assert (await routed.outcome_of()).status == "error"
         a.gate.set()
 
 
@@ -144,11 +130,10 @@ async def test_the_first_byte_of_a_response_is_its_first_output(tmp_path: Path) 
         asking = asyncio.create_task(routed.post(path="/v1/responses"))
         await until(lambda: bool(a.seen))
         await asyncio.sleep(0.05)
-        load = routed.server.cluster.take_view().instances[0]
-        assert load.pending_prefill_tokens > 0
+        assert routed.load("a").pending_prefill_tokens > 0
         a.gate.set()
         assert (await asking).content == b"".join(RESPONSES)
-        outcome = await outcome_of(routed)
+        outcome = await routed.outcome_of()
         assert outcome.first_byte_s is not None
         assert outcome.first_byte_s > 0.04
 
@@ -167,7 +152,7 @@ async def test_an_api_that_the_model_lacks_is_no_failure_of_the_instance(tmp_pat
         answers = [await routed.post(path="/v1/responses") for _ in range(8)]
         assert {answer.status_code for answer in answers} == {501}
         assert routed.available() == {"a", "b"}
-        assert (await outcome_of(routed)).status == "client_error"
+        assert (await routed.outcome_of()).status == "client_error"
         assert sum(len(one.seen) for one in both) == 8
 
 

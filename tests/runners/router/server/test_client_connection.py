@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from runners.router.server.front import ClientConnection, HttpRequest
-from tests.runners.router.routers import instances, router, until
-from tests.runners.router.server.test_hostile import BODY, HEAD, Holding, connected
+from tests.runners.router.routers import instances, raw_post, router, until
+from tests.runners.router.server.test_hostile import Holding, connected
 
 FIRST = b"POST /first?a=b HTTP/1.1\r\nhost: x\r\nx-session-id: s\r\nauthorization: t\r\ncontent-length: 3\r\n\r\nabc"
 SECOND = b"POST /second HTTP/1.1\r\nhost: y\r\nconnection: x-drop\r\nx-drop: 1\r\nx-twice: 1\r\nX-Twice: 2\r\n\r\n"
@@ -90,8 +90,7 @@ async def test_a_client_that_turns_to_garbage_gets_a_head_that_says_close() -> N
     """The instance's head had come before: what the client gets is decided with the first byte of the body."""
     async with instances("a") as (a,), router([a]) as routed:
         a.script, a.gate_at, a.gate = (b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"), 0, asyncio.Event()
-        reader, writer = await routed.connect()
-        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        reader, writer = await routed.connect(raw_post())
         traffic = routed.server._traffic
         await until(lambda: any(hasattr(one, "_head") for one in traffic.waiting))
         writer.write(b"no HTTP\r\n\r\n")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from runners.router.breaker import BreakerState
-from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, router, tokens, until
+from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, raw_post, router, tokens, until
 from tests.servers.backend import Backend
 
 SPREADING = ("lmetric", "unified_spread", "leastwork_spread")
@@ -80,9 +80,7 @@ async def test_an_instance_that_dies_in_a_stream_ends_it_with_an_event_that_says
         assert error["type"] == "instance_failed"
         assert error["instance"] == "a"
         assert "connection closed" in error["message"]
-        record = (await routed.records(1))[0]
-        assert record.outcome is not None
-        assert record.outcome.status == "error"
+        assert (await routed.outcome_of()).status == "error"
         assert routed.server.tick().errors == 1
 
 
@@ -106,7 +104,7 @@ async def test_a_killed_instance_loses_its_streams_with_a_reason_and_new_request
     async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
         a.gate = b.gate = asyncio.Event()
         asking = [asyncio.create_task(routed.post()) for _ in range(4)]
-        await until(lambda: sum(x.ongoing_decode_tokens for x in routed.server.cluster.take_view().instances) == 32)
+        await until(lambda: sum(load.ongoing_decode_tokens for load in routed.loads) == 32)
         await a.kill()
         await until(lambda: routed.available() == {"b"})
         b.gate.set()
@@ -306,12 +304,9 @@ async def test_clients_that_leave_at_any_moment_leave_all_counters_at_zero() -> 
     async with instances("a", "b") as both, router(both, "unified") as routed:
         for backend in both:
             backend.tokens, backend.itl_s, backend.ttft_s = 30, 0.004, 0.01
-        body = b'{"prompt":[1,2,3],"stream":true,"user":"u"}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
 
         async def leave(after_s: float) -> None:
-            _, writer = await routed.connect()
-            writer.write(head + body)
+            _, writer = await routed.connect(raw_post(b'{"prompt":[1,2,3],"stream":true,"user":"u"}'))
             await asyncio.sleep(after_s)
             writer.transport.abort()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from results.records.decisions import InstanceLoad, KvTransfer, RoutedOutcome
+from results.records.decisions import KvTransfer, RoutedOutcome
 from runners.router.spec import TransferRules
 from tests.runners.router.routers import Router, by, router, until
 from tests.runners.router.transfer.engines import BLOCK, Engine, World
@@ -31,9 +31,6 @@ class Pools:
     routed: Router
     prefill: Engine
     decode: Engine
-
-    def load(self, name: str) -> InstanceLoad:
-        return next(load for load in self.routed.server.cluster.take_view().instances if load.instance == name)
 
     async def pull_out(self) -> None:
         """Let the pull that is under way take longer than it may."""
@@ -126,8 +123,9 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
         on.decode.gate = asyncio.Event()
         asking = asyncio.create_task(on.routed.post("s", prompt=PROMPT))
         await until(lambda: bool(on.prefill.retained) and bool(on.decode.seen))
-        await until(lambda: on.load("p").num_requests == 0)
-        assert (on.load("p").retained_tokens, on.load("p").free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
+        await until(lambda: on.routed.load("p").num_requests == 0)
+        load = on.routed.load("p")
+        assert (load.retained_tokens, load.free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
         assert await on.routed.metric('instance_retained_tokens{instance="p"}') == len(PROMPT)
         if end == "left":
             asking.cancel()
@@ -137,8 +135,8 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
                 on.prefill.retained.clear()
             on.decode.gate.set()
             assert (await asking).status_code == 200
-        await until(lambda: on.load("p").retained_tokens == 0)
-        assert on.load("p").free_kv_tokens == 4096
+        await until(lambda: on.routed.load("p").retained_tokens == 0)
+        assert on.routed.load("p").free_kv_tokens == 4096
         on.decode.gate.set()
 
 
@@ -147,7 +145,7 @@ async def test_a_prompt_waits_until_what_the_source_keeps_has_been_pulled(on_ful
     async with pools(tmp_path, p_capacity=NEED + 10, parameters={"on_full": on_full}) as on:
         on.decode.gate = asyncio.Event()
         first = asyncio.create_task(on.routed.post("s", prompt=PROMPT))
-        await until(lambda: on.load("p").retained_tokens > 0)
+        await until(lambda: on.routed.load("p").retained_tokens > 0)
         second = asyncio.create_task(on.routed.post("t", prompt=[token + 1000 for token in PROMPT]))
         await until(lambda: on.routed.server.tick().decisions.get(f"{on_full}_prefill_kv", 0) == 1)
         assert len(on.prefill.transfer_requests) == 1

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from runners.router.spec import InstanceSpec, Limits
-from tests.runners.router.routers import SHORT, Router, by, instances, router, until
+from runners.router.spec import Limits
+from tests.runners.router.routers import SHORT, Router, by, instances, members_of, router, until
 from tests.servers.backend import Backend
 
 PROMPT = list(range(60))
@@ -20,9 +20,7 @@ def pools(
     backends: Sequence[Backend], *, folder: Path | None = None, limits: Limits = SHORT
 ) -> AbstractAsyncContextManager[Router]:
     """The first instance prefills; the other one decodes and has room for one request."""
-    small = tuple(
-        InstanceSpec(backend.name, backend.url, kv_capacity_tokens=80, block_tokens=4) for backend in backends
-    )
+    small = members_of(backends, capacity=80)
     return router(backends, "static_pd", folder=folder, limits=limits, parameters={"prefill_count": 1}, instances=small)
 
 

@@ -19,11 +19,10 @@ from runners.router.server.front import AHEAD_LIMIT_BYTES, HEADER_LIMIT, ClientC
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
-from tests.runners.router.routers import SHORT, Router, instances, router, until
+from tests.runners.router.routers import BODY, SHORT, Router, instances, raw_post, router, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-BODY = b'{"prompt":[1],"stream":true}'
 
 
 async def answer_to(routed: Router, *pieces: bytes) -> bytes:
@@ -41,7 +40,7 @@ async def answer_to(routed: Router, *pieces: bytes) -> bytes:
 async def test_deep_json_gets_an_answer(field: str) -> None:
     async with instances("a") as (a,), router([a]) as routed:
         deep = b'{"%b":' % field.encode() + b"[" * 100_000 + b"]" * 100_000 + b"}"
-        line = await answer_to(routed, HEAD + b"content-length: %d\r\n\r\n" % len(deep) + deep)
+        line = await answer_to(routed, raw_post(deep))
         assert line.startswith(b"HTTP/1.1 ")
         assert read_facts(deep, 4, chat=False).session == ""
 
@@ -76,17 +75,16 @@ async def test_a_session_id_beyond_ascii_is_the_same_in_header_and_body() -> Non
     async with instances("a") as (a,), router([a]) as routed:
         name = "müller 会話"
         assert (await routed.post(session_id=name)).status_code == 200
-        head = HEAD + b"x-session-id: %b\r\ncontent-length: %d\r\n\r\n" % (name.encode(), len(BODY))
-        assert b" 200 " in await answer_to(routed, head + BODY)
+        assert b" 200 " in await answer_to(routed, raw_post(headers=b"x-session-id: %b\r\n" % name.encode()))
         assert [pick.session for pick in routed.server.tick().latest] == [name, name]
 
 
 async def test_a_head_of_more_headers_than_any_client_sends_is_refused() -> None:
     """A header takes some 100 bytes here, whatever it takes on the wire: heads sent ahead held twenty times theirs."""
     async with instances("a") as (a,), router([a]) as routed:
-        head = HEAD + b"content-length: %d\r\n" % len(BODY) + b"a:\r\n" * (HEADER_LIMIT - 2)
-        assert b" 200 " in await answer_to(routed, head + b"\r\n" + BODY)
-        assert b" 431 " in await answer_to(routed, head + b"a:\r\n\r\n" + BODY)
+        most = b"a:\r\n" * (HEADER_LIMIT - 2)  # beside the host and the length
+        assert b" 200 " in await answer_to(routed, raw_post(headers=most))
+        assert b" 431 " in await answer_to(routed, raw_post(headers=most + b"a:\r\n"))
         assert len(a.seen) == 1
 
 
@@ -168,7 +166,7 @@ async def test_bodies_sent_ahead_stay_in_the_clients_socket_beyond_a_bound() -> 
     service = Holding()
     connection, wire = connected(service)
     body = b"x" * (AHEAD_LIMIT_BYTES // 2)
-    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    one = raw_post(body)
     connection.data_received(one)
     assert wire.reading
     sent = 0
@@ -184,8 +182,7 @@ async def test_bodies_sent_ahead_stay_in_the_clients_socket_beyond_a_bound() -> 
 async def test_a_connection_that_was_held_up_goes_on_when_its_turn_comes() -> None:
     service = Holding()
     connection, wire = connected(service)
-    body = b"x" * AHEAD_LIMIT_BYTES
-    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    one = raw_post(b"x" * AHEAD_LIMIT_BYTES)
     connection.data_received(one)
     connection.data_received(one)
     connection.data_received(one[: len(one) // 2])
@@ -215,8 +212,7 @@ async def test_what_is_held_is_given_back_however_requests_end() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         for _ in range(3):
             await routed.post(prompt="x" * 300_000)
-        _, writer = await routed.connect()
-        writer.write(HEAD + b"content-length: 400000\r\n\r\n" + b"x" * 200_000)
+        _, writer = await routed.connect(HEAD + b"content-length: 400000\r\n\r\n" + b"x" * 200_000)
         await until(lambda: routed.server.held_bytes > 0)
         writer.transport.abort()
         await until(lambda: routed.server.held_bytes == 0)
@@ -226,8 +222,7 @@ async def test_what_is_held_is_given_back_however_requests_end() -> None:
 async def test_a_request_that_drips_in_is_ended_by_an_absolute_limit(part: str) -> None:
     limits = replace(SHORT, head_s=0.2, body_s=0.2)
     async with instances("a") as (a,), router([a], limits=limits) as routed:
-        reader, writer = await routed.connect()
-        writer.write(HEAD if part == "head" else HEAD + b"content-length: 100000\r\n\r\n")
+        reader, writer = await routed.connect(HEAD if part == "head" else HEAD + b"content-length: 100000\r\n\r\n")
         dripping = asyncio.create_task(drip(writer, b"x" if part == "body" else b"x: y\r\n"))
         async with asyncio.timeout(5.0):
             line = await reader.readline()
@@ -244,8 +239,7 @@ async def test_events_that_cannot_be_read_keep_nothing_from_its_time_limit(
 
     monkeypatch.setattr(Fleet, "follow_events", fail)
     async with instances("a") as (a,), router([a], limits=replace(SHORT, head_s=0.2)) as routed:
-        reader, writer = await routed.connect()
-        writer.write(HEAD)
+        reader, writer = await routed.connect(HEAD)
         async with asyncio.timeout(5.0):
             assert b" 408 " in await reader.readline()
         writer.close()
@@ -290,14 +284,12 @@ async def test_a_connection_too_many_learns_how_many_there_may_be() -> None:
 )
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_wish_for_another_protocol_is_passed_over(wish: bytes, is_chunked: bool) -> None:
-    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
-    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(BODY)
-    one = HEAD + wish + framing + b"\r\n\r\n" + body
+    chunked = HEAD + wish + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    one = chunked if is_chunked else raw_post(headers=wish)
     async with instances("a") as (a,), router([a]) as routed:
         for cut in (0, 30, len(one) - 10):
             a.seen.clear()
-            reader, writer = await routed.connect()
-            writer.write(one[:cut])
+            reader, writer = await routed.connect(one[:cut])
             await asyncio.sleep(0.01)
             writer.write(one[cut:] + one)
             assert b" 200 " in await reader.readline()
@@ -315,8 +307,8 @@ async def test_the_router_is_no_tunnel() -> None:
 
 async def test_a_head_request_gets_no_body() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        reader, writer = await routed.connect()
-        writer.write(b"HEAD /nothing HTTP/1.1\r\nhost: x\r\n\r\nGET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        sent = b"HEAD /nothing HTTP/1.1\r\nhost: x\r\n\r\nGET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+        reader, writer = await routed.connect(sent)
         first = await reader.readuntil(b"\r\n\r\n")
         assert b" 404 " in first
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
@@ -325,13 +317,11 @@ async def test_a_head_request_gets_no_body() -> None:
 
 async def test_headers_that_connection_names_go_no_further() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        head = HEAD + b"connection: x-secret, close\r\nx-secret: 1\r\nx-open: 2\r\n"
-        await answer_to(routed, head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        await answer_to(routed, raw_post(headers=b"connection: x-secret, close\r\nx-secret: 1\r\nx-open: 2\r\n"))
         await until(lambda: bool(a.seen))
         assert "x-secret" not in a.seen[0].headers
         assert a.seen[0].headers["x-open"] == "2"
-        head = HEAD + b"connection: x-secret\r\nconnection: close\r\nx-secret: 1\r\n"
-        await answer_to(routed, head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        await answer_to(routed, raw_post(headers=b"connection: x-secret\r\nconnection: close\r\nx-secret: 1\r\n"))
         await until(lambda: len(a.seen) == 2)
         assert "x-secret" not in a.seen[1].headers
         a.answer_headers = {"connection": "x-inner", "x-inner": "3"}
@@ -446,9 +436,8 @@ async def test_a_body_that_a_thread_reads_is_held_after_its_client_has_left(monk
 
     monkeypatch.setattr(proxy, "read_facts", read_slowly)
     async with instances("a") as (a,), router([a]) as routed:
-        _, writer = await routed.connect()
         size = 2 * LONG_BYTES
-        writer.write(HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+        _, writer = await routed.connect(raw_post(b"x" * size))
         await until(begun.is_set)
         writer.transport.abort()
         await until(lambda: routed.server.connections == 0)
@@ -477,8 +466,8 @@ async def test_a_client_that_does_not_take_its_last_response_is_cut(
 ) -> None:
     monkeypatch.setattr(Pages, "_make_metrics", lambda _: b"x" * (32 << 20))
     async with instances("a") as (a,), router([a], limits=replace(SHORT, client_stall_s=0.3)) as routed:
-        _, writer = await routed.connect()  # it reads no more than a stream's own limit
-        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
+        _, writer = await routed.connect(b"GET /metrics HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
+        # it reads no more than a stream's own limit
         await until(lambda: routed.server.held_bytes > 0)
         await until(lambda: routed.server.connections == 0, 10.0)
         assert routed.server.held_bytes == 0
@@ -488,8 +477,7 @@ async def test_a_client_that_does_not_take_its_last_response_is_cut(
 async def test_a_wait_of_the_routers_own_is_no_delay_of_the_client() -> None:
     service = Holding()
     connection, wire = connected(service)
-    body = b"x" * (AHEAD_LIMIT_BYTES + 1)
-    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    one = raw_post(b"x" * (AHEAD_LIMIT_BYTES + 1))
     connection.data_received(one)
     connection.data_received(one + HEAD)  # a third one has begun
     assert connection.is_paused

@@ -24,17 +24,14 @@ from runners.router.spec import (
     TransferRules,
     router_spec,
 )
-from tests.runners.router.routers import instances, until
+from tests.runners.router.routers import instances, members_of, until
 from tests.servers.backend import Backend
 
 GONE_WITHIN_S = 20.0
 
 
 def spec_for(backends: tuple[Backend, ...], **changes: object) -> RouterSpec:
-    members = tuple(
-        InstanceSpec(backend.name, backend.url, kv_capacity_tokens=4096, block_tokens=16) for backend in backends
-    )
-    return RouterSpec(members, "unified", **changes)  # type: ignore[arg-type]
+    return RouterSpec(members_of(backends, block_tokens=16), "unified", **changes)  # type: ignore[arg-type]
 
 
 def children() -> list[psutil.Process]:

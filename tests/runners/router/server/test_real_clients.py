@@ -13,26 +13,20 @@ import pytest
 from runners.router.breaker import BreakerState
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES
 from runners.router.server.paths import ROUTED
-from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, router, tokens, until
+from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, raw_post, router, tokens, until
 
-REQUEST = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r\r\ncontent-length: 28\r\n\r\n"
-    b'{"prompt":[1],"stream":true}'
-)
 DEAD_CORE: dict[str, Any] = {"error": {"message": "EngineCore encountered an issue", "type": "Error", "code": 500}}
 
 
 async def test_a_client_that_leaves_after_the_last_event_got_the_whole_answer(tmp_path: Path) -> None:
     async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
         a.end_gate = asyncio.Event()
-        reader, writer = await routed.connect()
-        writer.write(REQUEST)
+        reader, writer = await routed.connect(raw_post())
         await reader.readuntil(b"data: [DONE]\n\n")
         writer.transport.abort()
-        record = (await routed.records(1))[0]
-        assert record.outcome is not None
-        assert (record.outcome.status, record.outcome.error) == ("ok", "")
-        assert (record.outcome.prompt_tokens, record.outcome.completion_tokens) == (8, 3)
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("ok", "")
+        assert (outcome.prompt_tokens, outcome.completion_tokens) == (8, 3)
         assert routed.server.tick().errors == 0
         a.end_gate.set()
 
@@ -40,13 +34,10 @@ async def test_a_client_that_leaves_after_the_last_event_got_the_whole_answer(tm
 async def test_a_client_that_leaves_before_the_last_event_is_counted_as_aborted(tmp_path: Path) -> None:
     async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
         a.gate, a.padding = asyncio.Event(), "data: [DONE]"
-        reader, writer = await routed.connect()
-        writer.write(REQUEST)
+        reader, writer = await routed.connect(raw_post())
         await reader.readuntil(b"a0")
         writer.transport.abort()
-        record = (await routed.records(1))[0]
-        assert record.outcome is not None
-        assert record.outcome.status == "aborted"
+        assert (await routed.outcome_of()).status == "aborted"
         a.gate.set()
 
 
@@ -71,9 +62,7 @@ async def test_an_error_event_that_blames_the_request_is_no_failure_of_the_insta
         for _ in range(4):
             await routed.post()
         assert routed.available() == {"a"}
-        record = (await routed.records(4))[0]
-        assert record.outcome is not None
-        assert record.outcome.status == "client_error"
+        assert (await routed.outcome_of(3)).status == "client_error"
 
 
 async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() -> None:
@@ -174,8 +163,7 @@ async def test_an_instance_that_is_gone_is_noticed_by_a_page() -> None:
 async def test_a_page_is_not_asked_for_once_its_client_has_left() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         a.slow_pages_s = 60.0
-        _, writer = await routed.connect()
-        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        _, writer = await routed.connect(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: bool(a.seen))
         writer.transport.abort()
         await until(lambda: not routed.server._pages_open)

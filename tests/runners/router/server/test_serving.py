@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from runners.router.spec import InstanceSpec, Limits
-from tests.runners.router.routers import SHORT, SOON_S, STEADY, by, events, instances, router, tokens, until
+from tests.runners.router.routers import SHORT, SOON_S, STEADY, by, events, instances, raw_post, router, tokens, until
 
 
 async def test_requests_leave_no_objects_behind(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ async def test_a_decision_is_logged_with_everything_the_policy_saw_and_what_came
         assert two.request.cached_tokens[by(first)] == 32
         assert two.request.input_tokens == 40
         assert {load.instance for load in two.cluster.instances} == {"a", "b"}
-        assert two.outcome is not None
-        assert two.outcome.status == "ok"
-        assert (two.outcome.prompt_tokens, two.outcome.cached_tokens, two.outcome.completion_tokens) == (8, 4, 3)
-        assert two.outcome.first_byte_s is not None
-        assert two.outcome.last_byte_s is not None
-        assert 0 < two.outcome.first_byte_s <= two.outcome.last_byte_s
+        outcome = await routed.outcome_of(1)
+        assert outcome.status == "ok"
+        assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (8, 4, 3)
+        assert outcome.first_byte_s is not None
+        assert outcome.last_byte_s is not None
+        assert 0 < outcome.first_byte_s <= outcome.last_byte_s
 
 
 async def test_counters_follow_a_request_through_its_life() -> None:
@@ -129,10 +129,10 @@ async def test_counters_follow_a_request_through_its_life() -> None:
         a.gate, a.ttft_s = asyncio.Event(), 0.2
         asking = asyncio.create_task(routed.post("s", prompt=list(range(10))))
         await until(lambda: bool(a.seen))
-        load = routed.server.cluster.take_view().instances[0]
+        load = routed.load("a")
         assert (load.num_requests, load.pending_prefill_tokens, load.ongoing_tokens) == (1, 10, 10)
-        await until(lambda: routed.server.cluster.take_view().instances[0].pending_prefill_tokens == 0)
-        load = routed.server.cluster.take_view().instances[0]
+        await until(lambda: routed.load("a").pending_prefill_tokens == 0)
+        load = routed.load("a")
         assert (load.num_requests, load.ongoing_tokens, load.ongoing_decode_tokens) == (1, 10, 10)
         a.gate.set()
         await asking
@@ -150,7 +150,7 @@ async def test_a_hundred_streams_are_held_at_once() -> None:
         ) as http:
             body = {"prompt": [1, 2], "stream": True}
             asking = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(100)]
-            await until(lambda: sum(load.num_requests for load in routed.server.cluster.take_view().instances) == 100)
+            await until(lambda: sum(load.num_requests for load in routed.loads) == 100)
             gate.set()
             answers = await asyncio.gather(*asking)
         assert all(tokens(answer) == [f" {by(answer)}{k}" for k in range(3)] for answer in answers)
@@ -167,9 +167,7 @@ async def test_a_client_that_leaves_frees_everything_and_the_instance_hears_of_i
             assert not routed.counters_are_zero()
         await until(routed.counters_are_zero)
         await until(lambda: sum(backend.dropped for backend in both) == 1)
-        record = (await routed.records(1))[0]
-        assert record.outcome is not None
-        assert record.outcome.status == "aborted"
+        assert (await routed.outcome_of()).status == "aborted"
 
 
 async def test_a_client_that_leaves_before_the_first_byte_frees_everything() -> None:
@@ -190,9 +188,7 @@ async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None
             slow.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(slow, routed.address)
-            body = b'{"prompt":[1],"stream":true}'
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            await loop.sock_sendall(slow, head % len(body) + body)
+            await loop.sock_sendall(slow, raw_post(headers=b"connection: close\r\n"))
             await asyncio.sleep(0.3)
             assert a.served == 0  # it is held back: 20 MB do not fit anywhere on the way
             received = bytearray()
@@ -213,9 +209,7 @@ async def test_a_client_that_takes_nothing_is_dropped_in_time_and_one_that_says_
             for client in (stuck, silent):
                 client.setblocking(False)
                 await asyncio.get_running_loop().sock_connect(client, routed.address)
-            body = b'{"prompt":[1],"stream":true}'
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
-            await asyncio.get_running_loop().sock_sendall(stuck, head + body)
+            await asyncio.get_running_loop().sock_sendall(stuck, raw_post())
             await until(lambda: routed.server.connections == 2)
             await until(lambda: routed.server.connections == 0)
             await until(lambda: a.dropped == 1)
@@ -252,11 +246,8 @@ async def test_a_pooled_connection_that_the_instance_closed_is_not_a_failure() -
 
 async def test_requests_sent_ahead_are_answered_in_order() -> None:
     async with instances("a", "b") as both, router(both, "round_robin") as routed:
-        reader, writer = await routed.connect()
-        one = (
-            b'POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r%d\r\ncontent-length: 14\r\n\r\n{"prompt":[1]}'
-        )
-        writer.write(b"".join(one % number for number in range(5)))
+        ahead = b"".join(raw_post(b'{"prompt":[1]}', b"x-request-id: r%d\r\n" % number) for number in range(5))
+        reader, writer = await routed.connect(ahead)
         for number in range(5):
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"x-request-id: r%d\r\n" % number in head
@@ -275,8 +266,7 @@ async def test_what_the_router_cannot_serve_it_says(tmp_path: Path) -> None:
             (b"nonsense\r\n\r\n", b"400"),
             (b"GET /health HTTP/1.1\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", b"431"),
         ):
-            reader, writer = await routed.connect()
-            writer.write(sent)
+            reader, writer = await routed.connect(sent)
             assert (await reader.readline()).split()[1] == status
             writer.close()
         assert not a.seen
@@ -284,8 +274,7 @@ async def test_what_the_router_cannot_serve_it_says(tmp_path: Path) -> None:
 
 async def test_a_large_upload_is_told_to_go_on() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        reader, writer = await routed.connect()
-        writer.write(
+        reader, writer = await routed.connect(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         assert b"100" in await reader.readline()
@@ -329,7 +318,7 @@ async def test_a_shutdown_that_cannot_wait_ends_streams_with_a_reason() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         a.gate = asyncio.Event()
         asking = asyncio.create_task(routed.post())
-        await until(lambda: routed.server.cluster.take_view().instances[0].ongoing_decode_tokens > 0)
+        await until(lambda: routed.load("a").ongoing_decode_tokens > 0)
         outcome = await routed.server.end(0.0)
         assert events(await asking)[-1]["error"]["message"] == "the router is shutting down"
         assert outcome.cut == 1
@@ -392,8 +381,7 @@ async def test_an_engines_own_word_sets_block_size_and_capacity() -> None:
     async with instances("a") as (a,):
         a.metrics = 'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="10"} 1.0\n'
         async with router([a], instances=(InstanceSpec("a", a.url),)) as routed:
-            load = routed.server.cluster.take_view().instances[0]
-            assert load.kv_capacity_tokens == 1280
+            assert routed.load("a").kv_capacity_tokens == 1280
             await routed.post()
             assert routed.server._dispatcher.block_tokens == 128
 

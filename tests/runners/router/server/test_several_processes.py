@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from runners.router.server.process import RouterProcess
 from runners.router.server.several import hold_port, merge_ticks
 from runners.router.spec import BindingRules, InstanceSpec, RouterError, RouterSpec, RouterTick, TickInstance, TickPick
-from tests.runners.router.routers import by, instances, until
+from tests.runners.router.routers import by, instances, members_of, until
 from tests.servers.backend import Backend
 from tests.servers.redis_server import RedisServer
 
@@ -26,15 +26,9 @@ SESSIONS, TURNS = 10, 6
 WAIT_S = 8.0
 
 
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path) as server:
-        yield server
-
-
 def spec_for(backends: tuple[Backend, ...], server: RedisServer, **changes: Any) -> RouterSpec:
-    members = tuple(InstanceSpec(one.name, one.url, kv_capacity_tokens=4096, block_tokens=4) for one in backends)
-    return RouterSpec(members, "sticky", processes=2, bindings=BindingRules(server.url, wait_s=WAIT_S), **changes)
+    rules = BindingRules(server.url, wait_s=WAIT_S)
+    return RouterSpec(members_of(backends), "sticky", processes=2, bindings=rules, **changes)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runners.router.server import proxy
-from tests.runners.router.routers import by, instances, router, until
+from tests.runners.router.routers import by, instances, raw_post, router, until
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -50,9 +50,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_costs_nothing(monkeyp
     async with instances("a") as (a,), router([a]) as routed:
         monkeypatch.setattr(proxy, "LONG_BYTES", 10)
         monkeypatch.setattr(proxy, "_read_aside", lambda *_: None)
-        _, writer = await routed.connect()
-        body = b'{"prompt": [1, 2, 3]}'
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        _, writer = await routed.connect(raw_post(b'{"prompt": [1, 2, 3]}'))
         traffic = routed.server._traffic
         await until(lambda: bool(traffic.arriving))
         writer.close()

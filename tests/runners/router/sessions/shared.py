@@ -73,6 +73,11 @@ class Watched(SharedBindings):
         binding = self.version_of(session) if binding is None else binding
         self.commit_version(session, instance, monotonic(), binding, migrates=claim is not None, claim=claim)
 
+    async def bind(self, session: str, instance: str) -> None:
+        """A turn of the session, and this instance begins to answer it."""
+        await self.turn(session)
+        self.serve(session, instance)
+
     async def settled(self) -> None:
         """Wait until Redis has answered everything."""
         async with asyncio.timeout(WAIT_S):

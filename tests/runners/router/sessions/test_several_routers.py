@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,14 @@ import pytest
 from runners.router.server.process import RouterProcess
 from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from runners.router.sessions.shared_bindings import SharedBindings
-from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterSpec
+from runners.router.spec import PASSWORD, BindingRules, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
-from tests.runners.router.routers import Router, by, instances, router, until
+from tests.runners.router.routers import Router, by, instances, members_of, router, until
 from tests.runners.router.test_migration import EAR, LONG, OWN, hot
 from tests.servers.backend import Backend
 from tests.servers.redis_server import RedisServer
 
 WAIT_S = 8.0
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path) as server:
-        yield server
 
 
 @contextlib.asynccontextmanager
@@ -64,15 +58,10 @@ async def test_turns_of_a_session_through_two_router_processes_go_to_one_instanc
     monkeypatch.setenv(PASSWORD, "s3cret")
     with RedisServer(tmp_path, password="s3cret") as server:
         async with instances("a", "b") as both, contextlib.AsyncExitStack() as stack:
-            members = tuple(InstanceSpec(one.name, one.url, kv_capacity_tokens=4096, block_tokens=4) for one in both)
-            clients = []
+            rules, clients = BindingRules(server.url, wait_s=WAIT_S), []
             for name in ("one", "other"):
-                spec = RouterSpec(
-                    members,
-                    "sticky",
-                    bindings=BindingRules(server.url, wait_s=WAIT_S),
-                    decisions_path=str(tmp_path / f"{name}.jsonl"),
-                )
+                log = str(tmp_path / f"{name}.jsonl")
+                spec = RouterSpec(members_of(both), "sticky", bindings=rules, decisions_path=log)
                 process = await stack.enter_async_context(RouterProcess(spec, tmp_path / f"{name}.json"))
                 client = httpx.AsyncClient(base_url=process.url, trust_env=False, verify=False)
                 clients.append(await stack.enter_async_context(client))

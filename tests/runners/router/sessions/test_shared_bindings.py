@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -14,12 +13,6 @@ from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterErro
 from tests.runners.router.routers import until
 from tests.runners.router.sessions.shared import sharing
 from tests.servers.redis_server import RedisServer
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path) as server:
-        yield server
 
 
 async def test_what_one_router_has_bound_the_other_knows_with_turns_and_counts(redis_server: RedisServer) -> None:
@@ -34,8 +27,7 @@ async def test_what_one_router_has_bound_the_other_knows_with_turns_and_counts(r
 
 async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         await b.turn("s")
         late = b.version_of("s")
         await a.turn("s")
@@ -53,8 +45,7 @@ async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(
 
 async def test_only_one_router_may_migrate_a_session_and_its_cooldown_holds_for_all(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         await b.turn("s")
         claim, granted = await a.claimed("s", "b")
         assert granted
@@ -77,8 +68,7 @@ async def test_only_one_router_may_migrate_a_session_and_its_cooldown_holds_for_
 
 async def test_a_migration_that_came_to_nothing_frees_the_session_at_once(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         claim, _ = await a.claimed("s", "b")
         assert claim is not None
         claim.release_right()
@@ -89,8 +79,7 @@ async def test_a_migration_that_came_to_nothing_frees_the_session_at_once(redis_
 
 async def test_a_migration_that_was_overtaken_frees_the_session_when_it_ends(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         claim, granted = await a.claimed("s", "b")
         assert claim is not None
         assert granted
@@ -113,8 +102,7 @@ async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_
 ) -> None:
     async with sharing(redis_server.url, claim_s=0.4) as (a, b):
         for session in ("s", "t"):
-            await a.turn(session)
-            a.serve(session, "a")
+            await a.bind(session, "a")
             await b.turn(session)
         await a.claimed("s", "b")
         living, _ = await a.claimed("t", "b")
@@ -134,8 +122,7 @@ async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_
 async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
         for number in range(20):
-            await a.turn(f"s{number}")
-            a.serve(f"s{number}", "ab"[number % 2])
+            await a.bind(f"s{number}", "ab"[number % 2])
         await a.settled()
         b.refresh_table()
         await b.settled()
@@ -179,8 +166,7 @@ async def test_an_instance_that_came_back_gets_its_share_once_whoever_sees_it(re
 async def test_sessions_are_forgotten_after_their_time(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
         a.ttl_s = b.ttl_s = 0.2
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         await a.settled()
         await asyncio.sleep(0.3)
         a.expire_sessions(monotonic())
@@ -197,8 +183,7 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
 ) -> None:
     async with sharing(redis_server.url) as (a, b):
         for session in ("s", "t"):
-            await a.turn(session)
-            a.serve(session, "a")
+            await a.bind(session, "a")
             await a.settled()
             await b.turn(session)
         redis_server.kill()
@@ -232,8 +217,7 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
 
 async def test_a_loss_seen_while_redis_was_away_is_told_before_anything_else(redis_server: RedisServer) -> None:
     async with sharing(redis_server.url) as (a, b):
-        await a.turn("s")
-        a.serve("s", "a")
+        await a.bind("s", "a")
         await b.turn("s")
         redis_server.kill()
         await a.turn("s")

@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from results.records.decisions import KvTransfer
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
+from runners.router.transfer.movement import Movement
 from runners.router.transfer.transfers import Transfers
 from tests.runners.router.drivers import SetClock
 from tests.servers.backend import Backend, Seen, _whole
@@ -242,6 +244,16 @@ class Bench:
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
+
+    async def settle(self, movement: Movement) -> KvTransfer:
+        """Let time pass until the transfer is settled."""
+        settled_transfers: list[KvTransfer] = []
+        movement.when_settled(settled_transfers.append)
+        while not settled_transfers:
+            self.advance(0.05)
+            await asyncio.sleep(0.005)
+        assert settled_transfers == [movement.transfer]
+        return movement.transfer
 
 
 @contextlib.asynccontextmanager

@@ -46,12 +46,6 @@ async def decode(on: Bench, movement: Movement, path: str = "/v1/completions") -
         return await http.post(path, content=movement.body, headers={"content-type": "application/json"})
 
 
-async def settled(on: Bench, movement: Movement) -> None:
-    while not movement.settled:
-        on.advance(0.05)
-        await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("transport", ["mooncake", "nixl"])
 async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport: str) -> None:
     async with bench(transport) as on:
@@ -69,8 +63,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         movement.serve_handover()
         movement.serve_handover()
         movement.end_answer(None, None)
-        await settled(on, movement)
-        transfer = movement.transfer
+        transfer = await on.settle(movement)
         assert (transfer.purpose, transfer.status, transfer.reason) == ("handover", "transferred", "")
         assert transfer.external_tokens == len(PROMPT)
         assert (transfer.source_cached_tokens, transfer.blocks) == (0, 11)
@@ -80,13 +73,8 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         movement.end_answer(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
         assert (movement.transfer.local_tokens, movement.transfer.computed_tokens) == (0, 0)
         assert movement.transfer.counted_reason == ""
-        assert (
-            0
-            < transfer.t_source_sent_ns
-            <= transfer.t_source_done_ns
-            <= transfer.t_target_sent_ns
-            <= transfer.t_done_ns
-        )
+        stamps = (transfer.t_source_sent_ns, transfer.t_source_done_ns, transfer.t_target_sent_ns, transfer.t_done_ns)
+        assert 0 < stamps[0] <= stamps[1] <= stamps[2] <= stamps[3]
 
 
 async def test_a_chats_prefill_request_is_the_chat() -> None:
@@ -188,8 +176,7 @@ async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -
         await decode(on, again)
         again.serve_handover()
         again.end_answer(None, None)
-        await settled(on, again)
-        assert again.transfer.status == "transferred"
+        assert (await on.settle(again)).status == "transferred"
 
 
 async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
@@ -211,18 +198,17 @@ async def test_handovers_to_one_target_go_side_by_side_and_are_told_apart_where_
             movement.serve_handover()
         for movement in cold:
             movement.end_answer(None, None)
-            await settled(on, movement)
-            assert movement.transfer.external_tokens == 10 * BLOCK, "all brought as much as they could"
+            assert (await on.settle(movement)).external_tokens == 10 * BLOCK, "all brought as much as they could"
         warm = [await handed_over(on, body([*range(k, k + 12 * BLOCK)])) for k in (100, 400)]
         for movement in warm:
             await decode(on, movement)
             movement.serve_handover()
         for movement in warm:
             movement.end_answer(None, None)
-            await settled(on, movement)
-            assert movement.transfer.external_tokens is None
-            assert "overlapped" in movement.transfer.counted_reason
-            assert movement.transfer.status == "transferred"
+            transfer = await on.settle(movement)
+            assert transfer.external_tokens is None
+            assert "overlapped" in transfer.counted_reason
+            assert transfer.status == "transferred"
 
 
 async def test_the_counters_are_not_read_while_the_answer_is_generated() -> None:
@@ -236,9 +222,9 @@ async def test_the_counters_are_not_read_while_the_answer_is_generated() -> None
         await asyncio.sleep(0.05)
         assert (on.target.pages, movement.settled) == (before, False)
         movement.end_answer(len(PROMPT), len(PROMPT))
-        await settled(on, movement)
+        transfer = await on.settle(movement)
         assert on.target.pages == before + 1
-        assert (movement.transfer.external_tokens, movement.transfer.counted_by) == (len(PROMPT), "counters")
+        assert (transfer.external_tokens, transfer.counted_by) == (len(PROMPT), "counters")
 
 
 async def test_a_next_handover_reads_them_first_so_that_both_are_known() -> None:
@@ -253,8 +239,8 @@ async def test_a_next_handover_reads_them_first_so_that_both_are_known() -> None
         second.serve_handover()
         for movement in (first, second):
             movement.end_answer(None, None)
-        await settled(on, second)
-        assert second.transfer.external_tokens == 2 * BLOCK + len(PROMPT) % BLOCK, "the rest was there already"
+        transfer = await on.settle(second)
+        assert transfer.external_tokens == 2 * BLOCK + len(PROMPT) % BLOCK, "the rest was there already"
 
 
 async def test_an_answer_that_still_streams_when_the_router_ends_is_counted_then() -> None:

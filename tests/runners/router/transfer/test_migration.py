@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from results.records.decisions import KvTransfer, RoutedRequest
+from results.records.decisions import RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.transfer import engines, transfers
@@ -57,26 +57,13 @@ async def migrated(
 ) -> Movement:
     """A migration from h to t that is over, its counters read."""
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
-    message = ClientMessage(path.encode(), HEADERS, client_body or body())
-    movement = on.transfers.start_movement(
-        MoveRequest("migration", request or asked(), "h", "t", message), over.set_result
-    )
+    movement = begin(on, request, client_body, over.set_result, path)
     assert not over.done()
     assert not movement.over
     async with asyncio.timeout(SOON_S):
         assert await over is movement
-    await settled(on, movement)
+    await on.settle(movement)
     return movement
-
-
-async def settled(on: Bench, movement: Movement) -> KvTransfer:
-    settled_transfers: list[KvTransfer] = []
-    movement.when_settled(settled_transfers.append)
-    while not settled_transfers:
-        on.advance(0.05)
-        await asyncio.sleep(0.005)
-    assert settled_transfers == [movement.transfer]
-    return settled_transfers[0]
 
 
 @pytest.mark.parametrize("transport", ["mooncake", "nixl"])
@@ -323,7 +310,7 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         ]
         await until(lambda: len(done) == 5)
         assert done == movements
-        settled_transfers = [await settled(on, movement) for movement in movements]
+        settled_transfers = [await on.settle(movement) for movement in movements]
         assert [transfer.external_tokens for transfer in settled_transfers] == [8, 12, 16, 20, 24]
         spans = [(transfer.t_source_sent_ns, transfer.t_done_ns) for transfer in settled_transfers]
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))

@@ -33,6 +33,8 @@ from runners.router.transfer.request_bodies import (
 )
 
 PARAMS = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "x"}
+ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "ignore_eos": True, "stream": False, "temperature": 0.0, OWN: PARAMS}
+"""What every request that computes one token for a transfer has."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
 json_values = st.recursive(
@@ -68,26 +70,9 @@ def test_a_migrations_requests_are_the_prefix_and_one_token(
     assert asked.ids == tuple(prompt)
     request = sent(prefix_body(asked, prompt[:cut], PARAMS, priority))
     assert request["prompt"] == prompt[:cut]
-    assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
-        1,
-        True,
-        False,
-        0.0,
-    )
-    assert request[OWN] == PARAMS
+    assert {name: request[name] for name in ONE_TOKEN} == ONE_TOKEN
     assert request.get("priority") == priority
-    fields_left = {
-        "prompt",
-        "max_tokens",
-        "ignore_eos",
-        "stream",
-        "temperature",
-        OWN,
-        "priority",
-        "model",
-        "cache_salt",
-    }
-    assert set(request) <= fields_left, "nothing else of the client's"
+    assert set(request) <= {*ONE_TOKEN, "prompt", "priority", "model", "cache_salt"}, "nothing else of the client's"
     assert all(request.get(name) == fields.get(name) for name in ("model", "cache_salt"))
 
 
@@ -101,23 +86,10 @@ def test_a_handovers_prefill_request_has_the_same_prompt_and_cannot_end_before_i
         {"messages": MESSAGES, "tools": tools} if path == CHAT else {"prompt": "Once", "tools": tools}
     )
     request = sent(handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS))
-    assert {name: request[name] for name in prompt} == prompt
-    assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
-        1,
-        True,
-        False,
-        0.0,
-    )
-    assert request[OWN] == PARAMS
-    assert not set(request) & {
-        "stop",
-        "stop_token_ids",
-        "min_tokens",
-        "n",
-        "best_of",
-        "stream_options",
-        "max_completion_tokens",
-    }
+    expected = prompt | ONE_TOKEN
+    assert {name: request[name] for name in expected} == expected
+    ends = {"stop", "stop_token_ids", "min_tokens", "n", "best_of", "stream_options", "max_completion_tokens"}
+    assert not set(request) & ends
     assert request.get("top_p") == fields.get("top_p")
 
 
