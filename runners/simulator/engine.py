@@ -136,6 +136,7 @@ class Engine:
 
     def resume(self, job: Job) -> None:
         """The KV of its prompt has come: all but the last token need not be computed."""
+        self._settle_steps()  # what they took is not cached any more
         self._pulling.remove(job)
         job.external_tokens = job.input_tokens - job.computed
         self._name_blocks(job, job.input_tokens)

@@ -584,6 +584,23 @@ def test_one_that_leaves_within_steps_taken_at_once_frees_what_it_had_by_then() 
     assert engine.blocks.match((1, 2)) == 0
 
 
+def test_kv_that_comes_within_steps_taken_at_once_finds_what_these_have_left() -> None:
+    """By then the running answer has taken the places of the cached prompt, so that the same prefix is cached again."""
+    cached = []
+    for jumps in (True, False):
+        clock = SimulatedClock()
+        engine = Engine(a_model(StepTime(0.01, 0.0, 0.0), kv_capacity_tokens=6 * BLOCK), BLOCK, clock, jumps=jumps)
+        pulls = Job((1, 2), 2 * BLOCK, 1, nothing, nothing)
+        pulls.on_allocated = partial(clock.call_later, 0.36, partial(engine.resume, pulls))
+        engine.submit(Job((1, 2), 2 * BLOCK, 1, nothing, nothing))
+        clock.advance(0.1)
+        engine.submit(Job((), BLOCK, 3 * BLOCK, nothing, nothing))
+        clock.call_later(0.01, partial(engine.submit, pulls))
+        clock.run()
+        cached.append(engine.blocks.match((1, 2)))
+    assert cached[0] == cached[1]
+
+
 def test_a_blocked_prompt_is_matched_once_while_others_come() -> None:
     class Counting(Engine):
         attempts = 0
