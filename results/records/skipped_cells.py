@@ -14,7 +14,7 @@ from results.records.layout import RunLayout
 
 @dataclass(frozen=True, slots=True)
 class SkippedCell:
-    """A cell that an operator skipped: a row of the run's `skipped_cells.jsonl`. It may have been measured later."""
+    """A cell that an operator skipped: a row of the run's `skipped_cells.jsonl`."""
 
     t_unix_s: float
     """When the operator asked for it."""
@@ -22,13 +22,15 @@ class SkippedCell:
     """As the plan names it."""
     reason: str = ""
     """The operator's; empty = none was given."""
+    withdrawn: bool = False
+    """A retry has put the cell back: it is skipped no more."""
 
 
 _DECODER = msgspec.json.Decoder(SkippedCell)
 
 
 def read_skipped(root: Path) -> tuple[dict[str, str], tuple[Gap, ...]]:
-    """The operator's reason by cell, and a gap for each row that cannot be read."""
+    """The operator's reason by cell that stayed skipped, and a gap for each row that cannot be read."""
     path = RunLayout(root).skipped_cells
     try:
         rows = path.read_bytes().splitlines()
@@ -43,6 +45,9 @@ def read_skipped(root: Path) -> tuple[dict[str, str], tuple[Gap, ...]]:
             skipped = _DECODER.decode(row)
         except DAMAGED_JSON as error:
             gaps.append(Gap(path.name, f"line {number} is damaged: {error}"))
+            continue
+        if skipped.withdrawn:
+            reasons.pop(skipped.cell, None)
         else:
             reasons[skipped.cell] = skipped.reason
     return reasons, tuple(gaps)

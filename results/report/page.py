@@ -169,19 +169,25 @@ def _fold_names(names: Sequence[str]) -> list[str]:
     """Names that differ in their last part alone, such as the load, once: "C1; C3 (each: load a, load b)"."""
     ends: dict[str, list[str]] = {}
     for name in names:
-        stem, _, end = name.rpartition(", ")
-        ends.setdefault(stem or name, []).append(end if stem else "")
+        stem, end = _split_name(name)
+        ends.setdefault(stem, []).append(end)
     stems: dict[tuple[str, ...], list[str]] = {}
     for stem, own in ends.items():
         stems.setdefault(tuple(own), []).append(stem)
     folded = list[str]()
     for own_ends, alike in stems.items():
-        if len(set(own_ends)) == 1:
+        if len(set(own_ends)) == 1 or "" in own_ends:
             folded += [f"{stem}, {end}" if end else stem for stem in alike for end in own_ends]
         else:
             each = "each: " if len(alike) > 1 else ""
             folded.append(f"{'; '.join(alike)} ({each}{', '.join(own_ends)})")
     return folded
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """All before its last part, and that; a comma inside parentheses ends no part."""
+    stem, _, end = name.rpartition(", ")
+    return (stem, end) if stem and end.count("(") == end.count(")") else (name, "")
 
 
 def _state_claim(judgement: Judgement) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,12 @@ class Steering:
     def answer_requests(self, view: RunView, running: CellPlan | None = None) -> None:
         """Act on every open request. `running` is the cell under way, if any."""
         for request in operator_requests.pending(self._store):
-            accepted, detail = self._act_on(request, view, running)
+            try:
+                accepted, detail = self._act_on(request, view, running)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:  # the run stops for it, as for any other file
+                    raise
+                accepted, detail = False, f"it cannot be recorded: {error}"
             operator_requests.answer(self._store, request.request, accepted, detail)
 
     def _act_on(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
@@ -81,6 +87,7 @@ class Steering:
         events = tuple(retry_failed(view, request.target))
         if not events:
             return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
+        withdraw_skips(self._store.folder, view, events)
         self._store.append(*events)
         return True, f"{len(events)} cells pending again"
 
@@ -99,11 +106,19 @@ def record_skips(folder: Path, cells: Sequence[str], reason: str) -> None:
 
     `reason`: the operator's; empty = none was given.
     """
-    if not cells:
-        return
-    now_unix_s = time.time()
-    with RunLayout(folder).skipped_cells.open("ab") as file:
-        file.write(msgspec.json.Encoder().encode_lines(SkippedCell(now_unix_s, cell, reason) for cell in cells))
+    _add_rows(folder, [SkippedCell(time.time(), cell, reason) for cell in cells])
+
+
+def withdraw_skips(folder: Path, view: RunView, retries: Sequence[CellChanged]) -> None:
+    """Record that those of `retries` which were skipped are skipped no more. Raises OSError."""
+    cells = [event.cell for event in retries if view.cells[event.cell].state is CellState.SKIPPED]
+    _add_rows(folder, [SkippedCell(time.time(), cell, withdrawn=True) for cell in cells])
+
+
+def _add_rows(folder: Path, rows: Sequence[SkippedCell]) -> None:
+    if rows:
+        with RunLayout(folder).skipped_cells.open("ab") as file:
+            file.write(msgspec.json.Encoder().encode_lines(rows))
 
 
 def skip_pending(view: RunView, target: str, reason: str) -> Iterator[CellChanged]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records.events import Event
-from runners.campaign.steering import record_skips, retry_failed, skip_pending
+from runners.campaign.steering import record_skips, retry_failed, skip_pending, withdraw_skips
 from runners.errors import RunnerError
 from state import operator_requests
 from state.lease import lease_state
@@ -69,7 +69,9 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
     view = store.view()
     events: tuple[Event, ...]
     if action == "retry":
-        events = tuple(retry_failed(view, target))
+        retries = tuple(retry_failed(view, target))
+        withdraw_skips(folder, view, retries)
+        events = retries
     elif action == "skip":
         skips = tuple(skip_pending(view, target, reason or "skipped by the operator"))
         record_skips(folder, [one.cell for one in skips], reason)

@@ -87,3 +87,9 @@ def test_a_damaged_row_is_a_gap_and_the_others_are_read(tmp_path: Path) -> None:
     skipped, (gap,) = read_skipped(tmp_path)
     assert skipped == {"a": "b"}
     assert gap.reason.startswith("line 1 is damaged")
+
+
+def test_a_cell_that_a_retry_put_back_is_skipped_no_more(tmp_path: Path) -> None:
+    rows = [SkippedCell(1.0, "a", "slow"), SkippedCell(1.0, "b"), SkippedCell(2.0, "a", withdrawn=True)]
+    RunLayout(tmp_path).skipped_cells.write_bytes(msgspec.json.Encoder().encode_lines(rows))
+    assert read_skipped(tmp_path) == ({"b": ""}, ())

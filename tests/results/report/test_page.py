@@ -211,6 +211,22 @@ def test_claims_that_are_open_under_every_load_name_the_loads_once() -> None:
     assert [text for text, _ in group_remedies([question])] == [question.name.replace(" and C4", "; C4")]
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        pytest.param(("3.2: pools", "3.2: pools, 6P+2D"), "3.2: pools; 3.2: pools, 6P+2D", id="begin of another"),
+        pytest.param(
+            ("Best (A, trace a)", "Best (B, trace a)", "Best (A, trace b)"),
+            "Best (A, trace a); Best (B, trace a); Best (A, trace b)",
+            id="a comma in parentheses",
+        ),
+        pytest.param(("D1, load a", "D1, load b"), "D1 (load a, load b)", id="two loads"),
+    ],
+)
+def test_names_are_folded_at_their_last_part_alone(names: tuple[str, ...], shown: str) -> None:
+    assert group_remedies([OpenQuestion("", "", "a run", 1, "open", names)]) == [(shown, "a run")]
+
+
 def test_claims_that_need_different_runs_do_not_share_a_sentence() -> None:
     rows = [replace(judgement(Outcome.OPEN, "not measured", Estimate(None)), name=name) for name in ("3", "4")]
     _, questions = split_judgements(rows, lambda one: f"`--set {one.name}`", 1)

@@ -27,6 +27,7 @@ from results.records.events import (
     RunState,
     StageState,
 )
+from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from results.records.skipped_cells import read_skipped
 from runners.campaign import disk
@@ -153,6 +154,15 @@ async def test_what_is_skipped_without_a_process_is_in_the_folder_and_what_skips
     ask_run(folder, "skip", "cell:s1-c0", "")
     await run_with(folder)
     assert read_skipped(folder) == ({"s1-c0": ""}, ())
+
+
+async def test_a_skip_that_cannot_be_recorded_is_refused_and_fails_no_cell(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c1": "slow"})
+    RunLayout(folder).skipped_cells.mkdir()  # no file can be written there
+    code, _ = await run_with(folder, (0.5, "skip", "stage:s2"))
+    assert code == ExitCode.DONE
+    (request,) = view_of(folder).requests.values()
+    assert (request.accepted, "it cannot be recorded" in request.detail) == (False, True)
 
 
 def test_what_no_process_works_on_cannot_be_paused(tmp_path: Path) -> None:
