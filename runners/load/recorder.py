@@ -24,6 +24,8 @@ class Recorder:
         self._path = path
         self._batch: list[Any] = []
         self._writing: asyncio.Future[None] | None = None
+        self._failure: OSError | None = None
+        """Of the first write that failed. It may have left a part of a line: nothing may follow it."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,9 +65,15 @@ class Recorder:
         return batch
 
     def _write_batch(self, batch: list[Any]) -> None:
+        if self._failure is not None:
+            raise self._failure
         data = memoryview(msgspec.json.Encoder().encode_lines(batch))
-        while data:
-            data = data[self._file.write(data) or 0 :]
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError as error:
+            self._failure = error
+            raise
 
     def _finish_batch(self, batch: list[Any]) -> None:
         self._write_batch(batch)
