@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from results.records.turns import RoutingCell
@@ -32,13 +32,8 @@ class Load:
 def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:
     """Labels that replayed one trace at one rate on engines with one KV cache; in the order of labels."""
     first = {cell.record.label: cell for cell in reversed(cells)}
-    grouped: dict[tuple[object, ...], list[str]] = {}
-    for label in labels:
-        grouped.setdefault(load_of(first[label].record), []).append(label)
-    varied = _find_varied(grouped)
-    return tuple(
-        Load(tuple(own), _describe_load(key, varied), _top_share(first[own[0]])) for key, own in grouped.items()
-    )
+    groups = group_labels({label: name_load(first[label].record) for label in labels})
+    return tuple(Load(tuple(own), text, _top_share(first[own[0]])) for text, own in groups if own)
 
 
 def load_of(record: RoutingCell) -> tuple[object, ...]:
@@ -67,13 +62,8 @@ def group_labels(loads: Mapping[str, Mapping[str, object]]) -> list[tuple[str, l
         grouped.setdefault(tuple(load.values()), []).append(label)
     if len(grouped) < 2:
         return [("", list(loads))]
-    varied = _find_varied(grouped)
+    varied = [len(set(values)) > 1 for values in zip(*grouped, strict=True)]
     return [(_describe_load(key, varied), labels) for key, labels in grouped.items()]
-
-
-def _find_varied(keys: Iterable[tuple[object, ...]]) -> list[bool]:
-    """Which of _AXES differ."""
-    return [len(set(values)) > 1 for values in zip(*keys, strict=True)]
 
 
 def _describe_load(key: tuple[object, ...], varied: Sequence[bool]) -> str:
