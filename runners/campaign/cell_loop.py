@@ -99,13 +99,7 @@ class CellLoop:
             self._end_leftover(instance)
         for plan in self._view.plan.cells:
             cell = self._view.cells[plan.cell]
-            if not _was_cut(cell):
-                continue
-            outcome = self._cells.adopt(plan)
-            if outcome is not None:
-                self._end_cell(plan, outcome)
-                self._append_events(Noted("info", plan.cell, "its artifacts are complete: it is not measured again"))
-            elif cell.state is CellState.RUNNING:
+            if _was_cut(cell) and not self._adopt(plan) and cell.state is CellState.RUNNING:
                 self._append_events(
                     CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
                 )
@@ -194,8 +188,10 @@ class CellLoop:
         if reason:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
             return True
-        require_disk(self._folder)
         attempt = self._view.cells[plan.cell].attempt + 1
+        if attempt > 1 and self._adopt(plan):
+            return True
+        require_disk(self._folder)
         self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
         begin_seq = self._view.last_seq
         self._host.cell = self._gpus.cell = "" if plan.kind in UNMEASURED else plan.cell
@@ -210,19 +206,37 @@ class CellLoop:
         except (CellFailed, LaunchError, RunnerError) as failed:
             again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, failed, begin_seq)
             state = CellState.PENDING if again else CellState.FAILED
-            self._append_events(CellChanged(plan.cell, state, attempt, again or _join_remedy(failed)))
+            self._end_failed(plan, state, attempt, again or _join_remedy(failed))
         except Exception as error:
             if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
                 self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, CUT_BY_DISK))
                 raise
             # One cell's error must not end the run for the other cells; run.log has the traceback.
             log.exception("cell %s", plan.cell)
-            self._append_events(CellChanged(plan.cell, CellState.FAILED, attempt, f"{type(error).__name__}: {error}"))
+            self._end_failed(plan, CellState.FAILED, attempt, f"{type(error).__name__}: {error}")
         else:
             self._end_cell(plan, outcome)
         finally:
             self._host.cell = self._gpus.cell = ""
         return True
+
+    def _adopt(self, plan: CellPlan) -> bool:
+        """End a cell whose artifacts are all in place, though its attempt did not end well; False = measure it."""
+        try:
+            outcome = self._cells.adopt(plan)
+        except Exception:  # what kept the attempt from its end, too few threads or descriptors, may last
+            log.exception("cell %s: whether its artifacts are complete cannot be read", plan.cell)
+            return False
+        if outcome is None:
+            return False
+        self._end_cell(plan, outcome)
+        self._append_events(Noted("info", plan.cell, "its artifacts are complete: it is not measured again"))
+        return True
+
+    def _end_failed(self, plan: CellPlan, state: CellState, attempt: int, reason: str) -> None:
+        """Record why the attempt failed, unless it failed behind its last artifact."""
+        if not self._adopt(plan):
+            self._append_events(CellChanged(plan.cell, state, attempt, reason))
 
     def _is_disk_full(self) -> bool:
         try:

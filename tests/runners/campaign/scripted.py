@@ -6,6 +6,7 @@ Run as a program it is the run process of a fault test: `python -m tests.runners
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ CELL_S = 0.02
 
 
 def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] | None = None) -> RunPlan:
-    """Stages `s0`, `s1` ... of cells `s0-c0` ...; `outcomes` gives a cell's kind (`fail`, `skip`, `slow`) by its id."""
+    """Stages `s0`, `s1` ... of cells `s0-c0` ...; `outcomes` gives kinds (`fail`, `skip`, `slow`, `late`) by cell."""
     plans = [
         CellPlan(f"s{s}-c{c}", f"s{s}", (outcomes or {}).get(f"s{s}-c{c}", "measure"), "plain", f"cell {c}", {}, CELL_S)
         for s in range(stages)
@@ -44,7 +45,7 @@ def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] |
 
 
 class Scripted:
-    """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`."""
+    """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`; a `late` one fails behind that."""
 
     name = "scripted"
 
@@ -53,6 +54,7 @@ class Scripted:
         self._cell_s = cell_s
         self.released: list[str] = []
         self.finished = 0
+        self.adopting_fails = False
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         return ""
@@ -67,9 +69,13 @@ class Scripted:
         partial.parent.mkdir(exist_ok=True)
         partial.write_text(f"{cell.cell} {attempt} {os.getpid()}\n")
         publish({partial: self._folder / "done" / cell.cell})
+        if cell.kind == "late":
+            raise OSError(errno.EMFILE, "Too many open files")
         return CellOutcome({"attempt": attempt})
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
+        if self.adopting_fails:
+            raise RuntimeError("can't start new thread")
         done = self._folder / "done" / cell.cell
         return CellOutcome({"attempt": int(done.read_text().split()[1])}) if done.exists() else None
 

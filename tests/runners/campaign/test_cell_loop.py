@@ -62,9 +62,12 @@ def times_done(folder: Path) -> Counter[str]:
     return Counter(list_done(folder))
 
 
-async def run_with(folder: Path, *asked: tuple[float, str, str]) -> tuple[ExitCode, Scripted]:
+async def run_with(
+    folder: Path, *asked: tuple[float, str, str], adopting_fails: bool = False
+) -> tuple[ExitCode, Scripted]:
     """Run the campaign while requests arrive at the given seconds."""
     experiment = Scripted(folder)
+    experiment.adopting_fails = adopting_fails
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
         campaign = asyncio.create_task(CellLoop(store, lease, folder, experiment).run())
         for delay_s, action, target in asked:
@@ -105,6 +108,26 @@ async def test_retry_reopens_the_failed_cell_only(tmp_path: Path) -> None:
     assert code == ExitCode.DONE
     assert view_of(folder).cells["s1-c1"].attempt == 2
     assert set(times_done(folder).values()) == {1}
+
+
+async def test_a_cell_that_fails_behind_its_last_artifact_was_measured(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s1-c1": "late"})
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert view_of(folder).cells["s1-c1"].attempt == 1
+    assert set(times_done(folder).values()) == {1}
+
+
+async def test_a_retried_cell_whose_artifacts_are_in_place_is_not_measured_again(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s1-c1": "late"})
+    code, _ = await run_with(folder, adopting_fails=True)  # what the attempt lacked, reading it back lacks too
+    assert code == ExitCode.CELLS_FAILED
+    assert "Too many open files" in view_of(folder).cells["s1-c1"].reason
+    assert ask_run(folder, "retry", "", "")["accepted"]
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert view_of(folder).cells["s1-c1"].attempt == 1
+    assert (folder / "done" / "s1-c1").read_text().split()[1] == "1"
 
 
 async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> None:
