@@ -1,6 +1,7 @@
 """Real runs whose processes are killed, stopped and starved at random moments, and what that leaves.
 
     python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 20] [--only 3] [--seconds 300]
+                                      [--keep FOLDER]
     python -m tests.benchmarks.chaos --table
 
 A batch is N faults drawn from its seed, in campaigns of at most `--each`: a campaign starts a run on real engines, lets
@@ -16,6 +17,9 @@ is left out, and the command says so.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -28,13 +32,18 @@ from tests.chaos.campaign import Campaign, Outcome
 from tests.chaos.faults import DISK, KINDS, Script, draw_batch
 from tests.chaos.processes import Disk
 
+KEPT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def play_script(script: Script) -> tuple[Outcome, float]:
-    """One campaign in a workspace of its own; its outcome and how long it took."""
+def play_script(script: Script, keep: Path | None = None) -> tuple[Outcome, float]:
+    """One campaign in a workspace of its own; its outcome and how long it took.
+
+    Its runs go to the folder `keep` where it counted a defect.
+    """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tracon-chaos-", ignore_cleanup_errors=True) as name:
         disk = Disk(Path(name))
@@ -42,9 +51,16 @@ def play_script(script: Script) -> tuple[Outcome, float]:
             if disk.reason and any(fault.action == "disk" for fault in script.faults):
                 raise SystemExit(f"no disk of its own can be mounted ({disk.reason}): leave {DISK!r} out with --kind")
             outcome = Campaign(script, Path(name), None if disk.reason else disk, note).play()
+            if keep and outcome.findings.sentences:
+                shutil.copytree(name, keep / Path(name).name, symlinks=True, ignore=only_files)
         finally:
             disk.close()
     return outcome, time.monotonic() - began_s
+
+
+def only_files(folder: str, names: list[str]) -> list[str]:
+    """What `copytree` leaves out: sockets and other special files."""
+    return [name for name in names if stat.S_IFMT(os.lstat(Path(folder, name)).st_mode) not in KEPT]
 
 
 def make_entry(
@@ -90,7 +106,7 @@ def run_batch(options: argparse.Namespace, kinds: Sequence[str]) -> bool:
             note("the time is over: the same command goes on")
             break
         note(f"seed {options.seed}, campaign {script.number}: {script.experiment}, {len(script.faults)} faults")
-        outcome, duration_s = play_script(script)
+        outcome, duration_s = play_script(script, options.keep)
         entry = make_entry(options, kinds, script, outcome, duration_s)
         table.append_entry(options.journal, entry)
         for sentence in entry.findings:
@@ -109,6 +125,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="this campaign of the batch, whether the journal has it or not")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no campaign after it (0 = no limit)")
     parser.add_argument("--journal", type=Path, default=table.JOURNAL)
+    parser.add_argument("--keep", type=Path, help="folder that receives the runs of a campaign with a defect")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/reliability.md, run nothing")
     options = parser.parse_args()
     if options.table:
