@@ -307,8 +307,9 @@ class Inner:
         if self.connected:
             try:
                 self.control.sendall(json.dumps(message).encode() + b"\n")
-            except OSError:
+            except OSError:  # the owner died; the end of file, which says so too, is not read any more
                 self.connected = False
+                self._ask_stop(ORPHAN_GRACE_S)
 
     def _start_engine(self, request: dict[str, Any], wake: int) -> bool:
         """Fork the engine; True in the engine itself once its body has returned."""

@@ -10,6 +10,8 @@ campaign is a line of tests/chaos/journal.jsonl; the same command again, also on
 are missing. `--only` repeats one campaign of the batch. `--table` writes the tables of docs/reliability.md from the
 journal.
 
+Two batches at once need ports of their own: `PYTEST_XDIST_WORKER=gw1` for the second, and a journal (`--journal`).
+
 A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
 is left out, and the command says so.
 """

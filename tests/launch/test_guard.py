@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.guard_link import Gone, GuardLink, spawn_guard
+from launch.guard_link import GUARD, Gone, GuardLink, spawn_guard
 from tests.launch.programs import SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -178,6 +180,23 @@ def test_kill_9_of_the_owner_in_the_middle_of_a_launch_ends_everything(tmp_path:
     owner.wait()
     assert wait_until(lambda: not running([pid, *guards]), SOON_S)
     assert not (tmp_path / "engine").exists()
+
+
+def test_an_owner_that_died_before_it_heard_of_its_engine_leaves_no_guard(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    request = {"argv": [sys.executable, "-c", ""], "env": {}, "stdout": os.devnull, "stderr": os.devnull}
+    ours.sendall(json.dumps(request).encode() + b"\n")
+    ours.close()  # before the guard reads: it can report to nobody that it has forked the engine
+    argv = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno())]
+    guard = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+    theirs.close()
+    try:
+        assert guard.wait(SOON_S) == 0
+    finally:
+        if guard.poll() is None:
+            for process in (*psutil.Process(guard.pid).children(recursive=True), guard):
+                process.kill()
+            guard.wait()
 
 
 @pytest.mark.fault
