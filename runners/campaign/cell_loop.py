@@ -16,6 +16,7 @@ from pathlib import Path
 from launch.death import describe_exit_name, was_ended
 from launch.errors import LaunchError
 from launch.instance import CrashedAtStart, end_leftover
+from launch.ports import PortTaken
 from results.records.events import (
     SIMULATED,
     AttemptState,
@@ -203,17 +204,8 @@ class CellLoop:
             return await self._end_cancelled(plan, attempt, task)
         except CellSkipped as skipped:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
-        except (CellFailed, LaunchError, RunnerError) as failed:
-            again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, failed, begin_seq)
-            state = CellState.PENDING if again else CellState.FAILED
-            self._end_failed(plan, state, attempt, again or _join_remedy(failed))
-        except Exception as error:
-            if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-                self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, CUT_BY_DISK))
-                raise
-            # One cell's error must not end the run for the other cells; run.log has the traceback.
-            log.exception("cell %s", plan.cell)
-            self._end_failed(plan, CellState.FAILED, attempt, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  (recorded, or raised again)
+            self._end_failed(plan, attempt, error, begin_seq)
         else:
             self._end_cell(plan, outcome)
         finally:
@@ -233,10 +225,26 @@ class CellLoop:
         self._append_events(Noted("info", plan.cell, "its artifacts are complete: it is not measured again"))
         return True
 
-    def _end_failed(self, plan: CellPlan, state: CellState, attempt: int, reason: str) -> None:
-        """Record why the attempt failed, unless it failed behind its last artifact."""
+    def _end_failed(self, plan: CellPlan, attempt: int, error: Exception, begin_seq: int) -> None:
+        """Record why the attempt failed, unless it failed behind its last artifact.
+
+        Raises what stood in its way where every further cell would meet it too: the cell is pending then.
+        """
+        obstacle = _find_obstacle(error)
+        if obstacle is not None:
+            reason = f"interrupted: {obstacle}" if isinstance(obstacle, PortTaken) else CUT_BY_DISK
+            self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, reason))
+            raise obstacle
+        if isinstance(error, (CellFailed, LaunchError, RunnerError)):
+            again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, error, begin_seq)
+            reason = again or _join_remedy(error)
+        else:  # one cell's error must not end the run for the other cells; run.log has the traceback
+            log.error("cell %s", plan.cell, exc_info=error)
+            again, reason = "", f"{type(error).__name__}: {error}"
         if not self._adopt(plan):
-            self._append_events(CellChanged(plan.cell, state, attempt, reason))
+            self._append_events(
+                CellChanged(plan.cell, CellState.PENDING if again else CellState.FAILED, attempt, reason)
+            )
 
     def _is_disk_full(self) -> bool:
         try:
@@ -342,6 +350,13 @@ class CellLoop:
         """Fold the journal's new events: our own, and those of operators' processes."""
         for recorded in self._store.events(after=self._view.last_seq):
             self._view = fold(self._view, recorded)
+
+
+def _find_obstacle(error: Exception) -> Exception | None:
+    """A full disk, or a stranger on a port of the engines."""
+    if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        return error
+    return next((one for one in (error, error.__cause__) if isinstance(one, PortTaken)), None)
 
 
 def _was_cut(cell: CellView) -> bool:

@@ -17,6 +17,7 @@ from launch.environment import Engine, capture
 from launch.errors import LaunchError
 from launch.instance import EngineDied, Instance
 from launch.local import LocalBackend
+from launch.ports import PortTaken
 from launch.profile import ConnectorConfig, Profile
 from results.records.events import EngineDeath, InstanceChanged, InstanceState, Noted
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
@@ -26,6 +27,8 @@ from state.store import RunStore
 
 LAUNCH_TRIES = 2
 """After this many failures in a row of one engine, its cell fails."""
+PORT_WAIT_S = 5.0
+"""Until the next try where a stranger listens on a port of the engine."""
 STALL_POLL_S = 1.0
 _Started = TypeVar("_Started")
 
@@ -204,8 +207,12 @@ class Launcher:
 async def retry_start(start: Callable[[], Awaitable[_Started]]) -> _Started:
     """What `start` returns, after LAUNCH_TRIES tries at most. Raises the LaunchError of the last one."""
     for _ in range(LAUNCH_TRIES - 1):
-        with contextlib.suppress(LaunchError):
+        try:
             return await start()
+        except PortTaken:  # perhaps by something that is about to end
+            await asyncio.sleep(PORT_WAIT_S)
+        except LaunchError:
+            pass
     return await start()
 
 

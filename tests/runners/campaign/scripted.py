@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from launch.ports import PortTaken
 from results.records.layout import publish
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
@@ -26,7 +27,7 @@ CELL_S = 0.02
 
 
 def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] | None = None) -> RunPlan:
-    """Stages `s0`, `s1` ... of cells `s0-c0` ...; `outcomes` gives kinds (`fail`, `skip`, `slow`, `late`) by cell."""
+    """Stages `s0`, `s1` ... of cells `s0-c0` ...; `outcomes` gives kinds (`fail`, `slow`, `late` ...) by cell."""
     plans = [
         CellPlan(f"s{s}-c{c}", f"s{s}", (outcomes or {}).get(f"s{s}-c{c}", "measure"), "plain", f"cell {c}", {}, CELL_S)
         for s in range(stages)
@@ -63,6 +64,9 @@ class Scripted:
         await asyncio.sleep(10.0 if cell.kind == "slow" else self._cell_s)
         if cell.kind == "fail" and attempt == 1:
             raise CellFailed("as scripted")
+        if cell.kind in ("port", "gate port") and attempt == 1:
+            taken = PortTaken("port 1 (http) is taken by pid 2", remedy="end it")
+            raise taken if cell.kind == "port" else CellFailed(str(taken)) from taken
         if cell.kind == "skip":
             raise CellSkipped("as scripted")
         partial = self._folder / "attempts" / f"{cell.cell}.{attempt}"

@@ -130,6 +130,19 @@ async def test_a_retried_cell_whose_artifacts_are_in_place_is_not_measured_again
     assert (folder / "done" / "s1-c1").read_text().split()[1] == "1"
 
 
+@pytest.mark.parametrize("kind", ["port", "gate port"])
+async def test_a_stranger_on_an_engines_port_interrupts_the_run_and_fails_no_cell(tmp_path: Path, kind: str) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c1": kind})
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert (code, view.state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
+    assert "port 1 (http) is taken by pid 2. end it" in view.reason
+    assert {cell.state for cell in view.cells.values()} == {CellState.DONE, CellState.PENDING}
+    code, _ = await run_with(folder)  # the operator ended it
+    assert code == ExitCode.DONE
+    assert set(times_done(folder).values()) == {1}
+
+
 async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s0-c1": "slow"})
     code, _ = await run_with(folder, (0.5, "stop_now", ""))
