@@ -187,6 +187,12 @@ def test_whether_the_pick_or_the_end_is_told_first_makes_no_difference() -> None
     assert stays(folded(first, pick, *failed), "s1")[-1][:3] == ("e0", "its migration to e1 failed", 1)
 
 
+def test_a_session_that_moves_before_a_tick_names_its_first_pick_was_elsewhere_first() -> None:
+    done = step("done", 2.5, migration="r3-1", reason="transferred")
+    picks = second(2.9, ("s1", "e0", "cold"), ("s1", "e1", "hot"))
+    assert stays(folded(second(1.0), done, picks), "s1") == [("e0", "cold", 1, ""), ("e1", "hot", 1, "r3-1")]
+
+
 def test_lives_are_those_of_one_cell() -> None:
     view = folded(second(1.0, ("s1", "e0", "cold")), second(2.0, ("s1", "e1", "cold"), cell=OTHER), step("done", 3.0))
     assert stays(view, "s1") == [("e1", "cold", 1, "")]
