@@ -258,3 +258,12 @@ async def test_long_text_ends_in_an_ellipsis_and_runs_on_over_empty_cells() -> N
         lines = table.text()
     assert lines[1].rstrip() == "a very long name       7"
     assert lines[2].rstrip() == "a very lo…      1      7"
+
+
+async def test_a_table_claims_nothing_before_it_was_shown_anything() -> None:
+    async with TableApp().run_test(size=(40, 8)) as pilot:
+        table = pilot.app.query_one(Table)
+        table._empty = "nothing has happened yet"
+        assert not table.render_line(0).text.strip()
+        table.show(COLUMNS, ())
+        assert table.render_line(0).text.strip() == "nothing has happened yet"

@@ -17,7 +17,7 @@ from console.screens.start import Start
 from results.records.events import CellChanged, CellState, RunState
 from runners.cli import app as cli
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, asked, sees, shown, until, watching
+from tests.console.conftest import NARROW, RUN, asked, press_and_see, sees, shown, until, watching
 
 
 async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
@@ -66,6 +66,20 @@ async def test_a_letter_in_the_filter_is_no_key(live_run: Path) -> None:
         await pilot.press("slash", "R", "r")
         await pilot.pause()
         assert "no cell has failed" not in "\n".join(shown(pilot.app))
+
+
+async def test_a_pause_that_waits_for_the_running_cell_can_be_withdrawn(live_run: Path) -> None:
+    async with watching(live_run, notifications=True) as pilot:
+        await press_and_see(pilot, "p", "pausing")
+        await press_and_see(pilot, "p", "the run pauses after", "withdraws")
+        await pilot.press("r")
+        await until(pilot, lambda: len(asked(live_run)) == 2, "the pause stands")
+    assert [request.action for request in asked(live_run)] == ["pause", "resume"]
+
+
+def test_where_there_is_no_list_of_runs_it_names_no_way_back_to_it() -> None:
+    assert "esc" not in what_instead("pause", RunState.DONE, False, has_list=False)
+    assert "tracon" in what_instead("pause", RunState.DONE, False, has_list=False)
 
 
 @pytest.mark.parametrize(
