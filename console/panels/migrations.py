@@ -21,7 +21,7 @@ from state.bindings import Stay
 from state.migrations import Migration, MigrationCounts
 from state.model import RunView
 
-TABLE_LEAST = 7
+TABLE_LEAST = 6
 """Least lines of the table where there is room for a band per instance."""
 SHARE = 0.55
 """The timeline's share of the height, where there is more room."""
@@ -269,9 +269,9 @@ def _format_stay(stay: Stay, end: float | None) -> str:
 
 def timeline_lines(bands: int, room: int, rows: int) -> int:
     """Lines for the bands, of `room`: their share, and what the table's rows leave of the rest."""
-    bands = max(1, bands)
-    wanted = max(lines_for(bands, 1), int(SHARE * room), room - max(TABLE_LEAST, rows + 2))
-    return max(3, min(wanted, lines_for(bands), room - TABLE_LEAST))
+    bands, table = max(1, bands), max(2, rows + 1)
+    wanted = max(lines_for(bands, 1), int(SHARE * room), room - max(TABLE_LEAST, table))
+    return max(3, min(wanted, lines_for(bands), room - min(TABLE_LEAST, table)))
 
 
 # -- the panel ----------------------------------------------------------------------------------------------------
@@ -336,11 +336,15 @@ class MigrationsPanel(Panel):
         self._head.show_lines(*head)
         view = picture.view.cells.get(cell)
         running = view is not None and view.state is CellState.RUNNING
-        self._ends.show_lines(count_outcomes(counts_of(picture, cell), running=running))
+        ends = count_outcomes(counts_of(picture, cell), running=running)
+        self._ends.display = any(part for part, _ in ends)
+        self._ends.show_lines(ends)
         columns = migration_columns(width - 1)
         rows = migration_rows(picture, cell, columns, self.look.glyphs)
         drawn = build_scene(picture, cell, self.look.window_s)
-        self.timeline.styles.height = timeline_lines(len(drawn.bands), height - len(head) - 1, len(rows))
+        self.timeline.styles.height = timeline_lines(
+            len(drawn.bands), height - len(head) - self._ends.display, len(rows)
+        )
         self.timeline.glyphs = self.look.glyphs
         self.timeline.show(drawn)
         self._table.show(columns, rows)

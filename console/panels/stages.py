@@ -109,7 +109,7 @@ def _config_row(round_key: str, config: str, cells: list[CellView], view: RunVie
 def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...], room: int) -> Row:
     text, tone = glyphs.state("degraded" if view.state is CellState.DONE and view.degraded else view.state)
     narrow = columns[2:] == NARROW_CELL_NUMBERS
-    measured = view.state is CellState.DONE and is_measured(view.plan.kind)
+    measured = view.state is CellState.DONE and is_measured(view.plan.kind) and _has_numbers(view, columns)
     notes = cell_note(view, glyphs, narrow)
     label = shorten_label(view.plan.label, room - 1 - count_columns(notes)) if measured else view.plan.label
     name: Cell = cell(f" {label}" if grouped else view.plan.config or label)
@@ -126,6 +126,15 @@ def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Colu
     return Row(f"cell:{view.cell}", (*first, *numbers), view.cell)
 
 
+def _has_numbers(view: CellView, columns: tuple[Column, ...]) -> bool:
+    """Cells of its kind have one of these numbers; without any, the label may run on over their columns."""
+    return any(_summary_key(column.key) in view.summary for column in columns[2:])
+
+
+def _summary_key(column: str) -> str:
+    return next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
+
+
 def shorten_label(label: str, room: int) -> str:
     """A label of two parts without its middle: its end (a load) distinguishes cells that begin alike."""
     if len(label) <= room or room < 2 * LABEL_END:
@@ -135,8 +144,7 @@ def shorten_label(label: str, room: int) -> str:
 
 def cell_number(summary: Mapping[str, Any], column: str) -> str:
     """One of CELL_NUMBERS or REPLAY_NUMBERS as its column shows it."""
-    key = next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
-    value = summary.get(key)
+    value = summary.get(_summary_key(column))
     return _SHOWN[column](value if isinstance(value, int | float) else None)
 
 

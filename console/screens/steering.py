@@ -122,6 +122,7 @@ class SteeringScreen(LookingScreen):
             work = partial(steer.submit_request, self._folder, action, target, reason)
         else:
             work = partial(steer.run_tracon, command[1:])
+            self.notify(shlex.join(command), title=f"{actions.BY_ID[action].label}: running the command")
         self.run_worker(partial(self._carry_out, work, command), thread=True, exit_on_error=False)
 
     def _carry_out(self, work: partial[steer.Result], command: tuple[str, ...]) -> None:

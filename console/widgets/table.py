@@ -291,15 +291,22 @@ def span_columns(columns: Sequence[Column], width: int) -> list[tuple[int, int]]
 
 
 def fit_row(columns: Sequence[Column], cells: Sequence[Cell], width: int) -> Cell:
-    """The cells side by side, each as wide as its column. Long text runs on over empty cells."""
-    spans, parts, index = span_columns(columns, width), list[Span](), 0
+    """The cells side by side, each as wide as its column. Long ones run on over empty cells: text to the right, a
+    number to the left."""
+    sizes = [size for _, size in span_columns(columns, width)]
+    for index in range(2, len(columns)):
+        missing = count_columns(cells[index]) - sizes[index]
+        if not columns[index].left and missing > 0 and not count_columns(cells[index - 1]):
+            taken = min(missing, sizes[index - 1])
+            sizes[index], sizes[index - 1] = sizes[index] + taken, sizes[index - 1] - taken
+    parts, index = list[Span](), 0
     while index < len(columns):
-        column, content, size = columns[index], cells[index], spans[index][1]
+        column, content, size = columns[index], cells[index], sizes[index]
         index += 1
         while (
             column.left and index < len(columns) and count_columns(content) > size and not count_columns(cells[index])
         ):
-            size += GAP + spans[index][1]
+            size += GAP + sizes[index]
             index += 1
         parts += [*_fit_cell(content, size, column.left), (" " * GAP, "")]
     return tuple(parts)

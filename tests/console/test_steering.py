@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from console.screens.start import Start
 from results.records.events import CellChanged, CellState, RunState
 from runners.cli import app as cli
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, asked, press_and_see, sees, shown, until, watching
+from tests.console.conftest import NARROW, RUN, WAIT_S, asked, press_and_see, sees, shown, until, watching
 
 
 async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
@@ -162,6 +163,19 @@ async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, ran: li
         await until(pilot, lambda: bool(ran), "no command")
     assert ran == [("resume", RUN, "--detach", "--workspace", str(dead_run.parent))]
     assert asked(dead_run) == []
+
+
+async def test_a_command_that_takes_a_while_is_named_at_once(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def wait(words: tuple[str, ...]) -> steer.Result:
+        ended.wait(WAIT_S)
+        return steer.Result(True, "done")
+
+    monkeypatch.setattr("console.steer.run_tracon", wait)
+    async with watching(dead_run, notifications=True) as pilot:
+        await press_and_see(pilot, "r", "Resume: running the command")
+        ended.set()
 
 
 async def test_read_only_has_no_key_that_changes_a_run(live_run: Path) -> None:

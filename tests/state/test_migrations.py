@@ -118,6 +118,9 @@ def test_what_was_recomputed_and_what_was_not_counted_say_so() -> None:
     assert lines(step("done", 3.0, reason="unneeded", text="the target lacks 0")) == [
         "info session s1: migrated e0 -> e1, no KV had to be moved: the target lacks 0"
     ]
+    assert lines(step("done", 3.0, reason="transferred", external_tokens=68_800, bytes=6.76e9, transfer_s=2.5))[
+        0
+    ].endswith("68800 tokens transferred, 6760 MB in 2500 ms")
     assert lines(step("done", 3.0, reason="transferred")) == ["info session s1: migrated e0 -> e1: tokens not counted"]
 
 
