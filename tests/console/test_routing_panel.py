@@ -21,6 +21,7 @@ from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
+from console.widgets.plot import Plot
 from results.report.terms import term
 from state.lease import LeaseState
 from state.routing import RoutingView
@@ -260,14 +261,23 @@ def test_a_prefill_or_decode_instance_is_named_so(picture: Picture) -> None:
     ]  # fmt: skip
 
 
-async def test_a_finished_run_shows_its_last_router_at_once(made: Callable[[str], Path]) -> None:
+async def test_a_panel_of_a_finished_run_that_gets_its_room_late_is_drawn_then(made: Callable[[str], Path]) -> None:
     async with watching(made("routed")) as pilot:
+        await sees(pilot, "sessions bound")
+        panel, screen = panel_of(pilot), pilot.app.screen
+        assert isinstance(screen, RunScreen)
+        panel.display = False
+        await pilot.pause()
+        panel.show(screen.shown_picture)
+        panel.display = True
+        await pilot.pause()
         await sees(pilot, "sessions bound")
 
 
 async def test_the_latency_of_all_instances_leads_the_legend(live_routing: Path) -> None:
     async with watching(live_routing, NARROW) as pilot:
         await press_and_see(pilot, "3", "● all ")
+        assert pilot.app.screen.query(Plot).first().text()[0].startswith("● all ")
 
 
 def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:
