@@ -96,25 +96,31 @@ class Menu(Dialog[str]):
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
+        if all(offer.why_not for offer in self._offers):
+            self.query_one("#help", Static).update("none of them is possible now")
 
     @property
-    def highlighted(self) -> Offer:
+    def highlighted(self) -> Offer | None:
+        """None where no action is possible."""
         index = self.query_one(OptionList).highlighted
-        return self._offers[index or 0]
+        return None if index is None else self._offers[index]
 
     @on(OptionList.OptionHighlighted)
     def describe(self) -> None:
-        self.query_one("#help", Static).update(Text(self.highlighted.action.help))
-        self.query_one("#command", Static).update(Text(shlex.join(self.highlighted.command)))
+        offer = self.highlighted
+        if offer is not None:
+            self.query_one("#help", Static).update(Text(offer.action.help))
+            self.query_one("#command", Static).update(Text(shlex.join(offer.command)))
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
     def action_copy(self) -> None:
-        command = shlex.join(self.highlighted.command)
-        self.app.copy_to_clipboard(command)
-        self.notify(command, title="copied")
+        if self.highlighted is not None:
+            command = shlex.join(self.highlighted.command)
+            self.app.copy_to_clipboard(command)
+            self.notify(command, title="copied")
 
 
 class Skip(Dialog[tuple[str, str]]):

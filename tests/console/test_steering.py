@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,13 @@ async def test_the_menu_offers_what_makes_sense_and_copies_commands(live_run: Pa
         await pilot.press("enter")
         await until(pilot, lambda: bool(asked(live_run)), "no request")
     assert asked(live_run)[0].action == "pause"
+
+
+async def test_a_menu_without_a_possible_action_says_so_and_copies_nothing(made: Callable[[str], Path]) -> None:
+    async with watching(made("routed"), NARROW) as pilot:
+        await press_and_see(pilot, "x", "none of them is possible now")
+        await pilot.press("y")
+        assert pilot.app.clipboard == ""
 
 
 async def test_y_copies_the_command_of_what_was_done_last(live_run: Path) -> None:
