@@ -87,7 +87,8 @@ ACTIONS: tuple[Action, ...] = (
         "resume",
         ("r",),
         "Resume",
-        "continue a paused run at once, an interrupted one in a new process; finished cells are never repeated",
+        "continue a paused run at once, an interrupted one in a new process; withdraw a pause that waits for the "
+        "running cell; finished cells are never repeated",
         STEER,
         footer=True,
         command=("tracon", "resume", "{run}", "--detach"),
@@ -217,36 +218,46 @@ def is_steering(method: str) -> bool:
     return method == "steer" or (method in BY_ID and BY_ID[method].steers)
 
 
-def why_not(action: str, state: RunState | None, live: bool, failed: int) -> str:
+def why_not(action: str, state: RunState | None, live: bool, failed: int, *, pausing: bool = False) -> str:
     """Why a steering action is not possible now; empty = it is.
 
-    `live`: a process holds the run's lease. `failed`: how many cells failed.
+    `live`: a process holds the run's lease. `failed`: how many cells failed. `pausing`: a pause waits for the running
+    cell, and Resume withdraws it.
     """
     if state is None:
         return "the run is not loaded yet"
+    if state is RunState.DONE and action != "retry":
+        return "the run is done"
     if action in ("stop", "stop_now") and not live:
         return "no process runs it"
+    if action == "pause" and pausing:
+        return "the run pauses after the running cell"
     if action == "pause" and not (live and state is RunState.RUNNING):
         return "the run is not running"
-    if action == "resume" and live and state is not RunState.PAUSED:
+    if action == "resume" and live and state is not RunState.PAUSED and not pausing:
         return "the run is running"
-    if action in ("resume", "skip") and state is RunState.DONE:
-        return "the run is done"
     if action == "retry" and not failed:
         return "the run is done, and no cell failed" if state is RunState.DONE else "no cell has failed"
     return ""
 
 
-def what_instead(action: str, state: RunState | None, live: bool) -> str:
-    """What the operator can do where `why_not` gives a reason; empty = wait."""
+def what_instead(
+    action: str, state: RunState | None, live: bool, *, pausing: bool = False, has_list: bool = True
+) -> str:
+    """What the operator can do where `why_not` gives a reason; empty = wait.
+
+    `has_list`: there is a list of runs to go back to.
+    """
     if state is RunState.DONE:
-        return "esc, then n, starts a new run"
+        return (
+            "esc, then n, starts a new run" if has_list else "q leaves; tracon lists the runs, and n there starts one"
+        )
     if state is RunState.FAILED:
         return "R puts the failed cells back to pending, then r runs them"
     if state is not None and not live:
         return "r continues the run"
     return {
-        "pause": "r continues the run",
+        "pause": "r withdraws the pause" if pausing else "r continues the run",
         "resume": "p pauses it, t stops it after the running cell",
         "retry": "R works once a cell has failed",
     }.get(action, "")

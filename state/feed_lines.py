@@ -184,10 +184,15 @@ def _describe_migration(event: events.MigrationChanged) -> tuple[str, str, str]:
 
 def _describe_transfer(event: events.MigrationChanged) -> str:
     tokens = "tokens not counted" if event.external_tokens is None else f"{event.external_tokens} tokens transferred"
-    moved = "" if event.bytes is None else f"{event.bytes / 1e6:.3g} MB"
-    took = "" if event.transfer_s is None else f"in {event.transfer_s * 1e3:.3g} ms"
+    moved = "" if event.bytes is None else f"{_three_digits(event.bytes / 1e6)} MB"
+    took = "" if event.transfer_s is None else f"in {_three_digits(event.transfer_s * 1e3)} ms"
     rest = " ".join(part for part in (moved, took) if part)
     return ", ".join(part for part in (tokens, rest) if part)
+
+
+def _three_digits(value: float) -> str:
+    """At least three significant digits, never with an exponent."""
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _describe_pace(event: events.PaceChosen) -> str:

@@ -256,22 +256,16 @@ def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, flo
     """observed/estimated seconds of the done cells by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
     for cell in view.cells.values():
-        took_s = cell.observed_s
-        if took_s is None and view.pace:
-            took_s = _extrapolate_s(cell, now_active_s)
+        took_s, share = cell.observed_s, 1.0
+        if took_s is None and view.pace and cell.state is CellState.RUNNING and cell.fraction:
+            # by the share that is done: extrapolated to its whole, the first second of a cell would outweigh all others
+            took_s, share = now_active_s - cell.attempts[-1].started_active_s, cell.fraction
         if took_s is not None and cell.plan.estimated_s > 0:
             for kind in (None, cell.plan.kind):
                 sums = observed.setdefault(kind, [0.0, 0.0])
                 sums[0] += took_s
-                sums[1] += cell.plan.estimated_s
+                sums[1] += cell.plan.estimated_s * share
     return {kind: took / estimated if estimated > 0 else 1.0 for kind, (took, estimated) in observed.items()}
-
-
-def _extrapolate_s(cell: CellView, now_active_s: float) -> float | None:
-    """What the whole of a running cell takes if it goes on as so far."""
-    if cell.state is not CellState.RUNNING or not cell.fraction:
-        return None
-    return (now_active_s - cell.attempts[-1].started_active_s) / cell.fraction
 
 
 def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:

@@ -52,7 +52,7 @@ class LatencyPanel(Panel):
                 box.border_subtitle = window_text(self.look.window_s)
             box.plot.marker = self.look.marker
             of_each = [line for i in shown for line in self._instance_series(picture, i, name, start)]
-            box.plot.show([*self._overall_series(picture, name, start), *of_each], start, end)
+            box.plot.show([*of_each, *self._overall_series(picture, name, start)], start, end)  # the legend's first
 
     def _overall_series(self, picture: Picture, name: str, start: float) -> list[Series]:
         """Behind a router: what the client measured over all instances."""

@@ -13,13 +13,15 @@ from console.pasts import Past
 from console.rows.instances import routed_tone
 from console.rows.routing import explain_absence, is_current, is_routed, place_of
 from console.widgets.lines import Lines
-from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
 from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
+from results.records.events import CellState
 from results.report.terms import term
 from state.bindings import Stay
 from state.migrations import Migration, MigrationCounts
+from state.model import RunView
 
-TABLE_LEAST = 7
+TABLE_LEAST = 6
 """Least lines of the table where there is room for a band per instance."""
 SHARE = 0.55
 """The timeline's share of the height, where there is more room."""
@@ -35,6 +37,8 @@ SIGNS = {
     "started": "running",
 }  # fmt: skip
 MARGIN_S = 1.0
+SEEN_LIVE = "counted while watched, Results (6) has all   "
+"""Before the counts of a cell that the journal has only in part."""
 
 
 def name_outcome(migration: Migration) -> str:
@@ -71,22 +75,31 @@ def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
     return MigrationCounts(cell_id, 0) if moved is None else moved.counts_of(cell_id)
 
 
-def describe_cell(picture: Picture, cell_id: str) -> Cell:
-    """The cell, its policy, and the amount moved."""
+def describe_cell(picture: Picture, cell_id: str, width: int) -> tuple[Cell, ...]:
+    """The cell, its policy, and the amount moved, on as many lines as they need."""
     counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
     cells = cells_of(picture)
-    place = f"{cells.index(cell_id) + 1} of {len(cells)}" if len(cells) > 1 and cell_id in cells else ""
-    moved = f"{say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}"
-    return (
-        (f"{past.policy if past else ''}  ".lstrip(), "bold"),
-        (f"{cell_id}  {place}  ".replace("    ", "  "), "dim"),
-        (f"{counts.of('started')} migrations  {counts.of('refused')} refused  ", ""),
-        (f"moved {moved}", "dim"),
+    place = f"{cells.index(cell_id) + 1} of {len(cells)}  " if len(cells) > 1 and cell_id in cells else ""
+    started = counts.of("started")
+    entries: tuple[Cell, ...] = (
+        ((f"{past.policy}  " if past else "", "bold"), (f"{cell_id}  {place}", "dim")),
+        ((f"{started} migration{'' if started == 1 else 's'}  {counts.of('refused')} refused  ", ""),),
+        ((f"moved {say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}", "dim"),),
     )
+    partial = (((SEEN_LIVE, "warn"),),) if _is_seen_in_part(picture.view) else ()
+    return flow_entries((*partial, *entries), width)
 
 
-def count_outcomes(counts: MigrationCounts) -> Cell:
-    """Migrations by outcome, in the tones of their arrows, and refusals by reason."""
+def _is_seen_in_part(view: RunView) -> bool:
+    """A simulation at full speed writes its journal only while it is a cell's turn, which may begin near its end."""
+    return bool(view.plan.inputs.get("simulated")) and not view.pace
+
+
+def count_outcomes(counts: MigrationCounts, *, running: bool = True) -> Cell:
+    """Migrations by outcome, in the tones of their arrows, and refusals by reason.
+
+    `running`: the cell is; in one that is over, nothing is under way.
+    """
     done = counts.by_phase.get("done", {})
     recomputed, unneeded = done.get("recomputed", 0), done.get("unneeded", 0)
     numbers = {
@@ -94,7 +107,7 @@ def count_outcomes(counts: MigrationCounts) -> Cell:
         "unneeded": unneeded,
         "recomputed": recomputed,
         "failed": counts.of("failed"),
-        "under way": counts.under_way,
+        "under way" if running else "without an end": counts.under_way,
     }
     parts: list[Span] = [
         (f"▼ {number} {end}  ", TONES.get(end, TONES["started"])) for end, number in numbers.items() if number
@@ -254,6 +267,13 @@ def _format_stay(stay: Stay, end: float | None) -> str:
     return f"{stay.instance} {length}, {picks}; {came}"
 
 
+def timeline_lines(bands: int, room: int, rows: int) -> int:
+    """Lines for the bands, of `room`: their share, and what the table's rows leave of the rest."""
+    bands, table = max(1, bands), max(2, rows + 1)
+    wanted = max(lines_for(bands, 1), int(SHARE * room), room - max(TABLE_LEAST, table))
+    return max(3, min(wanted, lines_for(bands), room - min(TABLE_LEAST, table)))
+
+
 # -- the panel ----------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +283,7 @@ class MigrationsPanel(Panel):
     GROWS = True
     DEFAULT_CSS = """
     MigrationsPanel {
-        #migrations-head, #migrations-ends { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+        #migrations-head, #migrations-ends { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
     }
     """
 
@@ -305,21 +325,29 @@ class MigrationsPanel(Panel):
     def show(self, picture: Picture) -> None:
         self._picture = picture
         width, height = self.content_region.size
+        if not width:
+            return
         cell = self.cell
         self._ends.display = self.timeline.display = self._table.display = bool(cell)
-        if not cell or not width:
+        if not cell:
             self._head.show_lines(((explain_absence(picture), "dim"),))
             return
-        self._head.show_lines(describe_cell(picture, cell))
-        self._ends.show_lines(count_outcomes(counts_of(picture, cell)))
+        head = describe_cell(picture, cell, width)
+        self._head.show_lines(*head)
+        view = picture.view.cells.get(cell)
+        running = view is not None and view.state is CellState.RUNNING
+        ends = count_outcomes(counts_of(picture, cell), running=running)
+        self._ends.display = any(part for part, _ in ends)
+        self._ends.show_lines(ends)
+        columns = migration_columns(width - 1)
+        rows = migration_rows(picture, cell, columns, self.look.glyphs)
         drawn = build_scene(picture, cell, self.look.window_s)
-        room, bands = height - 2, max(1, len(drawn.bands))
-        wanted = max(lines_for(bands, 1), int(SHARE * room))
-        self.timeline.styles.height = max(3, min(wanted, lines_for(bands), room - TABLE_LEAST))
+        self.timeline.styles.height = timeline_lines(
+            len(drawn.bands), height - len(head) - self._ends.display, len(rows)
+        )
         self.timeline.glyphs = self.look.glyphs
         self.timeline.show(drawn)
-        columns = migration_columns(width - 1)
-        self._table.show(columns, migration_rows(picture, cell, columns, self.look.glyphs))
+        self._table.show(columns, rows)
         if self.look.follow:
             self._table.go_to_end()
 

@@ -80,6 +80,10 @@ class Panel(Vertical):
         self.look = look
         self.run_folder = run_folder
 
+    def on_resize(self) -> None:
+        """What was drawn before was for another room; a finished run brings no picture that would draw it again."""
+        self.post_message(self.Redraw())
+
     @abstractmethod
     def show(self, picture: Picture) -> None:
         """Draw what changed. mypy checks that every panel does; Textual's metaclass rules out ABCMeta."""
@@ -88,6 +92,11 @@ class Panel(Vertical):
     def table(self) -> Table | None:
         """The table inside, where there is one (it can be filtered and followed)."""
         return None
+
+    @property
+    def can_filter(self) -> bool:
+        """There are rows that a filter can hide."""
+        return self.table is not None
 
     @property
     def busy(self) -> bool:

@@ -38,7 +38,7 @@ class ResultsPanel(Panel):
     ResultsPanel {
         VerticalScroll { height: 1fr; }
         #results-note { height: auto; color: $tone-dim; }
-        #results-report { height: auto; }
+        #results-page { height: auto; }
     }
     """
 
@@ -54,7 +54,7 @@ class ResultsPanel(Panel):
         self._note = Static(id="results-note")
         self._plot = RatePlot(empty="nothing is measured yet")
         self._table = Table(empty="none")
-        self._text = Static(id="results-report")
+        self._text = Static(id="results-page")
         self._scroll = VerticalScroll(self._text)
         parts = (self._bar, self._note, self._table, self._plot, self._scroll)
         super().__init__(look, run_folder, *parts, id=id)
@@ -67,6 +67,10 @@ class ResultsPanel(Panel):
     @property
     def table(self) -> Table:
         return self._table
+
+    @property
+    def can_filter(self) -> bool:
+        return bool(self._table.display)
 
     @property
     def report(self) -> Report | None:
@@ -165,10 +169,11 @@ class ResultsPanel(Panel):
             self._text.update(render_terminal(report.page, self.run_folder, self._table_width))
             self._arrange_section(text=True)
         elif part is None:
-            from results.report.document import rich_tables
+            from console.rows.report import report_section
 
-            self._text.update(rich_tables(report.text))
-            self._arrange_section(text=True)
+            section = report_section(report.text, self._table_width, tone_of)
+            self._table.show(section.columns, section.rows)
+            self._arrange_section(table=True)
         elif isinstance(part, Chart):
             self._show_chart(part, tone_of)
         else:

@@ -16,7 +16,7 @@ from console.rows.instance_loads import has_ttft, load_columns, load_detail, loa
 from console.rows.instances import routed_tone
 from console.rows.routing import age_s, engine_of, explain_absence, is_current, is_routed, is_running, place_of
 from console.widgets.lines import Lines
-from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
 from results.records.events import RoutedLine
 from results.report.terms import term
 from state.routing import RoutingView
@@ -40,16 +40,16 @@ WARNINGS = 3
 # -- head -----------------------------------------------------------------------------------------------------------
 
 
-def describe_router(picture: Picture, routing: RoutingView) -> Cell:
-    """Policy, age of the numbers, picks, sessions, TTFT, cell."""
+def describe_router(picture: Picture, routing: RoutingView, width: int) -> tuple[Cell, ...]:
+    """Policy, cell, age of the numbers, picks, sessions, TTFT, on as many lines as they need."""
     picks, current = sum(routing.latest.decisions.values()), is_current(picture, routing)
-    return (
-        (f"{routing.policy}   ", "bold"),
-        _as_of(picture, routing),
-        (f"   {picks} picks   {routing.latest.sessions} sessions bound", ""),
-        (f"   TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms", "" if current else "dim"),
-        (f"   {routing.cell}", "dim"),
+    entries: tuple[Cell, ...] = (
+        ((f"{routing.policy}   ", "bold"), (f"{routing.cell}   ", "dim")),
+        (_as_of(picture, routing), ("   ", "")),
+        ((f"{picks} picks   {routing.latest.sessions} sessions bound   ", ""),),
+        ((f"TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms", "" if current else "dim"),),
     )
+    return flow_entries(entries, width)
 
 
 def _as_of(picture: Picture, routing: RoutingView) -> Span:
@@ -166,7 +166,7 @@ class RoutingPanel(Panel):
     GROWS = True
     DEFAULT_CSS = """
     RoutingPanel {
-        #routing-head { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+        #routing-head { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
         #routing-warnings { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
         #routing-reason-line { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
         #routing-lower { height: 1fr; }
@@ -196,16 +196,19 @@ class RoutingPanel(Panel):
     def show(self, picture: Picture) -> None:
         routing = picture.view.routing
         width, height = self.content_region.size
+        if not width:
+            return
         self.loads.display = routing is not None
-        if routing is None or not width:
+        if routing is None:
             self._head.show_lines(((explain_absence(picture), "dim"),))
             self._warnings.display = self._reason_line.display = self._lower.display = False
             return
         lines = list_warnings(picture, routing, self.look.glyphs)
-        self._head.show_lines(describe_router(picture, routing))
+        head = describe_router(picture, routing, width)
+        self._head.show_lines(*head)
         self._warnings.show_lines(*lines)
         self._warnings.display = bool(lines)
-        self._divide_room(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
+        self._divide_room(height - len(head) - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
         columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
         self._reason_line.show_lines(reason_line(routing))

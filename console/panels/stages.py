@@ -13,7 +13,7 @@ from console.glyphs import Glyphs
 from console.panels.panel import Fact, Opening, PanelKind, Place, TablePanel
 from console.rows.instances import config_tone
 from console.rows.routing import REPLAY, plans_replays
-from console.widgets.table import Cell, Column, Row, Table, cell
+from console.widgets.table import Cell, Column, Row, Table, cell, count_columns, span_columns
 from results.records.events import CellState
 from results.registry import is_measured
 from results.report.terms import term
@@ -36,6 +36,8 @@ REPLAY_NUMBERS = (
     ("amplification", Column("amplification", "wall/span", 9, "x")),
 )
 """The same of cells that replay a trace."""
+LABEL_END = 6
+"""Columns of a long label's end that stay."""
 NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 5, "p90"))
 
 
@@ -45,15 +47,14 @@ def stage_columns(width: int, *, replays: bool = False) -> tuple[Column, ...]:
     numbers = [column for _, column in (REPLAY_NUMBERS if replays else CELL_NUMBERS)]
     while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
         numbers.pop()
-    if len(numbers) < 2:
-        return (*fixed, *NARROW_CELL_NUMBERS)
-    return (*fixed, *numbers)
+    return (*fixed, *(NARROW_CELL_NUMBERS if len(numbers) < 2 else numbers))
 
 
 def stage_rows(
-    picture: Picture, folded: frozenset[str], glyphs: Glyphs, columns: tuple[Column, ...]
+    picture: Picture, folded: frozenset[str], glyphs: Glyphs, columns: tuple[Column, ...], width: int
 ) -> tuple[Row, ...]:
     """The tree: stages, under them configs where a stage has several cells of one, under them cells."""
+    room = span_columns(columns, width)[1][1]
     rows: list[Row] = []
     for stage in picture.view.stages:
         rows.append(_stage_row(stage, stage.stage in folded, glyphs, len(columns)))
@@ -65,7 +66,7 @@ def stage_rows(
         for number, (config, cells) in enumerate(rounds):
             if grouped and config:
                 rows.append(_config_row(f"{stage.stage}:{number}", config, cells, picture.view, len(columns)))
-            rows += [_cell_row(each, grouped, glyphs, columns) for each in cells]
+            rows += [_cell_row(each, grouped, glyphs, columns, room) for each in cells]
     return tuple(rows)
 
 
@@ -105,28 +106,45 @@ def _config_row(round_key: str, config: str, cells: list[CellView], view: RunVie
     return Row(f"config:{config}:{round_key}", _pad_cells((cell(""), name), width, progress))
 
 
-def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
+def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...], room: int) -> Row:
     text, tone = glyphs.state("degraded" if view.state is CellState.DONE and view.degraded else view.state)
     narrow = columns[2:] == NARROW_CELL_NUMBERS
-    name: Cell = cell(f" {view.plan.label}" if grouped else view.plan.config or view.plan.label)
+    measured = view.state is CellState.DONE and is_measured(view.plan.kind) and _has_numbers(view, columns)
+    notes = cell_note(view, glyphs, narrow)
+    label = shorten_label(view.plan.label, room - 1 - count_columns(notes)) if measured else view.plan.label
+    name: Cell = cell(f" {label}" if grouped else view.plan.config or label)
     if not grouped and view.plan.config and view.plan.label != view.plan.config:
         name = (*name, (f"  {view.plan.label}", "dim"))
-    first: tuple[Cell, ...] = ((("  ", ""), (text, tone)), (*name, *cell_note(view, glyphs, narrow)))
+    first: tuple[Cell, ...] = ((("  ", ""), (text, tone)), (*name, *notes))
     if view.state is CellState.RUNNING:
         return Row(
             f"cell:{view.cell}",
             _pad_cells(first, len(columns), cell(f"{view.fraction * 100:.0f} %", "bold")),
             view.cell,
         )
-    measured = view.state is CellState.DONE and is_measured(view.plan.kind)
     numbers = tuple(cell(cell_number(view.summary, column.key) if measured else "") for column in columns[2:])
     return Row(f"cell:{view.cell}", (*first, *numbers), view.cell)
 
 
+def _has_numbers(view: CellView, columns: tuple[Column, ...]) -> bool:
+    """Cells of its kind have one of these numbers; without any, the label may run on over their columns."""
+    return any(_summary_key(column.key) in view.summary for column in columns[2:])
+
+
+def _summary_key(column: str) -> str:
+    return next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
+
+
+def shorten_label(label: str, room: int) -> str:
+    """A label of two parts without its middle: its end (a load) distinguishes cells that begin alike."""
+    if len(label) <= room or room < 2 * LABEL_END:
+        return label
+    return f"{label[: room - LABEL_END - 1]}…{label[-LABEL_END:]}"
+
+
 def cell_number(summary: Mapping[str, Any], column: str) -> str:
     """One of CELL_NUMBERS or REPLAY_NUMBERS as its column shows it."""
-    key = next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
-    value = summary.get(key)
+    value = summary.get(_summary_key(column))
     return _SHOWN[column](value if isinstance(value, int | float) else None)
 
 
@@ -190,7 +208,7 @@ class StagesPanel(TablePanel):
 
     def show(self, picture: Picture) -> None:
         columns = stage_columns(self.table.room, replays=plans_replays(picture.view))
-        self.table.show(columns, stage_rows(picture, self.look.folded, self.look.glyphs, columns))
+        self.table.show(columns, stage_rows(picture, self.look.folded, self.look.glyphs, columns, self.table.room))
         running = picture.view.current_cells
         if self.look.follow and running:
             self.table.move_to(f"cell:{running[0].cell}")

@@ -16,6 +16,8 @@ WIDE = 110
 """Columns from which the table shows the past minute too."""
 PAST_S = 60.0
 """The past that the bars are scaled to and the small curves show."""
+POOLS = ("prefill", "decode")
+"""Roles that the table names; `both` goes without saying."""
 NO_WORK = "_"
 """A second without pending prefill in the small curve; a second that was not sampled is blank."""
 
@@ -66,7 +68,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
         mark = marks.get(load.instance)
         color = routed_tone(picture.view, engine_of(load), place)
         cells = {
-            "name": cell(load.instance, color),
+            "name": ((load.instance, color), (f" {load.role}" if load.role in POOLS else "", "dim")),
             "state": _state_cell(load, mark, glyphs) if current else cell(_state_cell(load, mark, glyphs)[0][0], "dim"),
             "requests": cell(say.whole(load.num_requests), tone),
             "pending": cell(say.tokens(load.pending_prefill_tokens), tone),

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from console import format as say
 from console.widgets.rate_plot import SIGNS
-from console.widgets.table import Column, Row, Span, cell, count_columns
+from console.widgets.table import Column, Row, Span, cell, count_columns, fit_row
 from results.report.chart import Chart
+from results.report.content import ReportText
+from results.report.document import LIMITS_TITLE
 from results.report.table import NOT_MEASURED, Table
 from results.statistics.judgement import Outcome, Verdict
 
@@ -65,6 +67,32 @@ def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = ""
         below = _wrap_rows("paragraph", "", paragraph, width, len(columns))
         rows = (*rows, _text_row("blank", (), len(columns)), *below)
     return Section(columns, rows)
+
+
+def report_section(text: ReportText, width: int, tone_of: ToneOf) -> Section:
+    """The whole report, a row per line: opening, every table with its note, limits."""
+    lines: list[tuple[Span, ...]] = [((line, ""),) for line in _wrap_text(text.opening, width - 1)]
+    for table in text.tables:
+        lines += [(), ((table.title, "bold"),), *(((line, "dim"),) for line in _wrap_text(table.note, width - 1))]
+        section = table_section(table, width, tone_of)
+        if any(column.title for column in section.columns):
+            titles = [tuple(cell(column.title) for column in section.columns)]
+            titles += [tuple(cell(column.unit) for column in section.columns)]
+            shown = (fit_row(section.columns, each, width) for each in titles if any(map(count_columns, each)))
+            lines += [tuple((part, "dim") for part, _ in each) for each in shown]
+        lines += [fit_row(section.columns, row.cells, width) for row in section.rows]
+    lines += [(), ((LIMITS_TITLE, "bold"),)]
+    lines += [((line, ""),) for limit in text.limits
+              for line in textwrap.wrap(f"- {limit}", max(16, width - 1), subsequent_indent=INDENT)]  # fmt: skip
+    rows = tuple(_text_row(f"line {number}", _strip_end(spans), 1) for number, spans in enumerate(lines))
+    return Section((Column("line", "", 1, left=True, flex=True),), rows)
+
+
+def _strip_end(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Without the blanks that fill the last column."""
+    while spans and not spans[-1][0].strip():
+        spans = spans[:-1]
+    return spans
 
 
 def _choose_columns(natural: Sequence[int], width: int) -> list[int]:

@@ -33,6 +33,11 @@ class ConsoleScreen(Screen[None]):
     def apply_filter(self, text: str) -> None:
         """Keep the rows of the focused table that contain the text; empty = all."""
 
+    @property
+    def filter_text(self) -> str:
+        """The filter in force; empty = none."""
+        return self.query_one("#filter", Input).value.strip()
+
     def filter_target_focus(self) -> None:
         """Give the focus back to what was filtered."""
 

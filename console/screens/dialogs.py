@@ -96,25 +96,31 @@ class Menu(Dialog[str]):
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()
+        if all(offer.why_not for offer in self._offers):
+            self.query_one("#help", Static).update("none of them is possible now")
 
     @property
-    def highlighted(self) -> Offer:
+    def highlighted(self) -> Offer | None:
+        """None where no action is possible."""
         index = self.query_one(OptionList).highlighted
-        return self._offers[index or 0]
+        return None if index is None else self._offers[index]
 
     @on(OptionList.OptionHighlighted)
     def describe(self) -> None:
-        self.query_one("#help", Static).update(Text(self.highlighted.action.help))
-        self.query_one("#command", Static).update(Text(shlex.join(self.highlighted.command)))
+        offer = self.highlighted
+        if offer is not None:
+            self.query_one("#help", Static).update(Text(offer.action.help))
+            self.query_one("#command", Static).update(Text(shlex.join(offer.command)))
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
     def action_copy(self) -> None:
-        command = shlex.join(self.highlighted.command)
-        self.app.copy_to_clipboard(command)
-        self.notify(command, title="copied")
+        if self.highlighted is not None:
+            command = shlex.join(self.highlighted.command)
+            self.app.copy_to_clipboard(command)
+            self.notify(command, title="copied")
 
 
 class Skip(Dialog[tuple[str, str]]):
@@ -129,11 +135,15 @@ class Skip(Dialog[tuple[str, str]]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static(Text(f"Skip what of {self._run}?"), classes="question")
-            yield OptionList(*(Option(Text(f"{target:<34}  {means}"), id=target) for target, means in self._targets))
+            width = max(len(target) for target, _ in self._targets)
+            yield OptionList(
+                *(Option(Text(f"{target:<{width}}  {means}"), id=target) for target, means in self._targets)
+            )
             yield Input(placeholder="why (goes into the manifest)", id="reason")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button("Skip", id="confirm", variant="error")
+            yield Static(Text("enter goes on, tab reaches Skip   esc closes"), classes="hint")
 
     def on_mount(self) -> None:
         targets = self.query_one(OptionList)
@@ -160,12 +170,17 @@ class Skip(Dialog[tuple[str, str]]):
 class Detail(Dialog[None]):
     """Facts, one per line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,q", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,q", "cancel", show=False),
+        Binding("y", "copy", "Copy command", show=False),
+    ]
 
-    def __init__(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, title: str, facts: Sequence[tuple[str, str]], command: tuple[str, ...] = ()) -> None:
         super().__init__()
         self._title = title
         self._facts = facts
+        self._command = command
+        """Among the facts; empty = none."""
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -174,4 +189,10 @@ class Detail(Dialog[None]):
                 for label, text in self._facts:
                     yield Static(Text(label), classes="label")
                     yield Static(Text(text))
-            yield Static(Text("esc closes"), classes="hint")
+            copies = "y copies the command line   " if self._command else ""
+            yield Static(Text(f"up, down scroll   {copies}esc closes"), classes="hint")
+
+    def action_copy(self) -> None:
+        if self._command:
+            self.app.copy_to_clipboard(shlex.join(self._command))
+            self.notify(shlex.join(self._command), title="copied")

@@ -11,6 +11,7 @@ from typing import ClassVar
 from textual import on
 from textual.binding import BindingType
 from textual.message import Message
+from textual.widgets import Input
 
 from console import actions, export, keys
 from console.feed import Picture, RunFeed
@@ -21,7 +22,7 @@ from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.widgets.table import Span, Table
-from results.records.events import RunState
+from results.records.events import CellState, RunState
 
 ENDED = frozenset({RunState.DONE, RunState.FAILED})
 
@@ -71,7 +72,7 @@ class RunScreen(DashboardScreen):
             self.notify(event.picture.trouble, severity="error")
             return
         before, self.picture = self.picture, event.picture
-        if (before.loading, before.live, before.view.state) != (False, event.picture.live, event.picture.view.state):
+        if before.loading or _possible_keys(before) != _possible_keys(event.picture):
             self.refresh_bindings()  # it draws the whole footer again
         self._draw_picture()
         if not before.loading and before.view.state not in ENDED and event.picture.view.state in ENDED:
@@ -98,8 +99,11 @@ class RunScreen(DashboardScreen):
         if self.picture.live:
             self._draw_picture()
 
-    def _draw_picture(self) -> None:
+    def _show_header(self) -> None:
         self._header.show(self.picture, self._list_badges(), self.folder.name)
+
+    def _draw_picture(self) -> None:
+        self._show_header()
         child = self.app.screen
         if isinstance(child, InstanceScreen):
             child.show(self.picture)
@@ -127,6 +131,8 @@ class RunScreen(DashboardScreen):
 
     def _list_badges(self) -> tuple[Span, ...]:
         badges = list(self.frozen_badge())
+        if (text := self.filter_text) and self.is_seen(self._filtered):
+            badges.append((f"filter: {text} (esc clears)  ", "warn"))
         if not self.tracon.look.follow:
             badges.append(("not following  ", "dim"))
         if self.tracon.options.read_only:
@@ -194,10 +200,19 @@ class RunScreen(DashboardScreen):
 
     def apply_filter(self, text: str) -> None:
         self.panel(self._filtered).filter(text)
+        self._show_header()
 
     def action_filter(self) -> None:
+        """Of the focused panel; beside one without rows, of the events."""
         focused = self.focused_panel()
-        self._filtered = focused if self.panel(focused).table is not None else "events"
+        target = focused if self.panel(focused).can_filter else "events"
+        if not self.is_seen(target):
+            self.notify("nothing here has rows to filter", severity="warning")
+            return
+        if target != self._filtered:
+            self.panel(self._filtered).filter("")  # one filter at a time: the line shows no other
+            self.query_one("#filter", Input).value = ""
+        self._filtered = target
         super().action_filter()
 
     def filter_target_focus(self) -> None:
@@ -212,16 +227,18 @@ class RunScreen(DashboardScreen):
         if opening.instance:
             self.app.push_screen(InstanceScreen(opening.instance, self.folder, self.shown_picture))
         else:
-            self.app.push_screen(Detail(opening.title, [*opening.facts, *self._command_fact(str(panel.id), opening)]))
+            command = self._fill_panel_command(str(panel.id), opening)
+            fact = [(opening.command_label, shlex.join(command))] if command else []
+            self.app.push_screen(Detail(opening.title, [*opening.facts, *fact], command))
 
-    def _command_fact(self, name: str, opening: Opening) -> list[tuple[str, str]]:
-        """The panel's own command line for what was opened, which `y` then copies."""
+    def _fill_panel_command(self, name: str, opening: Opening) -> tuple[str, ...]:
+        """The panel's own command line for what was opened, which `y` copies; empty = none."""
         if not opening.command_label:
-            return []
+            return ()
         workspace = self.tracon.workspace_of(self.folder)
         command = actions.fill_command(self._kinds[name].command, self.folder, workspace, opening.command_values)
         self.tracon.last_command = command
-        return [(opening.command_label, shlex.join(command))]
+        return command
 
     def action_back(self) -> None:
         if self.clear_filter():
@@ -238,3 +255,9 @@ class RunScreen(DashboardScreen):
     def look_now(self) -> None:
         if self._feed is not None:
             self._feed.wake()
+
+
+def _possible_keys(picture: Picture) -> tuple[object, ...]:
+    """What decides which keys can do something."""
+    view = picture.view
+    return picture.live, view.state, view.pause, any(cell.state is CellState.FAILED for cell in view.cells.values())

@@ -34,7 +34,11 @@ class SteeringScreen(LookingScreen):
 
     def _why_not(self, action: str) -> str:
         failed = sum(stage.counts.get(CellState.FAILED, 0) for stage in self.picture.view.stages)
-        return actions.why_not(action, self.run_state, self.picture.live, failed)
+        return actions.why_not(action, self.run_state, self.picture.live, failed, pausing=self._pausing)
+
+    @property
+    def _pausing(self) -> bool:
+        return self.picture.view.pause == "pausing"
 
     @property
     def run_state(self) -> RunState | None:
@@ -46,7 +50,10 @@ class SteeringScreen(LookingScreen):
         if action is None or self.tracon.options.read_only:
             return
         if why := self._why_not(action.id):
-            instead = actions.what_instead(action.id, self.run_state, self.picture.live)
+            instead = actions.what_instead(
+                action.id, self.run_state, self.picture.live,
+                pausing=self._pausing, has_list=self.tracon.has_runs_screen,
+            )  # fmt: skip
             text = f"{why}: {instead}" if instead else why
             self.notify(text, title=f"{action.label}: not now", severity="warning")
 
@@ -115,6 +122,7 @@ class SteeringScreen(LookingScreen):
             work = partial(steer.submit_request, self._folder, action, target, reason)
         else:
             work = partial(steer.run_tracon, command[1:])
+            self.notify(shlex.join(command), title=f"{actions.BY_ID[action].label}: running the command")
         self.run_worker(partial(self._carry_out, work, command), thread=True, exit_on_error=False)
 
     def _carry_out(self, work: partial[steer.Result], command: tuple[str, ...]) -> None:

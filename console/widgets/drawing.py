@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -16,7 +17,10 @@ from console.themes import make_tones
 
 
 class Drawing(Widget):
-    """Shows what `paint` returns until content, size or theme change; where that is nothing, the text `empty`."""
+    """Shows what `paint` returns until content, size or theme change; where that is nothing, the text `empty`.
+
+    Before its first content it is blank: what it is to show is still being read.
+    """
 
     DEFAULT_CSS = """
     Drawing { height: 1fr; width: 1fr; background: transparent; }
@@ -67,7 +71,10 @@ class Drawing(Widget):
         width, height = self.size
         fits = width >= self.LEAST[0] and height >= self.LEAST[1]
         drawn = self.paint(styles, width, height) if fits else []
-        self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+        self._drawn = drawn or [
+            Strip([Segment(line, styles["dim"])]).adjust_cell_length(width)
+            for line in textwrap.wrap(self._empty if self._content else "", max(1, width)) or [""]
+        ]
 
 
 def place_labels(labels: Iterable[tuple[int, str]], width: int | None = None) -> str:

@@ -22,6 +22,7 @@ Span = tuple[str, str]
 Cell = tuple[Span, ...]
 GAP = 1
 """Between two columns."""
+NO_MATCH = "no row matches the filter: esc clears it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         line = y + self.header_height - self.scroll_offset.y
         if old == new or not self.header_height <= line < self.size.height:
             return []
-        spans = self._column_spans(self.room)
+        spans = span_columns(self.columns, self.room)
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
@@ -192,23 +193,11 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if not self._styles:
             self._styles = make_tones(self.app.theme_variables)
 
-    def _column_spans(self, width: int) -> list[tuple[int, int]]:
-        """Where each column starts and how wide it is."""
-        fixed = sum(column.width for column in self.columns) + GAP * max(0, len(self.columns) - 1)
-        flexible = [column for column in self.columns if column.flex]
-        extra = max(0, width - fixed) // max(1, len(flexible))
-        spans, x = [], 0
-        for column in self.columns:
-            size = column.width + (extra if column.flex else 0)
-            spans.append((x, size))
-            x += size + GAP
-        return spans
-
     def render_line(self, y: int) -> Strip:
         self._prepare_styles()
         width = self.room
-        if not self._all and self._empty:
-            text = self._empty if y == 0 else ""
+        if self.columns and not self.rows and (empty := self._empty if not self._all else NO_MATCH):
+            text = empty if y == 0 else ""
             return Strip([Segment(text, self._styles["dim"])]).adjust_cell_length(width).apply_style(self.rich_style)
         if y < self.header_height:
             return self._header_strip(y, width).apply_style(self.rich_style)
@@ -221,30 +210,17 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     def _header_strip(self, y: int, width: int) -> Strip:
         self._prepare_styles()
         parts: list[Segment] = []
-        for column, (_, size) in zip(self.columns, self._column_spans(width), strict=True):
+        for column, (_, size) in zip(self.columns, span_columns(self.columns, width), strict=True):
             text = (column.title, column.unit)[y]
             style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
-            parts += [*_fit_cell(((text, ""),), size, column.left, {"": style}), Segment(" " * GAP)]
+            parts += [*(Segment(part, style) for part, _ in _fit_cell(((text, ""),), size, column.left))]
+            parts.append(Segment(" " * GAP))
         return Strip(parts).adjust_cell_length(width)
 
     def _row_strip(self, row: Row, width: int, here: bool) -> Strip:
         self._prepare_styles()
-        parts: list[Segment] = []
-        spans = self._column_spans(width)
-        index = 0
-        while index < len(self.columns):
-            column, content, size = self.columns[index], row.cells[index], spans[index][1]
-            index += 1
-            while (
-                column.left
-                and index < len(self.columns)
-                and count_columns(content) > size
-                and not count_columns(row.cells[index])
-            ):
-                size += GAP + spans[index][1]  # long text runs on over empty cells
-                index += 1
-            parts += [*_fit_cell(content, size, column.left, self._styles), Segment(" " * GAP)]
-        strip = Strip(parts).adjust_cell_length(width)
+        spans = fit_row(self.columns, row.cells, width)
+        strip = Strip([Segment(text, self._styles.get(tone)) for text, tone in spans]).adjust_cell_length(width)
         return Strip(Segment.apply_style(strip, post_style=self._styles["cursor"])) if here else strip
 
     # -- keys and mouse -----------------------------------------------------------------------------------------
@@ -302,6 +278,40 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._go_to(self._cursor)  # the row under the cursor stays in view
 
 
+def span_columns(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
+    """Where each column starts and how wide it is."""
+    fixed = sum(column.width for column in columns) + GAP * max(0, len(columns) - 1)
+    extra = max(0, width - fixed) // max(1, sum(column.flex for column in columns))
+    spans, x = [], 0
+    for column in columns:
+        size = column.width + (extra if column.flex else 0)
+        spans.append((x, size))
+        x += size + GAP
+    return spans
+
+
+def fit_row(columns: Sequence[Column], cells: Sequence[Cell], width: int) -> Cell:
+    """The cells side by side, each as wide as its column. Long ones run on over empty cells: text to the right, a
+    number to the left."""
+    sizes = [size for _, size in span_columns(columns, width)]
+    for index in range(2, len(columns)):
+        missing = count_columns(cells[index]) - sizes[index]
+        if not columns[index].left and missing > 0 and not count_columns(cells[index - 1]):
+            taken = min(missing, sizes[index - 1])
+            sizes[index], sizes[index - 1] = sizes[index] + taken, sizes[index - 1] - taken
+    parts, index = list[Span](), 0
+    while index < len(columns):
+        column, content, size = columns[index], cells[index], sizes[index]
+        index += 1
+        while (
+            column.left and index < len(columns) and count_columns(content) > size and not count_columns(cells[index])
+        ):
+            size += GAP + sizes[index]
+            index += 1
+        parts += [*_fit_cell(content, size, column.left), (" " * GAP, "")]
+    return tuple(parts)
+
+
 def count_columns(content: Iterable[Span]) -> int:
     return sum(len(text) for text, _ in content)
 
@@ -332,8 +342,7 @@ def _row_text(row: Row) -> str:
     return " ".join((*(text for content in row.cells for text, _ in content), row.also))
 
 
-def _fit_cell(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
+def _fit_cell(content: Cell, width: int, left: bool) -> Cell:
     """The cell in exactly `width` columns; what does not fit ends in `…`."""
-    parts = [Segment(text, styles.get(tone)) for text, tone in clip_spans(content, width)]
-    padding = Segment(" " * max(0, width - count_columns(content)))
-    return [*parts, padding] if left else [padding, *parts]
+    padding = (" " * max(0, width - count_columns(content)), "")
+    return (*clip_spans(content, width), padding) if left else (padding, *clip_spans(content, width))

@@ -169,7 +169,7 @@ def _label_bands(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict
 
 
 def _scale_text(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
-    more = f", {left_out} more instances have no room" if left_out else ""
+    more = "" if not left_out else f", {left_out} more instance{'s have' if left_out > 1 else ' has'} no room"
     hot = [(f", hot above {say.tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
     return [(f"pending prefill, full height {say.tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 

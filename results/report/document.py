@@ -19,6 +19,7 @@ from results.report.table import Table
 
 APPENDIX = "Appendix"
 """Heading of what follows the page."""
+LIMITS_TITLE = "What this does not say"
 
 
 def report_title(facts: RunFacts) -> str:
@@ -44,7 +45,7 @@ def render_markdown(name: str, text: ReportText, figures: Sequence[Figure] = (),
     drawn = [line for figure in figures for line in _markdown_figure(figure)]
     if drawn:
         lines += [f"{level} Figures", "", *drawn]
-    lines += [f"{level} What this does not say", "", *(f"- {line}" for line in text.limits)]
+    lines += [f"{level} {LIMITS_TITLE}", "", *(f"- {line}" for line in text.limits)]
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +73,7 @@ def rich_tables(text: ReportText) -> RenderableType:
     parts: list[RenderableType] = [Text(text.opening), Text()]
     for table in text.tables:
         parts += [rich_table(table), Text()]
-    parts.append(Text("What this does not say", style="bold"))
+    parts.append(Text(LIMITS_TITLE, style="bold"))
     parts += [Padding(Text(f"- {line}"), (0, 0, 0, 2)) for line in text.limits]
     return Group(*parts)
 

@@ -94,6 +94,7 @@ def fail(error: BaseException) -> int:
     text.append(str(error).rstrip(".") + ".", style="default")
     remedy = getattr(error, "remedy", "")
     if remedy:
-        text.append(f" {remedy[0].upper()}{remedy[1:].rstrip('.')}.", style="default")
+        end = "" if remedy.endswith("?") else "."
+        text.append(f" {remedy[0].upper()}{remedy[1:].rstrip('.')}{end}", style="default")
     err().print(text, soft_wrap=True)
     return int(getattr(error, "exit_code", 2))

@@ -20,7 +20,7 @@ from console.rows import instances
 from console.series import GAP_S, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.header import header_lines
 from console.widgets.histogram import Counts, Histogram, axis_labels, edge_text
-from console.widgets.table import Column, Row, Table, cell
+from console.widgets.table import Column, Row, Table, cell, fit_row
 from results.records.events import STEP_BUCKETS_US, CellState, InstanceState, RunState, StageState
 from state.lease import LeaseState
 from state.model import RunView
@@ -258,3 +258,19 @@ async def test_long_text_ends_in_an_ellipsis_and_runs_on_over_empty_cells() -> N
         lines = table.text()
     assert lines[1].rstrip() == "a very long name       7"
     assert lines[2].rstrip() == "a very lo…      1      7"
+
+
+def test_a_number_that_is_too_wide_runs_on_over_empty_cells_before_it() -> None:
+    spans = fit_row(COLUMNS, (cell("a very long name"), cell(""), cell("105/1050")), 24)
+    assert "".join(part for part, _ in spans).rstrip() == "a very long na… 105/1050"
+    kept = fit_row(COLUMNS, (cell("name"), cell("1"), cell("105/1050")), 24)
+    assert "".join(part for part, _ in kept).rstrip() == "name            1 105/1…"
+
+
+async def test_a_table_claims_nothing_before_it_was_shown_anything() -> None:
+    async with TableApp().run_test(size=(40, 8)) as pilot:
+        table = pilot.app.query_one(Table)
+        table._empty = "nothing has happened yet"
+        assert not table.render_line(0).text.strip()
+        table.show(COLUMNS, ())
+        assert table.render_line(0).text.strip() == "nothing has happened yet"

@@ -104,6 +104,35 @@ def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
     assert text(rows.count_outcomes(moved.counts_of(EAR))).strip() == "▼ 1 under way"
 
 
+def test_the_counts_are_seen_in_80_columns(picture: Picture) -> None:
+    head = [text(line) for line in rows.describe_cell(picture, EAR, 80)]
+    assert all(len(line.rstrip()) <= 80 for line in head)
+    assert all(part in " ".join(head) for part in (EAR, "migrations", "refused", "moved"))
+    once = migrations_after(None, MigrationChanged("r", "s", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0), 1)
+    one = replace(picture, view=replace(picture.view, migrations=once))
+    assert "1 migration  " in text(rows.describe_cell(one, EAR, 200)[0])
+
+
+@pytest.mark.parametrize(("pace", "partial"), [(0.0, True), (10.0, False)])
+def test_counts_that_the_journal_has_only_in_part_say_so(picture: Picture, pace: float, partial: bool) -> None:
+    plan = replace(picture.view.plan, inputs={"simulated": "a model"})
+    simulated = replace(picture, view=replace(picture.view, plan=plan, pace=pace))
+    assert (rows.SEEN_LIVE in text(rows.describe_cell(simulated, EAR, 200)[0])) is partial
+
+
+def test_nothing_is_under_way_in_a_cell_that_is_over() -> None:
+    begun = MigrationChanged("r-new", "s-1", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0)
+    counts = migrations_after(None, begun, 1).counts_of(EAR)
+    assert text(rows.count_outcomes(counts, running=False)).strip() == "▼ 1 without an end"
+
+
+def test_the_bands_take_the_lines_that_the_table_leaves() -> None:
+    assert rows.timeline_lines(8, 31, 0) == 31 - rows.TABLE_LEAST
+    assert rows.timeline_lines(8, 16, 40) == 8 + 2, "at 80x24, below a head of two lines"
+    assert rows.timeline_lines(8, 31, 100) == lines_for(8, 1)
+    assert rows.timeline_lines(2, 31, 0) == lines_for(2)
+
+
 def test_a_session_s_stays_are_listed(picture: Picture) -> None:
     assert picture.view.migrations is not None
     moved = next(row for row in picture.view.migrations.of(EAR) if rows.name_outcome(row) == "transferred")
@@ -177,7 +206,7 @@ def test_it_draws_into_any_room(count: int, height: int, width: int, moves: list
     assert all(len(line) <= width for line in made[1:])
     named = sum(line.startswith("instance-") for line in made)
     assert named == min(count, height - 2)
-    assert ("have no room" in made[0]) == (named < count)
+    assert (" no room" in made[0]) == (named < count)
 
 
 def test_a_second_that_was_not_sampled_is_blank_and_one_without_work_is_not() -> None:

@@ -26,7 +26,7 @@ LEAST = 79
 
 def lay_out_stages(picture: Picture, width: int) -> Laid:
     columns = stages.stage_columns(width)
-    return columns, stages.stage_rows(picture, frozenset(), UNICODE, columns)
+    return columns, stages.stage_rows(picture, frozenset(), UNICODE, columns, width)
 
 
 def lay_out_instances(picture: Picture, width: int) -> Laid:

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from console.export import export_content
 from console.findings import PAGE, WHOLE, Report, list_sections
-from console.rows.report import Section, chart_table, row_facts, row_number, table_section
+from console.rows.report import Section, chart_table, report_section, row_facts, row_number, table_section
 from console.widgets.section_bar import label_sections
+from console.widgets.table import count_columns
 from results.records.estimate import Estimate
 from results.report.chart import Chart, Line, Point
 from results.report.content import ReportText
-from results.report.document import APPENDIX
+from results.report.document import APPENDIX, LIMITS_TITLE
 from results.report.page import Page
 from results.report.table import Column, Table, make_table
 
@@ -149,6 +150,19 @@ def test_what_has_no_room_in_other_tables_stands_beneath_its_row() -> None:
     assert {row_number(row.key) for row in section.rows} == {0}
     named = Table("Checks", ("check", "n"), (("what was counted twice, by two clocks", "7"),))
     assert lines(laid_out(named, 30)) == ["what was counted twice, by two", "clocks", "  n  7"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_whole_report_is_lines_of_the_width_with_every_table(width: int) -> None:
+    text = ReportText("Two policies. " * 9, (*TABLES, WIDE_TABLE), ("nothing about a GPU " * 8,))
+    section = report_section(text, width, lambda name: "")
+    report = lines(section)
+    assert all(count_columns(row.cells[0]) <= width for row in section.rows)
+    for table in text.tables:
+        at = report.index(table.title)
+        assert all(part in " ".join(report[at:]) for row in table.rows for part in row)
+    assert report[report.index(LIMITS_TITLE) + 1].startswith("- nothing about a GPU")
+    assert all(row_number(row.key) is None for row in section.rows)
 
 
 def test_the_paragraph_stands_below_and_an_empty_table_has_no_rows() -> None:

@@ -220,6 +220,16 @@ async def test_a_filter_keeps_the_rows_of_one_config(measured_run: Path) -> None
         assert not any("noop_connector" in line for line in panel.table.text())
 
 
+async def test_the_report_is_searched_by_the_filter_and_the_page_is_not(measured_run: Path) -> None:
+    async with watching(measured_run, NARROW, notifications=True) as pilot:
+        panel = await opened(pilot, WHOLE)
+        await pilot.press("slash", *"what this does", "enter")
+        await until(pilot, lambda: len(panel.table.rows) == 1, "the report is not searched")
+        await pilot.press("escape")
+        await open_section(pilot, "page")
+        await press_and_see(pilot, "slash", "nothing here has rows to filter")
+
+
 async def test_while_nothing_is_measured_it_says_so(tmp_path: Path) -> None:
     folder = tmp_path / RUN
     demo.write(folder, seconds=5)

@@ -21,6 +21,7 @@ from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
+from console.widgets.plot import Plot
 from results.report.terms import term
 from state.lease import LeaseState
 from state.routing import RoutingView
@@ -129,7 +130,7 @@ def test_old_numbers_warn_of_nothing_but_of_their_age(picture: Picture) -> None:
     late = replace(picture, frozen_unix_s=routing.latest_unix_s + AGED_S)
     assert rows.list_warnings(late, routing, UNICODE) == ()
     assert router.alarms_now(late) == ()
-    assert "no sample from the router for 8s" in text(rows.describe_router(late, routing))
+    assert "no sample from the router for 8s" in text(rows.describe_router(late, routing, 200)[0])
     assert routing.alarms
     assert router.alarms_now(picture) == routing.alarms
 
@@ -138,7 +139,7 @@ def test_after_the_cell_its_numbers_are_those_of_a_past_moment(picture: Picture)
     routing = routing_of(picture)
     gone = replace(picture, lease=LeaseState("none"))
     assert router.alarms_now(gone) == ()
-    assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.describe_router(gone, routing))
+    assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.describe_router(gone, routing, 200)[0])
 
 
 def test_reasons_are_ordered_by_their_picks_and_add_up(picture: Picture) -> None:
@@ -223,7 +224,7 @@ async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_r
         await sees(pilot, f"tracon why {live_routing.name}")
         await sees(pilot, "--cell sticky/trial_0")
         await sees(pilot, last.also)
-        await pilot.press("escape", "y")
+        await pilot.press("y", "escape")
         assert f"tracon why {live_routing.name} {last.also} --cell sticky/trial_0" in pilot.app.clipboard
         await pilot.press("slash", *texts(last)[1], "enter")
         assert {texts(row)[1] for row in panel.table.rows} == {texts(last)[1]}
@@ -239,6 +240,44 @@ async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
         for key in "15":
             await pilot.press(key)
             await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
+
+
+def test_the_cell_is_named_in_80_columns_too(picture: Picture) -> None:
+    routing = routing_of(picture)
+    named = replace(routing, cell="trials/EAR_KV_not_moved_time_scale=0.0333/t2")
+    head = [text(line) for line in rows.describe_router(picture, named, 80)]
+    assert all(len(line.rstrip()) <= 80 for line in head)
+    assert all(part in " ".join(head) for part in (named.cell, "picks", "sessions bound", "TTFT p90"))
+
+
+def test_a_prefill_or_decode_instance_is_named_so(picture: Picture) -> None:
+    routing = routing_of(picture)
+    first, *others = routing.latest.instances
+    roles = (replace(first, role="prefill"), *others)
+    pools = replace(routing, latest=replace(routing.latest, instances=roles))
+    columns = instance_loads.load_columns(79)
+    assert [texts(row)[0] for row in instance_loads.load_rows(picture, pools, UNICODE, columns)] == [
+        f"{first.instance} prefill", *(load.instance for load in others)
+    ]  # fmt: skip
+
+
+async def test_a_panel_of_a_finished_run_that_gets_its_room_late_is_drawn_then(made: Callable[[str], Path]) -> None:
+    async with watching(made("routed")) as pilot:
+        await sees(pilot, "sessions bound")
+        panel, screen = panel_of(pilot), pilot.app.screen
+        assert isinstance(screen, RunScreen)
+        panel.display = False
+        await pilot.pause()
+        panel.show(screen.shown_picture)
+        panel.display = True
+        await pilot.pause()
+        await sees(pilot, "sessions bound")
+
+
+async def test_the_latency_of_all_instances_leads_the_legend(live_routing: Path) -> None:
+    async with watching(live_routing, NARROW) as pilot:
+        await press_and_see(pilot, "3", "● all ")
+        assert pilot.app.screen.query(Plot).first().text()[0].startswith("● all ")
 
 
 def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:

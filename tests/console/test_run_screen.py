@@ -14,7 +14,7 @@ from console.screens.run import RunScreen
 from results.records.events import Noted
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, WIDE, see_footer, sees, shown, until, watching
+from tests.console.conftest import NARROW, RUN, WIDE, press_and_see, see_footer, sees, shown, until, watching
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
@@ -159,6 +159,31 @@ async def test_filter_keeps_matching_rows_and_escape_brings_all_back(live_run: P
         assert "mooncake_both" not in {row.key.split("-")[0] for row in table.rows}
         await pilot.press("escape")
         assert len({row.key.split("-")[0] for row in table.rows}) > 1
+
+
+async def test_a_filter_is_named_at_80x24_and_one_that_matches_nothing_says_so(live_run: Path) -> None:
+    async with watching(live_run, NARROW) as pilot:
+        await pilot.press("2", "slash", *"mooncake", "enter")
+        await sees(pilot, "filter: mooncake (esc clears)")
+        await pilot.press("5")
+        await until(pilot, lambda: "filter:" not in shown(pilot.app)[2], "the events are not filtered")
+        await pilot.press("slash", *"nowhere", "enter")
+        await sees(pilot, "no row matches the filter: esc clears it")
+        await pilot.press("2")
+        await sees(pilot, "plain-")
+
+
+async def test_what_has_no_rows_is_not_filtered(live_run: Path) -> None:
+    async with watching(live_run, NARROW, notifications=True) as pilot:
+        await press_and_see(pilot, "3", "TTFT p90")
+        await press_and_see(pilot, "slash", "nothing here has rows to filter")
+
+
+async def test_a_long_detail_shows_at_80x24_how_to_scroll_and_to_close_it(ended_run: Path) -> None:
+    async with watching(ended_run, NARROW) as pilot:
+        await sees(pilot, "8 req/s")
+        pilot.app.screen.panel("stages").table.move_to("cell:phase-a/plain/r8")  # type: ignore[attr-defined]
+        await press_and_see(pilot, "enter", "effective throughput", "up, down scroll   esc closes")
 
 
 async def test_a_filter_finds_cells_by_their_config(live_run: Path) -> None:

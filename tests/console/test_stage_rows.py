@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from console.feed import Picture
 from console.glyphs import UNICODE
-from console.panels.stages import stage_columns, stage_rows
+from console.panels.stages import shorten_label, stage_columns, stage_rows
 from console.widgets.table import Row
+from results.records.events import CellChanged, CellState
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from state.store import RunStore
 from tests.console import demo
@@ -21,7 +24,7 @@ def text(row: Row) -> str:
 def rows(folder: Path, plan: RunPlan, folded: frozenset[str] = frozenset(), width: int = 78) -> tuple[Row, ...]:
     with RunStore.create(folder, "r", plan, "0") as store:
         picture = Picture(store.view(), loading=False)
-    return stage_rows(picture, folded, UNICODE, stage_columns(width))
+    return stage_rows(picture, folded, UNICODE, stage_columns(width), width)
 
 
 def test_cells_stand_under_their_config_and_stage(tmp_path: Path) -> None:
@@ -58,3 +61,27 @@ def test_repeated_trials_are_drawn_phases(tmp_path: Path) -> None:
     names = ["".join(part for part, _ in row.cells[1]) for row in heads]
     assert names == ["plain  trial 0", "nixl_both  trial 0", "nixl_both  trial 1", "plain  trial 1"]
     assert len({row.key for row in heads}) == 4
+
+
+@pytest.mark.parametrize(("summary", "whole"), [({}, True), ({"ttft_p90_s": None}, False)])
+def test_a_cell_without_any_of_the_numbers_shows_its_whole_label(
+    tmp_path: Path, summary: dict[str, object], whole: bool
+) -> None:
+    cell = CellPlan("a/x", "a", "load", "x", "C 8192  N 16384  O 32", {}, 1.0)
+    plan = replace(demo.plan(), stages=(StagePlan("a", "A"),), cells=(cell, replace(cell, cell="a/y")))
+    with RunStore.create(tmp_path / "r", "r", plan, "0") as store:
+        store.append(CellChanged("a/x", CellState.RUNNING, 1), CellChanged("a/x", CellState.DONE, 1, summary=summary))
+        picture = Picture(store.view(), loading=False)
+    tree = stage_rows(picture, frozenset(), UNICODE, stage_columns(39), 39)
+    row = next(row for row in tree if row.key == "cell:a/x")
+    assert (cell.label in text(row)) is whole
+    assert ("–" in text(row)) is not whole
+
+
+def test_cells_that_differ_by_their_load_alone_are_told_apart_where_it_is_narrow() -> None:
+    labels = [f"EAR, KV not moved time_scale={load}" for load in ("0.0154", "0.02", "0.0333")]
+    short = [shorten_label(label, 13) for label in labels]
+    assert len(set(short)) == 3
+    assert all(len(label) == 13 and label.startswith("EAR, ") for label in short)
+    assert shorten_label("sticky", 13) == "sticky"
+    assert shorten_label(labels[0], 5) == labels[0], "no room for both ends: the table cuts it"

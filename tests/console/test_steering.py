@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from console.screens.start import Start
 from results.records.events import CellChanged, CellState, RunState
 from runners.cli import app as cli
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, asked, sees, shown, until, watching
+from tests.console.conftest import NARROW, RUN, WAIT_S, asked, press_and_see, sees, shown, until, watching
 
 
 async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
@@ -66,6 +68,20 @@ async def test_a_letter_in_the_filter_is_no_key(live_run: Path) -> None:
         await pilot.press("slash", "R", "r")
         await pilot.pause()
         assert "no cell has failed" not in "\n".join(shown(pilot.app))
+
+
+async def test_a_pause_that_waits_for_the_running_cell_can_be_withdrawn(live_run: Path) -> None:
+    async with watching(live_run, notifications=True) as pilot:
+        await press_and_see(pilot, "p", "pausing")
+        await press_and_see(pilot, "p", "the run pauses after", "withdraws")
+        await pilot.press("r")
+        await until(pilot, lambda: len(asked(live_run)) == 2, "the pause stands")
+    assert [request.action for request in asked(live_run)] == ["pause", "resume"]
+
+
+def test_where_there_is_no_list_of_runs_it_names_no_way_back_to_it() -> None:
+    assert "esc" not in what_instead("pause", RunState.DONE, False, has_list=False)
+    assert "tracon" in what_instead("pause", RunState.DONE, False, has_list=False)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +134,13 @@ async def test_the_menu_offers_what_makes_sense_and_copies_commands(live_run: Pa
     assert asked(live_run)[0].action == "pause"
 
 
+async def test_a_menu_without_a_possible_action_says_so_and_copies_nothing(made: Callable[[str], Path]) -> None:
+    async with watching(made("routed"), NARROW) as pilot:
+        await press_and_see(pilot, "x", "none of them is possible now")
+        await pilot.press("y")
+        assert pilot.app.clipboard == ""
+
+
 async def test_y_copies_the_command_of_what_was_done_last(live_run: Path) -> None:
     async with watching(live_run) as pilot:
         await pilot.press("y")
@@ -148,6 +171,19 @@ async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, ran: li
         await until(pilot, lambda: bool(ran), "no command")
     assert ran == [("resume", RUN, "--detach", "--workspace", str(dead_run.parent))]
     assert asked(dead_run) == []
+
+
+async def test_a_command_that_takes_a_while_is_named_at_once(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def wait(words: tuple[str, ...]) -> steer.Result:
+        ended.wait(WAIT_S)
+        return steer.Result(True, "done")
+
+    monkeypatch.setattr("console.steer.run_tracon", wait)
+    async with watching(dead_run, notifications=True) as pilot:
+        await press_and_see(pilot, "r", "Resume: running the command")
+        ended.set()
 
 
 async def test_read_only_has_no_key_that_changes_a_run(live_run: Path) -> None:

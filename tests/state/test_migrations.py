@@ -118,6 +118,9 @@ def test_what_was_recomputed_and_what_was_not_counted_say_so() -> None:
     assert lines(step("done", 3.0, reason="unneeded", text="the target lacks 0")) == [
         "info session s1: migrated e0 -> e1, no KV had to be moved: the target lacks 0"
     ]
+    assert lines(step("done", 3.0, reason="transferred", external_tokens=68_800, bytes=6.76e9, transfer_s=2.5))[
+        0
+    ].endswith("68800 tokens transferred, 6760 MB in 2500 ms")
     assert lines(step("done", 3.0, reason="transferred")) == ["info session s1: migrated e0 -> e1: tokens not counted"]
 
 
@@ -185,6 +188,12 @@ def test_whether_the_pick_or_the_end_is_told_first_makes_no_difference() -> None
     told_first = folded(first, failed[0], pick, failed[1])
     assert stays(told_first, "s1") == [("e0", "cold", 2, "")]
     assert stays(folded(first, pick, *failed), "s1")[-1][:3] == ("e0", "its migration to e1 failed", 1)
+
+
+def test_a_session_that_moves_before_a_tick_names_its_first_pick_was_elsewhere_first() -> None:
+    done = step("done", 2.5, migration="r3-1", reason="transferred")
+    picks = second(2.9, ("s1", "e0", "cold"), ("s1", "e1", "hot"))
+    assert stays(folded(second(1.0), done, picks), "s1") == [("e0", "cold", 1, ""), ("e1", "hot", 1, "r3-1")]
 
 
 def test_lives_are_those_of_one_cell() -> None:

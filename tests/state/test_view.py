@@ -249,6 +249,21 @@ def test_the_first_cell_of_a_pace_is_the_forecast_of_the_others() -> None:
     assert eta_s(view, begun_s + 60.0) == pytest.approx(scale * (sum(loads) + others - 0.25 * loads[0]))
 
 
+def test_a_cell_that_has_just_begun_moves_the_forecast_of_a_pace_little() -> None:
+    first, second, *_ = (cell for cell in CELLS if cell.kind == "load")
+    done = (
+        PaceChosen(10.0),
+        RunChanged(RunState.RUNNING),
+        CellChanged(first.cell, CellState.RUNNING, 1),
+        CellChanged(first.cell, CellState.DONE, 1),
+        CellChanged(second.cell, CellState.RUNNING, 1),
+    )
+    before, begun = folded(*done, step_s=60.0), folded(*done, CellProgressed(second.cell, 0.001), step_s=60.0)
+    forecast_s = eta_s(before, before.last_t_unix_s + 1.0)
+    assert forecast_s is not None
+    assert eta_s(begun, before.last_t_unix_s + 1.0) == pytest.approx(forecast_s, rel=0.1)
+
+
 def test_the_last_pace_counts() -> None:
     assert folded().pace == 0.0
     assert folded(PaceChosen(10.0)).pace == 10.0

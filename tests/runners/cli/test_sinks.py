@@ -161,3 +161,11 @@ def test_every_line_that_a_process_of_ours_writes_to_stderr_is_visible() -> None
                 [text] = node.args
                 made = ast.unparse(text).startswith(("visible(", "f'{visible(", 'f"{visible('))
                 assert made or isinstance(text, ast.Constant), f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "end"), [("did you mean `b`?", "Did you mean `b`?"), ("name another.", "Name another.")]
+)
+def test_an_error_ends_with_one_mark(capsys: pytest.CaptureFixture[str], remedy: str, end: str) -> None:
+    assert terminal.fail(RunnerError("no run `a`", remedy=remedy)) == 2
+    assert capsys.readouterr().err.strip() == f"tracon: no run `a`. {end}"
