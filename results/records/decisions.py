@@ -205,11 +205,11 @@ class KvTransfer:
     t_begin_ns: int = 0
     """The router began with it."""
     t_source_sent_ns: int = 0
-    """The router sent the prefill request to the source."""
+    """The router has written the prefill request's last byte to the source; the source may have it already."""
     t_source_done_ns: int = 0
     """The source has answered the prefill request."""
     t_target_sent_ns: int = 0
-    """The router sent the decode request to the target."""
+    """Before the router wrote the decode request's first byte to the target."""
     t_done_ns: int = 0
     """The KV is at the target (migration), or the target has begun to answer (handover); of a failed one, its end."""
 

@@ -94,7 +94,7 @@ class MoreStamps:
     proxy_prefill_done: int | None = None
     """The router has the prefill instance's answer."""
     proxy_decode_sent: int | None = None
-    """The router has sent the request to the decode instance."""
+    """Before the router wrote the first byte of the request to the decode instance."""
     d_blocks_allocated: int | None = None
     """The decode instance has allocated the blocks."""
     d_pull_sent: int | None = None

@@ -24,7 +24,7 @@ from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, read_interference, summarize_interference
 from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
-from results.routing.loads import Load, group_by_load, strip_load
+from results.routing.loads import Load, LoadJudgement, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
 from results.routing.measurements import Measurements, odd_cells
 from results.routing.metrics import all_metrics
@@ -97,7 +97,8 @@ class RoutingAnalysis:
     moves: Moves
     floor: LoadFloor | None
     """None where no kv_aware cell has any fix of specs/load_floor.md."""
-    decision_points: tuple[Judgement, ...]
+    points_by_load: tuple[LoadJudgement, ...]
+    """The decision points of specs/load_floor.md."""
     pools: tuple[InstancePool, ...]
     """KV in use and sources of prompt tokens, by label and role."""
     paper: tuple[specification.SpecifiedRow, ...]
@@ -108,7 +109,7 @@ class RoutingAnalysis:
     """Label that knows output lengths to the one that differs in nothing else."""
     settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
-    claims: tuple[Judgement, ...]
+    claims_by_load: tuple[LoadJudgement, ...]
     loads: tuple[Load, ...]
     """Arrival rate, trace or KV cache: only policies under one of them are compared."""
     planned: Mapping[str, int]
@@ -124,6 +125,14 @@ class RoutingAnalysis:
     """`judgements` over the coefficients of the engine model; empty where none was varied."""
     engine_gates: ShownGates | None = None
     """What the engine model has shown against real runs; None = engines were real."""
+
+    @property
+    def claims(self) -> tuple[Judgement, ...]:
+        return tuple(one.judgement for one in self.claims_by_load)
+
+    @property
+    def decision_points(self) -> tuple[Judgement, ...]:
+        return tuple(one.judgement for one in self.points_by_load)
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
@@ -201,8 +210,14 @@ def analyze(root: Path) -> RoutingAnalysis:
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     analysis = analyze_variation(root, "")
-    conditional = judge_variations(root, analysis.judgements, lambda name: analyze_variation(root, name).judgements)
+    conditional = judge_variations(
+        root, _list_judged(analysis), analysis.loads, lambda name: _list_judged(analyze_variation(root, name))
+    )
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
+
+
+def _list_judged(analysis: RoutingAnalysis) -> tuple[LoadJudgement, ...]:
+    return (*analysis.claims_by_load, *analysis.points_by_load)
 
 
 def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
@@ -253,13 +268,13 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
         interference=summarize_interference(rows),
         moves=moves,
         floor=floor,
-        decision_points=points,
+        points_by_load=points,
         pools=measure_pools(cells, labels),
         paper=specification.end_to_end_rows(specified, parameters, even),
         ablation=specification.ablation_rows(specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
         settings=max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=()),
-        claims=claims,
+        claims_by_load=claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
@@ -336,12 +351,14 @@ def _list_arms(
 
 def _judge_together(
     arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None, *, simulated: bool
-) -> tuple[tuple[Judgement, ...], tuple[Judgement, ...]]:
+) -> tuple[tuple[LoadJudgement, ...], tuple[LoadJudgement, ...]]:
     """Claims and decision points, corrected together (Holm)."""
     claims = judge_claims(arms, pairs, moves)
     points = () if floor is None else judge_decision_points(floor, simulated=simulated)
-    corrected = correct_together((*claims, *points))
-    return corrected[: len(claims)], corrected[len(claims) :]
+    judged = (*claims, *points)
+    corrected = correct_together([one.judgement for one in judged])
+    together = tuple(replace(one, judgement=own) for one, own in zip(judged, corrected, strict=True))
+    return together[: len(claims)], together[len(claims) :]
 
 
 def _split_pools(summaries: Sequence[RoutedSummary]) -> dict[str, tuple[int, int]]:

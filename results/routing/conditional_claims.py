@@ -18,6 +18,7 @@ from results.records.errors import DAMAGED_JSON
 from results.records.estimate import figure, unknown
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.report.table import Column, Table, make_table
+from results.routing.loads import Load, LoadJudgement
 from results.routing.read import read_planned_cells
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Judgement, Outcome
@@ -31,6 +32,7 @@ WORDS = {
 }
 
 
+NOT_JUDGED = "nothing to judge under this variation"
 JUDGED_BY = ("measures", "records", "routing", "statistics")
 """Packages of `results` whose code makes a judgement of a cell."""
 
@@ -89,34 +91,53 @@ class _Stored(msgspec.Struct):
     """The claims of one variation, kept beside its cells: an analysis of them takes as long as that of a run."""
 
     digest: str
-    claims: tuple[Judgement, ...]
+    claims: tuple[LoadJudgement, ...]
 
 
 def judge_variations(
-    root: Path, claims: Sequence[Judgement], judge: Callable[[str], tuple[Judgement, ...]]
+    root: Path,
+    claims: Sequence[LoadJudgement],
+    loads: Sequence[Load],
+    judge: Callable[[str], tuple[LoadJudgement, ...]],
 ) -> tuple[ConditionalClaim, ...]:
-    """Each of the run's claims and decision points under every variation; `judge` takes a while: those of one."""
+    """Each of the run's claims and decision points under every variation; `judge` takes a while: those of one.
+
+    `loads`: of the cells that vary nothing. A variation of the arrival rate changes what a load is called, not its
+    labels.
+    """
     variations = sorted({cell.variation for cell in read_planned_cells(root)} - {""})
     digest = _digest(root, claims) if variations else ""
-    varied: dict[str, dict[str, Judgement]] = {}
+    varied: dict[str, tuple[LoadJudgement, ...]] = {}
     for variation in variations:
-        judged = _read_or_judge(RunLayout(root).variation(variation), digest, lambda: judge(variation))  # noqa: B023
-        varied[variation] = {one.name: one for one in judged}
+        path = RunLayout(root).variation(variation)
+        varied[variation] = _read_or_judge(path, digest, lambda: judge(variation))  # noqa: B023
     if not varied:
         return ()
     return tuple(
-        ConditionalClaim(one, {name: own.get(one.name, _leave_open(one)) for name, own in varied.items()})
+        ConditionalClaim(one.judgement, {name: find_same(one, own, loads) for name, own in varied.items()})
         for one in claims
     )
 
 
-def _leave_open(claim: Judgement) -> Judgement:
-    """Under a variation whose cells do not show it."""
-    reason = "nothing to judge under this variation"
-    return Judgement(claim.name, claim.claim, claim.rule, Outcome.OPEN, reason, unknown(reason))
+def find_same(claim: LoadJudgement, varied: Sequence[LoadJudgement], loads: Sequence[Load]) -> Judgement:
+    """The same claim under the same load, of one variation; open where its cells do not show it."""
+    judged = [one for one in varied if one.what == claim.what]
+    matches = [one for one in judged if _touch_loads(one, loads) == _touch_loads(claim, loads)]
+    if len(matches) == 1:
+        return matches[0].judgement
+    reason = "its load has no judgement of its own under this variation" if judged else NOT_JUDGED
+    own = claim.judgement
+    return Judgement(own.name, own.claim, own.rule, Outcome.OPEN, reason, unknown(reason))
 
 
-def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement, ...]]) -> tuple[Judgement, ...]:
+def _touch_loads(one: LoadJudgement, loads: Sequence[Load]) -> list[Load]:
+    """Those under which a label of the judgement is measured where nothing is varied; none for the whole run's."""
+    return [load for load in loads if any(label in load.labels for label in one.labels)]
+
+
+def _read_or_judge(
+    path: Path, digest: str, judge: Callable[[], tuple[LoadJudgement, ...]]
+) -> tuple[LoadJudgement, ...]:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
     except (OSError, *DAMAGED_JSON):
@@ -128,9 +149,9 @@ def _read_or_judge(path: Path, digest: str, judge: Callable[[], tuple[Judgement,
     return claims
 
 
-def _digest(root: Path, claims: Sequence[Judgement]) -> str:
+def _digest(root: Path, claims: Sequence[LoadJudgement]) -> str:
     """Over all cells' records, the claims' rules and the code that judges: a changed gate changes no rule's text."""
-    digest = hashlib.sha256(msgspec.json.encode([(one.name, one.rule) for one in claims]))
+    digest = hashlib.sha256(msgspec.json.encode([(one.judgement.name, one.judgement.rule) for one in claims]))
     digest.update(digest_cells(root).encode())
     digest.update(digest_code(Path(__file__).parents[1], JUDGED_BY).encode())
     return digest.hexdigest()

@@ -25,6 +25,7 @@ from results.routing.bonus_rules import (
     pair_forms,
 )
 from results.routing.load_floor import LoadFloor, change_floor_level, split_by_load, take_floor_points
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run
 from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
 from results.statistics.judgement import Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
@@ -48,23 +49,26 @@ class DecisionPoint:
     """The rule can go by the values alone: not one that counts, or that asks for intervals."""
 
 
-def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple[Judgement, ...]:
+def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple[LoadJudgement, ...]:
     """Every decision point in the specification's order, under each load by itself; not yet corrected together.
 
     `simulated`: followed by the fixes that the engine model cannot show.
     """
-    by_load = split_by_load(floor).items()
-    points = tuple(_judge_point_of(one, own, load) for load, own in by_load for one in DECISION_POINTS)
-    return (*points, *NOT_SIMULATED) if simulated else points
+    points = tuple(
+        judge_under_load(_judge_point_of(one, own), (arm.label for arm in own.variants), load)
+        for load, own in split_by_load(floor).items()
+        for one in DECISION_POINTS
+    )
+    return (*points, *map(judge_whole_run, NOT_SIMULATED)) if simulated else points
 
 
-def _judge_point_of(one: DecisionPoint, floor: LoadFloor, load: str) -> Judgement:
-    """`load`: of several, the one that `floor` was measured under."""
-    name, prior = f"{one.name}, {load}" if load else one.name, f"the specification's default: {one.default}"
+def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:
+    """`floor`: of one load."""
+    prior = f"the specification's default: {one.default}"
     if why := floor.no_logs:
-        return Judgement(name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)
+        return Judgement(one.name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)
     p, point = _find_p(one, floor), _judge_point(one, floor)
-    return Judgement(name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
+    return Judgement(one.name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:

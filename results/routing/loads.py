@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from results.records.turns import RoutingCell
 from results.routing.read import LoadedCell
 from results.routing.scale import sort_sessions
+from results.statistics.judgement import Judgement
 
 MIB = 1 << 20
 AS_PRESET = "as the preset"
@@ -27,6 +28,27 @@ class Load:
     """What distinguishes it from the run's other loads; empty where there is one load."""
     top_share: float | None = None
     """Share of all input tokens in the TOP_SESSIONS with the most input."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJudgement:
+    """A judgement under one of a run's loads. `what` and `labels` identify it; its name is for readers."""
+
+    what: str
+    """The claim or decision point: the name without the load."""
+    labels: tuple[str, ...]
+    """Measured under its load; empty = it is of the whole run."""
+    judgement: Judgement
+
+
+def judge_under_load(judgement: Judgement, labels: Iterable[str], load: str) -> LoadJudgement:
+    """Named after the load, where the run has several; `load`: `Load.text`."""
+    name = f"{judgement.name}, {load}" if load else judgement.name
+    return LoadJudgement(judgement.name, tuple(labels), replace(judgement, name=name))
+
+
+def judge_whole_run(judgement: Judgement) -> LoadJudgement:
+    return LoadJudgement(judgement.name, (), judgement)
 
 
 def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:

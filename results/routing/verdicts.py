@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -157,19 +158,21 @@ class Arms:
     uneven: Mapping[str, str] = field(default_factory=dict)
     """Split of static pools that is not the specification's (`6P+2D`), to the label measured for it."""
     load: str = ""
-    """As in Load."""
+    """`Load.text`."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The labels, each once."""
+        return tuple(dict.fromkeys(filter(None, (*self.labels.values(), *self.uneven.values()))))
 
 
-def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> tuple[Judgement, ...]:
+def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> tuple[LoadJudgement, ...]:
     """Every claim whose arms were run, under each load by itself; not yet corrected together."""
     migrating = [row for row in moves.migrations if not row.why_none]
     thrashing = [_judge_thrashing(migrating)] if migrating else []
-    paper = [_name_load(claim, arms.load) for arms in loads for claim in _judge_paper(arms, pairs)]
-    return (*paper, *(_judge_transfer(row, loads) for row in moves.recomputing), *thrashing)
-
-
-def _name_load(claim: Judgement, load: str) -> Judgement:
-    return replace(claim, name=f"{claim.name}, {load}") if load else claim
+    paper = [judge_under_load(claim, arms.measured, arms.load) for arms in loads for claim in _judge_paper(arms, pairs)]
+    whole_run = (*(_judge_transfer(row, loads) for row in moves.recomputing), *thrashing)
+    return (*paper, *map(judge_whole_run, whole_run))
 
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[Judgement]:

@@ -211,11 +211,11 @@ class RequestLifecycle(ABC):
             self._reservation.claim.stop_waiting()
 
     # what the instance does
-    def note_sent(self) -> None:
-        """The request's last byte has been sent."""
+    def note_sent(self, t_first_byte_ns: int) -> None:
+        """The request has been sent, its first byte not before then."""
         movement = self._reservation.movement
         if self.is_handed_over and movement is not None:
-            movement.note_sent()
+            movement.note_sent(t_first_byte_ns)
 
     def accept_head(self, status: int, pause_s: float) -> bool:
         """Handle the response head; True = forward the body. A 5xx or a refusal is retried elsewhere if possible.

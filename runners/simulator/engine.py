@@ -21,6 +21,16 @@ import msgspec
 
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.job import Job, PromptTally
+from runners.simulator.job_blocks import (
+    count_blocks,
+    count_blocks_ahead,
+    free_blocks,
+    leave_blocks,
+    name_blocks,
+    take_first,
+    take_more,
+    take_prompt,
+)
 from runners.simulator.kv_blocks import KvBlocks
 from runners.simulator.step_time import STEADY, Noise, SharedCores, StepTime, StepWork, prefill_context
 
@@ -110,7 +120,7 @@ class Engine:
 
     def can_hold(self, input_tokens: int, output_tokens: int) -> bool:
         """Whether such a request fits the KV cache at all."""
-        return self._count_blocks(input_tokens + output_tokens) <= self.blocks.capacity
+        return count_blocks(self.blocks, input_tokens + output_tokens) <= self.blocks.capacity
 
     def submit(self, job: Job) -> None:
         """A request comes. Raises ValueError for one that can never be served."""
@@ -130,7 +140,7 @@ class Engine:
             if job in jobs:  # in none where it has ended, or has not come so far
                 self._settle_steps()
                 jobs.remove(job)
-                self._free(job)
+                free_blocks(self.blocks, job)
                 self._wake()
         self._batch = [(one, new) for one, new in self._batch if one is not job]
 
@@ -139,7 +149,7 @@ class Engine:
         self._settle_steps()  # what they took is not cached any more
         self._pulling.remove(job)
         job.external_tokens = job.input_tokens - job.computed
-        self._name_blocks(job, job.input_tokens)
+        name_blocks(self.blocks, job, job.input_tokens)
         job.computed = job.cached_tokens = job.input_tokens - 1
         job.queued_ns = self._clock.now_ns()
         self._ready.append(job)
@@ -150,7 +160,7 @@ class Engine:
         if job in self._retained:
             self._settle_steps()
             self._retained.remove(job)
-            self._free(job)
+            free_blocks(self.blocks, job)
             self._wake()
 
     def _queue(self, job: Job) -> None:
@@ -212,12 +222,12 @@ class Engine:
         while place < len(self._running) and budget:
             job = self._running[place]
             new = min(job.tokens - job.computed, budget)
-            while not self._extend(job, new):
+            while not take_more(self.blocks, job, new):
                 preempted = True
                 victim = self._find_victim()
                 if victim in self._ended:
                     self._ended.remove(victim)
-                    self._free(victim)
+                    free_blocks(self.blocks, victim)
                     continue
                 index = self._running.index(victim)
                 del self._running[index]
@@ -254,7 +264,7 @@ class Engine:
                     self._blocked = job, self.blocks.gains
                     break
                 continue
-            new = self._admit(job, budget)
+            new = take_first(self.blocks, job, budget)
             if not new:
                 self._blocked = job, self.blocks.gains
                 break
@@ -278,14 +288,8 @@ class Engine:
 
         False = there is not room.
         """
-        cached = self._find_cached(job)
-        lacking = self._count_blocks(job.tokens) - len(cached)
-        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+        if not take_prompt(self.blocks, job):
             return False
-        self.blocks.use(cached)
-        self.blocks.take(lacking)
-        job.named, job.anonymous = list(cached), lacking
-        job.computed = len(cached) * self.blocks.block_tokens
         self._waiting.remove(job)
         self._pulling.add(job)
         notify, job.on_allocated = job.on_allocated, None
@@ -293,107 +297,34 @@ class Engine:
         notify()
         return True
 
-    def _find_cached(self, job: Job) -> Sequence[int]:
-        """The keys of its cached prefix. The last token is computed in any case: it gives the next one."""
-        most = (job.tokens - 1) // self.blocks.block_tokens
-        return job.keys[: min(self.blocks.match(job.keys), most)]
-
-    def _admit(self, job: Job, budget: int) -> int:
-        """Give a waiting request its cached prefix and blocks for as much of the rest as the budget allows.
-
-        Returns the tokens to compute; 0 = there is not room for all that it has to compute, as vLLM asks of one that it
-        admits.
-        """
-        if job.named or job.anonymous:  # its KV came from another engine, into blocks that it has
-            return min(job.tokens - job.computed, budget)
-        size = self.blocks.block_tokens
-        cached = self._find_cached(job)
-        own = self._count_own(job, len(cached))
-        held = len(cached) + own
-        new = min(job.tokens - held * size, budget)
-        lacking = self._count_blocks(job.tokens) - held
-        if lacking + own + self.blocks.idle_among(cached) > self.blocks.free:
-            return 0
-        self.blocks.use(cached)
-        self.blocks.reclaim(job.left, own)
-        job.named, job.anonymous, job.left = list(cached), own, 0
-        job.computed = held * size
-        if not job.preemptions:
-            job.cached_tokens = job.computed
-        self._extend(job, new)
-        return new
-
-    def _count_own(self, job: Job, cached: int) -> int:
-        """Blocks behind its keys that it computed before it was preempted, and finds again."""
-        if not job.left or cached < len(job.keys):
-            return 0
-        most = (job.tokens - 1) // self.blocks.block_tokens - cached
-        return min(self.blocks.count_left(job.left), most)
-
     def _count_prompt(self, job: Job) -> None:
         external = min(job.external_tokens, job.cached_tokens)
         self.prompts.computed += job.input_tokens - job.cached_tokens
         self.prompts.cached += job.cached_tokens - external
         self.prompts.external += external
 
-    def _extend(self, job: Job, new: int) -> bool:
-        """Blocks for `new` more tokens; False = there are not enough."""
-        lacking = -(-(job.computed + new) // self.blocks.block_tokens) - len(job.named) - job.anonymous
-        if lacking > 0:
-            if not self.blocks.take(lacking):
-                return False
-            job.anonymous += lacking
-        if job.computed < len(job.keys) * self.blocks.block_tokens:
-            self._name_blocks(job, job.computed + new)
-        return True
-
-    def _name_blocks(self, job: Job, computed: int) -> None:
-        """Prompt blocks that are full at the end of this step can be found from now on."""
-        size = self.blocks.block_tokens
-        named = self.blocks.name(job.keys[job.computed // size : computed // size])
-        job.named += named
-        job.anonymous -= len(named)
-
     def _preempt(self, job: Job) -> None:
-        has_all_keys = len(job.named) == len(job.keys)
-        left = self._free(job)
-        job.left = left if has_all_keys else 0
+        leave_blocks(self.blocks, job)
         job.preemptions += 1
-        job.computed = 0
         if self.model.scheduling == "priority":
             self._insert_by_rank(job)
         else:
             self._waiting.appendleft(job)
-
-    def _free(self, job: Job) -> int:
-        """Returns as `KvBlocks.release`."""
-        full = max(job.computed // self.blocks.block_tokens, len(job.named))
-        partial = max(0, len(job.named) + job.anonymous - full)
-        left = self.blocks.release(job.named, job.anonymous - partial, partial)
-        job.named, job.anonymous = [], 0
-        return left
-
-    def _count_blocks(self, tokens: int) -> int:
-        return -(-tokens // self.blocks.block_tokens)
 
     # steps taken at once
     def _find_stride(self, decoding: Sequence[Job]) -> int:
         """How many steps in a row differ in nothing but their context: until one ends, or a block cannot be had."""
         low, high = 1, min(job.output_tokens - job.generated for job in decoding)
         free = self.blocks.free
-        if len(decoding) * self._count_blocks(high) <= free:  # none takes more: there is no need to count
+        if len(decoding) * count_blocks(self.blocks, high) <= free:  # none takes more: there is no need to count
             return high
         while low < high:
             middle = (low + high + 1) // 2
-            if self._blocks_for(decoding, middle) <= free:
+            if count_blocks_ahead(self.blocks, decoding, middle) <= free:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-    def _blocks_for(self, decoding: Sequence[Job], steps: int) -> int:
-        """Blocks that these take in so many steps beyond those they have."""
-        return sum(self._count_blocks(job.computed + steps) - len(job.named) - job.anonymous for job in decoding)
 
     def _stride_ns(self, steps: int) -> int:
         """From the begin of the step under way to the end of the last of `steps`.
@@ -435,7 +366,7 @@ class Engine:
             return
         self._began_ns += self._stride_ns(ended_steps)
         for job, _ in self._batch:
-            self._extend(job, ended_steps + 1)
+            take_more(self.blocks, job, ended_steps + 1)
             job.computed += ended_steps
             job.generated += ended_steps
         self.steps += ended_steps
@@ -469,7 +400,7 @@ class Engine:
         for job, new in batch:
             if new == 1 and job.is_decoding:
                 if steps > 1:
-                    self._extend(job, steps)
+                    take_more(self.blocks, job, steps)
                 job.computed += steps
                 job.generated += steps
             else:
@@ -495,10 +426,10 @@ class Engine:
         if self.model.async_scheduling:
             self._ended.append(job)
         elif not job.retains:
-            self._free(job)
+            free_blocks(self.blocks, job)
 
     def _free_ended(self) -> None:
         for job in self._ended:
             if not job.retains:
-                self._free(job)
+                free_blocks(self.blocks, job)
         self._ended.clear()

@@ -158,7 +158,7 @@ class SimulatedRequest(RequestLifecycle):
             return
         movement = self._reservation.movement
         if self.is_handed_over and movement is not None:
-            self.note_sent()
+            self.note_sent(self._fleet.clock.now_ns())
             job.on_allocated = partial(self._fleet.transfers.carry, movement, job, self._fail_pull)
         engine.submit(job)
 

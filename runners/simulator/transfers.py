@@ -178,7 +178,7 @@ class SimulatedTransfers:
         end = partial(self._end_migration, course)
         course.target_job = job = Job(course.keys, course.tokens, 1, _nothing, end, priority=course.priority)
         job.on_allocated = partial(self.carry, movement, job, partial(self._retry, course))
-        movement.note_sent()
+        movement.note_sent(self.now_ns())
         target.submit(job)
 
     def carry(self, movement: Movement, job: Job, fail: Callable[[], None]) -> None:

@@ -73,6 +73,10 @@ class Fleet:
         self._adding: set[str] = set()
         """Instances being added: their engines are asked for block size and capacity first."""
 
+    @property
+    def follows_events(self) -> bool:
+        return bool(self._events)
+
     async def add_instances(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
         facts = await asyncio.gather(*(self._connect_instance(instance) for instance in self._spec.instances))

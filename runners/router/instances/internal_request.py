@@ -24,7 +24,7 @@ class InternalRequestFailed(Exception):
 class _InternalRequest:
     """The caller of one request."""
 
-    def __init__(self, sent: Callable[[], None] | None) -> None:
+    def __init__(self, sent: Callable[[int], None] | None) -> None:
         self.t_read_s = 0.0
         self.link: Link | None = None
         self._sent = sent
@@ -32,9 +32,9 @@ class _InternalRequest:
         self.answer: Answer | None = None
         self.data = bytearray()
 
-    def note_sent(self) -> None:
+    def note_sent(self, t_first_byte_ns: int) -> None:
         if self._sent is not None:
-            self._sent()
+            self._sent(t_first_byte_ns)
 
     def head_received(self, answer: Answer) -> bool:
         self.answer = answer
@@ -62,11 +62,11 @@ async def fetch_answer(
     timeout_s: float,
     headers: bytes = b"",
     body: bytes = b"",
-    sent: Callable[[], None] | None = None,
+    sent: Callable[[int], None] | None = None,
 ) -> tuple[Answer, bytes]:
     """An instance's answer to a GET, or to a POST of `body`: the head, and the body without HTTP framing.
 
-    `sent` is called when the request's last byte has been handed to the socket. Raises InternalRequestFailed.
+    `sent` is called as `Caller.note_sent`. Raises InternalRequestFailed.
     """
     request = _InternalRequest(sent)
     head = pool.target.head("POST" if body else "GET", path, headers, len(body))

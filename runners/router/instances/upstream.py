@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter_ns
 from typing import Protocol, cast
 
 import httptools
@@ -67,8 +67,12 @@ class Caller(Protocol):
     link: Link | None
     """Its connection; set when the request is sent."""
 
-    def note_sent(self) -> None:
-        """The request's last byte has been handed to the socket; called again if it is resent on a new connection."""
+    def note_sent(self, t_first_byte_ns: int) -> None:
+        """The request's last byte has been handed to the socket; called again if it is resent on a new connection.
+
+        `t_first_byte_ns`: `time.perf_counter_ns()` before the first byte was written. The instance may have received
+        the request before this call, but not before that time.
+        """
 
     def head_received(self, answer: Answer) -> bool:
         """The head has arrived. False = drop the connection and the response."""
@@ -105,6 +109,7 @@ class Link(asyncio.Protocol):
     _paused: bool = False
     _writing: bool = False
     """The socket has not taken all of the request yet."""
+    _t_first_byte_ns: int = 0
     _messages: int = 0
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     _in_head: bool = True
@@ -133,9 +138,10 @@ class Link(asyncio.Protocol):
         self.caller, self.payload, self.pooled = caller, payload, pooled
         caller.link = self
         if self.transport is not None:
+            self._t_first_byte_ns = perf_counter_ns()
             self.transport.writelines(payload)
             if not self._writing:
-                caller.note_sent()
+                caller.note_sent(self._t_first_byte_ns)
 
     def pause_reading(self) -> None:
         """Stop reading from the instance: the client is slower."""
@@ -168,7 +174,7 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writing = False
         if self.caller is not None:
-            self.caller.note_sent()
+            self.caller.note_sent(self._t_first_byte_ns)
 
     def data_received(self, data: bytes) -> None:
         caller = self.caller

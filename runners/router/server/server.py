@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 BACKLOG = 4096
 BEAT_S = 0.25
+"""Between two checks of the time limits of requests in flight."""
+TIMER_S = 0.001
+"""The event loop's timers are whole milliseconds: a beat that is due must not come before its time."""
 TICK_S = 1.0
 CLIENT_SWEEP_S = 5.0
 DESCRIPTORS_KEPT = 64
@@ -101,7 +104,9 @@ class Server:
         self._traffic: Traffic
         self._proxy: Proxy
         self._pages: Pages
-        self._beating: asyncio.Task[None] | None = None
+        self._next_beat: asyncio.TimerHandle | None = None
+        self._is_resting = False
+        """Nothing is in flight: the next beat comes when periodic work is due, or BEAT_S after the next request."""
         self._listening: list[asyncio.Server] = []
         self._drained: asyncio.Event | None = None
         self._outcome: RouterOutcome | None = None
@@ -155,7 +160,7 @@ class Server:
             self.own_url = await self._listen(spec.own_port)
             pages = (self.own_url,)
         url = await self._listen(spec.port, shared=spec.own_port is not None)
-        self._beating = asyncio.create_task(self._keep_time())
+        self._schedule_beat()
         names = tuple(instance.instance for instance in spec.instances)
         return RouterReady(url, os.getpid(), names, fleet.block_tokens, pages)
 
@@ -190,9 +195,9 @@ class Server:
         if not await self._drain_traffic(drain_s):
             self._counts.cut = self._traffic.cut_requests("the router is shutting down")
             await asyncio.sleep(END_GRACE_S)
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+            await asyncio.gather(*self._pages_open, return_exceptions=True)
         await self._flush_clients()
         for client in tuple(self._clients):
             client.abort()
@@ -272,6 +277,8 @@ class Server:
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
         else:
+            if self._is_resting:
+                self._end_rest()
             self._proxy.route_request(connection, request, chat=chat)
 
     def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
@@ -288,14 +295,25 @@ class Server:
         if error is not None:
             sys.stderr.write(visible(f"a page of the router failed: {type(error).__name__}: {error}\n"))
 
-    async def _keep_time(self) -> None:
-        """Do all periodic work."""
-        while True:
-            await asyncio.sleep(BEAT_S)
-            try:
-                self._beat_once(monotonic())
-            except Exception:  # noqa: BLE001  (without the clock nothing would ever time out)
-                sys.stderr.write(visible(f"a beat of the router's clock failed:\n{traceback.format_exc()}"))
+    def _beat(self) -> None:
+        """Do the periodic work that is due."""
+        try:
+            self._beat_once(monotonic())
+        except Exception:  # noqa: BLE001  (without the clock nothing would ever time out)
+            sys.stderr.write(visible(f"a beat of the router's clock failed:\n{traceback.format_exc()}"))
+        self._schedule_beat()
+
+    def _schedule_beat(self) -> None:
+        due_s = min(self._due.values()) - monotonic() + TIMER_S
+        self._is_resting = due_s > BEAT_S and self._traffic.is_idle and not self._fleet.follows_events
+        self._next_beat = self._driver.call_later(due_s if self._is_resting else BEAT_S, self._beat)
+
+    def _end_rest(self) -> None:
+        """A request begins: its time limits are checked from now on."""
+        self._is_resting = False
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+        self._next_beat = self._driver.call_later(BEAT_S, self._beat)
 
     def _beat_once(self, now_s: float) -> None:
         limits, due = self._spec.limits, self._due

@@ -69,7 +69,7 @@ class Engines:
         path: str,
         headers: bytes,
         body: Mapping[str, Any],
-        sent: Callable[[], None] | None = None,
+        sent: Callable[[int], None] | None = None,
     ) -> StepAnswer:
         """Send a prefill or decode request and wait for its answer; `sent` as in `fetch_answer`. Raises StepFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
@@ -152,7 +152,7 @@ class Engines:
         path: str,
         headers: bytes,
         body: bytes,
-        sent: Callable[[], None] | None = None,
+        sent: Callable[[int], None] | None = None,
     ) -> tuple[Answer, bytes]:
         pool = self._pools.get(instance)
         if pool is None:

@@ -95,9 +95,9 @@ class Movement:
         self.closed = True
         self._mover.abandon_movement(self)
 
-    def note_sent(self) -> None:
-        """The decode request's last byte has been sent; called again if the request is resent."""
-        self.change_transfer(t_target_sent_ns=self.now_ns())
+    def note_sent(self, t_first_byte_ns: int) -> None:
+        """The decode request has been sent, its first byte not before then; called again if the request is resent."""
+        self.change_transfer(t_target_sent_ns=t_first_byte_ns)
 
     def serve_handover(self) -> None:
         """Handover: the target has begun to answer."""

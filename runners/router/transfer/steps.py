@@ -76,7 +76,7 @@ async def send_prefill_request(
         await engines.engine_id(job.source)
     answer = await engines.send_request(
         job.source, "source", path, request_headers(job), body(transport.source_params(transfer)),
-        lambda: movement.change_transfer(t_source_sent_ns=movement.now_ns()),
+        lambda _: movement.change_transfer(t_source_sent_ns=movement.now_ns()),
     )  # fmt: skip
     movement.change_transfer(t_source_done_ns=movement.now_ns(), source_cached_tokens=answer.cached_tokens)
     job.prompt_tokens = answer.prompt_tokens

@@ -61,6 +61,8 @@ class Truth:
     router: Mapping[str, Any] = field(default_factory=dict)
     """What the cell's router says beside its counts."""
     time_scale: float | None = None
+    variation: str = ""
+    """Of the engine model or the load; the label ends with it."""
     trace: str = ""
     """Of its own, as all of its load is."""
     kv_cache_memory_bytes: int | None = None
@@ -213,6 +215,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
         git_commit="abc1234",
         gpu_reason="no GPU on this host",
         kv_cache_memory_bytes=truth.kv_cache_memory_bytes,
+        variation=truth.variation,
     )  # fmt: skip
 
 
@@ -305,7 +308,7 @@ def report_text(analysis: RoutingAnalysis) -> str:
 
 def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Sequence[str] = ()) -> Path:
     """Write every artifact of the run folder `root`, as a finished campaign leaves them."""
-    names = [truth.label for truth in truths]
+    variations = {truth.label: truth.variation for truth in truths}
     cells = list(_cells(world, truths))
     for place, (trial, truth) in enumerate(cells):
         write_cell(root, world, truth, trial, place)
@@ -317,11 +320,14 @@ def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Seq
         "seed": 1,
         "inputs": {"profile": {"engine": {"kind": "cpu"}}, "engine": {"versions": {"vllm": "0.32.0"}}},
         "cells": [
-            {"cell": f"trials/{label}/t{trial}", "kind": "replay", "label": label, "trial": trial}
-            for label in (*names, *planned)
+            {
+                "cell": f"trials/{label}/t{trial}", "kind": "replay", "label": label, "trial": trial,
+                "params": {"variation": variations[label]} if variations.get(label) else {},
+            }
+            for label in (*variations, *planned)
             for trial in range(world.trials)
         ],
-    }
+    }  # fmt: skip
     (root / "plan.json").write_bytes(msgspec.json.encode(plan))
     return root
 

@@ -70,7 +70,8 @@ def test_decision_points_are_decided_where_each_trial_spreads_the_sessions_alike
     )
     floor = measure_load_floor(dict.fromkeys(parameters, "kv_aware"), facts, measurements)
     assert floor is not None
-    points = {one.name: one for one in correct_together(judge_decision_points(floor))}
+    judged = correct_together([one.judgement for one in judge_decision_points(floor)])
+    points = {one.name: one for one in judged}
     assert {name: points[name].outcome for name in ("D3", "D5", "D6")} == dict.fromkeys(
         ("D3", "D5", "D6"), Outcome.HOLDS
     )

@@ -152,7 +152,7 @@ def floor_of(
 
 
 def answered(floor: LoadFloor) -> dict[str, Judgement]:
-    return {one.name: one for one in judge_decision_points(floor)}
+    return {one.judgement.name: one.judgement for one in judge_decision_points(floor)}
 
 
 PLAIN: Variant = ({}, spread((5, 5, 0), 0.9))
@@ -656,7 +656,7 @@ def test_a_decision_point_that_does_not_stand_among_all_of_the_run_is_undecided(
 
 def test_what_no_engine_model_shows_is_open_in_a_simulation_with_the_reason() -> None:
     floor = run_of(variant("plain"), variant("b", parameters=BONUS))
-    real, simulated = judge_decision_points(floor), judge_decision_points(floor, simulated=True)
+    real, simulated = ([one.judgement for one in judge_decision_points(floor, simulated=yes)] for yes in (False, True))
     assert simulated[: len(real)] == real
     rest = simulated[len(real) :]
     assert [one.name for one in rest] == ["Q1.A", "Q1.B", "Q2.E", "Q2.G"]

@@ -157,7 +157,8 @@ def judge(
     labels: Mapping[str, str], pairs: Sequence[Pair], of: Moves | None = None, scale: Scale = LARGE
 ) -> dict[str, Judgement]:
     """The claims of a run with one load, corrected together."""
-    return {one.name: one for one in correct_together(judge_claims([Arms(labels, scale)], pairs, of or moves()))}
+    claims = [one.judgement for one in judge_claims([Arms(labels, scale)], pairs, of or moves())]
+    return {one.name: one for one in correct_together(claims)}
 
 
 def judged_claims(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
@@ -429,13 +430,13 @@ def test_static_pools_of_each_split_are_judged_by_themselves() -> None:
     wall, uneven = "3.2: static pools meet the KV wall", {"6P+2D": "pools of six"}
     of_six = f"{wall}, 6P+2D"
     labels = {"load-balance": "load-balance", "static PD-disagg": "4P+4D"}
-    claims = {one.name: one for one in judge_claims([Arms(labels, LARGE, uneven)], pairs, moves())}
+    claims = {one.what: one.judgement for one in judge_claims([Arms(labels, LARGE, uneven)], pairs, moves())}
     assert {name: one.outcome for name, one in claims.items()} == {wall: Outcome.HOLDS, of_six: Outcome.FAILS}
     assert "(6P+2D) is higher" in claims[of_six].claim
     assert "specified: 62 to 72" in claims[wall].point
     assert "specified: no number of its own" in claims[of_six].point
     alone = labels | {"static PD-disagg": "pools of six"}
-    assert [one.name for one in judge_claims([Arms(alone, LARGE, uneven)], pairs, moves())] == [of_six]
+    assert [one.what for one in judge_claims([Arms(alone, LARGE, uneven)], pairs, moves())] == [of_six]
 
 
 IN_ORDER = {name: name for name in ("LMetric", "sticky", UNIFIED, LOAD_ONLY)}
@@ -509,7 +510,7 @@ def test_under_several_loads_each_claim_is_judged_by_itself_and_named_after_its_
     loads = [
         Arms({"load-balance": "load-balance", FULL: "ear"}, LARGE, load="rate 1"), Arms(slow, LARGE, load="rate 2"),
     ]  # fmt: skip
-    claims = {one.name: one.outcome for one in judge_claims(loads, pairs, moves())}
+    claims = {one.judgement.name: one.judgement.outcome for one in judge_claims(loads, pairs, moves())}
     assert claims == {
         "C1: dispatch coupling, rate 1": Outcome.HOLDS,
         "C1: dispatch coupling, rate 2": Outcome.FAILS,

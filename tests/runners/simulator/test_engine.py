@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runners.simulator import job_blocks
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job, PromptTally
+from runners.simulator.kv_blocks import KvBlocks
 from runners.simulator.step_time import (
     FORGET_AT,
     STEADY,
@@ -601,16 +603,17 @@ def test_kv_that_comes_within_steps_taken_at_once_finds_what_these_have_left() -
     assert cached[0] == cached[1]
 
 
-def test_a_blocked_prompt_is_matched_once_while_others_come() -> None:
-    class Counting(Engine):
-        attempts = 0
+def test_a_blocked_prompt_is_matched_once_while_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_cached, attempts = job_blocks.find_cached, 0
 
-        def _find_cached(self, job: Job) -> Sequence[int]:
-            self.attempts += 1
-            return super()._find_cached(job)
+    def count_attempt(blocks: KvBlocks, job: Job) -> Sequence[int]:
+        nonlocal attempts
+        attempts += 1
+        return find_cached(blocks, job)
 
+    monkeypatch.setattr(job_blocks, "find_cached", count_attempt)
     clock = SimulatedClock()
-    engine = Counting(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
+    engine = Engine(a_model(kv_capacity_tokens=8 * BLOCK), BLOCK, clock)
     first = Job((), 4 * BLOCK, 3 * BLOCK, nothing, nothing)
     engine.submit(first)
     clock.advance(0.05)
@@ -620,7 +623,7 @@ def test_a_blocked_prompt_is_matched_once_while_others_come() -> None:
         clock.call_later(0.01 * place, partial(engine.submit, Job((), BLOCK, 1, nothing, nothing)))
     clock.advance(0.3)
     assert (first.generated < first.output_tokens, blocked.generated, engine.waiting) == (True, 0, 21)
-    assert engine.attempts == 2
+    assert attempts == 2
     clock.run()
     assert (engine.waiting, engine.blocks.used, blocked.generated) == (0, 0, 1)
 

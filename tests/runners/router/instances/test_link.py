@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import accumulate, pairwise
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import pytest
@@ -12,9 +13,16 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.records.decisions import RoutedRequest
+from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.instances import upstream
-from runners.router.instances.internal_request import CHUNKS_LIMIT, InternalRequestFailed, join_chunks
+from runners.router.instances.internal_request import (
+    CHUNKS_LIMIT,
+    InternalRequestFailed,
+    _InternalRequest,
+    join_chunks,
+)
 from runners.router.instances.upstream import (
     HEAD_LIMIT_BYTES,
     JOINED_LIMIT_BYTES,
@@ -25,9 +33,15 @@ from runners.router.instances.upstream import (
     resolve_instance,
     whole_chunks,
 )
+from runners.router.transfer.movement import MoveRequest
 from runners.target import Target
+from tests.runners.router.fake_transfers import FakeTransfers
 from tests.runners.router.routers import until
 
+REQUEST = RoutedRequest(
+    request="r", session="s", turn=0, input_tokens=1, max_tokens=1, block_tokens=16, cached_tokens={}
+)  # fmt: skip
+MESSAGE = ClientMessage(b"", b"", b"")
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 LIKE_CHUNKS = st.lists(
     st.binary(min_size=1, max_size=20) | st.sampled_from((b"1\r\na\r\n", b"\r\n", b"0\r\n\r\n", b"x\r\n2\r\nab\r\n")),
@@ -49,7 +63,7 @@ class Taker:
         self.ends: list[object] = []
         self.sendings = 0
 
-    def note_sent(self) -> None:
+    def note_sent(self, t_first_byte_ns: int) -> None:
         self.sendings += 1
 
     def head_received(self, answer: Answer) -> bool:
@@ -91,11 +105,16 @@ class Wire(asyncio.Transport):
         self.closed = False
         self.full: Link | None = None
         """Whom to tell that the socket does not take it all at once."""
+        self.write_s = 0.0
+        """The router has no core for this long behind the write."""
+        self.t_received_ns = 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high == 0, "it tells when all has been written"
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.t_received_ns = perf_counter_ns()
+        sleep(self.write_s)
         if self.full is not None:
             self.full.pause_writing()
 
@@ -430,6 +449,20 @@ def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
     assert large.sendings == 0
     link.resume_writing()
     assert (small.sendings, large.sendings) == (1, 1)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+async def test_a_slow_write_leaves_the_decode_requests_stamp_before_its_receipt(fits: bool) -> None:
+    transfers = FakeTransfers()
+    movement = transfers.start_movement(MoveRequest("handover", REQUEST, "h", "t", MESSAGE), lambda _: None)
+    link, _, wire = link_with(Taker())
+    link.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+    wire.write_s, wire.full = 0.002, None if fits else link
+    t_begin_ns = perf_counter_ns()
+    link.send_request(_InternalRequest(movement.note_sent), (b"request",), pooled=True)
+    if not fits:
+        link.resume_writing()
+    assert t_begin_ns <= movement.transfer.t_target_sent_ns <= wire.t_received_ns
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

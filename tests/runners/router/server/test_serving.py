@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from runners.router.server.server import BEAT_S
 from runners.router.spec import InstanceSpec, Limits
 from tests.runners.router.routers import SHORT, SOON_S, STEADY, by, events, instances, raw_post, router, tokens, until
 
@@ -392,3 +393,33 @@ async def test_picks_are_counted_where_they_went() -> None:
         tick = routed.server.tick()
     assert {row.instance: row.picks for row in tick.instances} == {"a": served["a"], "b": served["b"]}
     assert sum(row.picks for row in tick.instances) == sum(tick.decisions.values()) == 6
+
+
+async def test_an_idle_router_wakes_only_for_work_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = 0
+
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
+        beat_once = routed.server._beat_once
+
+        def count_beat(now_s: float) -> None:
+            nonlocal beats
+            beats += 1
+            beat_once(now_s)
+
+        monkeypatch.setattr(routed.server, "_beat_once", count_beat)
+        await until(lambda: len(routed.ticks) >= 3)
+        assert beats <= 5, "a tick each second, and the first beat"
+
+
+async def test_the_time_limits_of_the_first_request_after_a_rest_are_checked_as_often_as_any() -> None:
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
+        await until(lambda: routed.server._is_resting)
+        a.hang = True
+        request = asyncio.create_task(routed.post())
+        await until(lambda: routed.load("a").num_requests == 1)
+        timer = routed.server._next_beat
+        assert timer is not None
+        assert timer.when() <= asyncio.get_running_loop().time() + BEAT_S
+        assert not routed.server._is_resting
+        request.cancel()
+        await until(lambda: routed.counters_are_zero() and routed.server._is_resting)

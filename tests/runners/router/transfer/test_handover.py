@@ -51,7 +51,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
     async with bench(transport) as on:
         movement = await handed_over(on)
         assert (movement.open, movement.over) == (True, True)
-        movement.note_sent()
+        movement.note_sent(movement.now_ns())
         assert (movement.transfer.status, movement.transfer.prefix_tokens) == ("failed", len(PROMPT))
         sent = json.loads(movement.body)
         params = sent.pop("kv_transfer_params")
