@@ -123,7 +123,7 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
             "migration spares the other sessions of a hot instance shows in the policies' latencies alone."
         )
     if len(analysis.loads) > 1:
-        limits.append("Policies are compared under one load only: arrival rate, trace and KV cache alike.")
+        limits.append("Only policies under the same load are compared: arrival rate, trace and KV cache alike.")
     if len(analysis.labels) < 2:
         limits.append("Fewer than two policies were measured: there is nothing to compare.")
     return (*analysis.facts.host_notes, *limits)

@@ -101,7 +101,7 @@ def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
     shares = {load.top_share: load.text for load in reversed(analysis.loads) if load.top_share is not None}
     listed = "; ".join(f"{format_percent(share)} ({text})" for share, text in sorted(shares.items()))
     caption = (
-        f"Each policy under each load; policies are compared under one load only. Of the input, "
+        f"Each policy under each load; only policies under the same load are compared. Of the input, "
         f"{format_percent(TOP_SESSIONS)} of the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the "
         f"trials, above 1 is slower than EAR. {judged}{name_units(OF_LOADS)}{describe_bars(table, 'Brackets')}"
         f"{describe_trials(analysis)} {why_no_verdict(analysis.trials)}"
