@@ -19,6 +19,7 @@ import httpx
 from launch.dummy_bootstrap import DummyBootstrap
 from launch.errors import LaunchError
 from launch.instance import Served, http_client
+from launch.ports import PortTaken
 from launch.preflight_checks import (
     Counterpart,
     Gate,
@@ -53,7 +54,8 @@ async def verify(
 ) -> GateResult:
     """Run every gate of `config` on a ready instance, one launched for pre-flight; each step goes to `log`, timed.
 
-    `counterpart` launches a second engine for proofs that need one; None where none fits beside the first.
+    `counterpart` launches a second engine for proofs that need one; None where none fits beside the first. Raises
+    PortTaken where another process listens on one of its ports.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
@@ -110,6 +112,8 @@ async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> Pr
         passed, detail = True, await gate(subject)
     except GateFailed as error:
         passed, detail = False, str(error)
+    except PortTaken:  # it says nothing about the config
+        raise
     except LaunchError as error:
         passed, detail = False, f"{error} {error.remedy}"
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:

@@ -54,7 +54,8 @@ def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Contai
 def _add_pick(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     last = stays[-1] if stays else None
     if last is not None and last.instance != line.instance and not last.picks and line.t_unix_s <= last.since_unix_s:
-        return (*_add_pick(stays[:-1], line), last)  # its migration was reported first, between two ticks
+        before = _add_pick(stays[:-1], line)  # the migration was reported first, between two ticks
+        return (*before[1 - STAYS_KEPT :], last)
     if last is None or last.instance != line.instance:
         return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.reason))
     stay = replace(last, picks=last.picks + 1)

@@ -191,7 +191,7 @@ def _describe_transfer(event: events.MigrationChanged) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """At least three significant digits, never with an exponent."""
+    """At least three significant digits; an exponent only below 0.0001."""
     return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 
 

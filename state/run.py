@@ -35,7 +35,8 @@ CELL_TRANSITIONS: Mapping[CellState, frozenset[CellState]] = {
     CellState.SKIPPED: frozenset({CellState.PENDING}),
 }
 """RUNNING -> PENDING is an interruption. PENDING -> DONE adopts a measurement whose artifacts were complete and
-checksummed when the run process died before it could record that. No cell leaves DONE: a measurement is final."""
+checksummed when its attempt failed, or its run process died, before that was recorded. No cell leaves DONE: a
+measurement is final."""
 
 CELL_ENDED: frozenset[CellState] = frozenset({CellState.DONE, CellState.FAILED, CellState.SKIPPED})
 """The states in which a cell needs no more work."""

@@ -46,6 +46,8 @@ class RunScreen(DashboardScreen):
         """The panel that the filter is about."""
         self._drawn_at: dict[str, float] = {}
         """When each panel was last drawn (monotonic seconds)."""
+        self._redraws = False
+        """A drawing of all panels is under way."""
         self._feed: RunFeed | None = None
 
     def on_mount(self) -> None:
@@ -125,13 +127,19 @@ class RunScreen(DashboardScreen):
         return due
 
     def redraw(self) -> None:
-        """Draw every panel that is seen, whenever it was last drawn."""
+        """Draw every panel that is seen, whenever it was last drawn; once for all that ask before the next refresh."""
         self._drawn_at.clear()
-        self.call_after_refresh(self._draw_picture)
+        if not self._redraws:
+            self._redraws = True
+            self.call_after_refresh(self._redraw_now)
+
+    def _redraw_now(self) -> None:
+        self._redraws = False
+        self._draw_picture()
 
     def _list_badges(self) -> tuple[Span, ...]:
         badges = list(self.frozen_badge())
-        if (text := self.filter_text) and self.is_seen(self._filtered):
+        if (text := self.filter_text) and self.is_seen(self._filtered) and self.panel(self._filtered).can_filter:
             badges.append((f"filter: {text} (esc clears)  ", "warn"))
         if not self.tracon.look.follow:
             badges.append(("not following  ", "dim"))

@@ -226,7 +226,7 @@ class CellLoop:
         return True
 
     def _end_failed(self, plan: CellPlan, attempt: int, error: Exception, begin_seq: int) -> None:
-        """Record why the attempt failed, unless it failed behind its last artifact.
+        """Record why the attempt failed, unless it failed after its last artifact.
 
         Raises what stood in its way where every further cell would meet it too: the cell is pending then.
         """
@@ -353,7 +353,7 @@ class CellLoop:
 
 
 def _find_obstacle(error: Exception) -> Exception | None:
-    """A full disk, or a stranger on a port of the engines."""
+    """A full disk, or another process on a port of the engines."""
     if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return error
     return next((one for one in (error, error.__cause__) if isinstance(one, PortTaken)), None)

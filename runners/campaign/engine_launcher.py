@@ -28,7 +28,7 @@ from state.store import RunStore
 LAUNCH_TRIES = 2
 """After this many failures in a row of one engine, its cell fails."""
 PORT_WAIT_S = 5.0
-"""Until the next try where a stranger listens on a port of the engine."""
+"""Until the next try where another process listens on a port of the engine."""
 STALL_POLL_S = 1.0
 _Started = TypeVar("_Started")
 

@@ -123,7 +123,7 @@ class CellRunner(Protocol):
         """Measure it. Raises CellSkipped or CellFailed with the reason."""
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
-        """The outcome of an interrupted attempt whose artifacts are complete and valid; None = measure again."""
+        """The outcome of an attempt that was cut or failed, and whose artifacts are complete; None = measure again."""
 
     async def finish(self) -> None:
         """Bring the derived files up to date; called when cells changed after the analysis cell was done."""

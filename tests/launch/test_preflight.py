@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch import preflight
+from launch.ports import PortTaken
 from launch.preflight import GateResult, verify
-from launch.preflight_checks import GateFailed, launched_with_its_connector
+from launch.preflight_checks import GateFailed, Subject, launched_with_its_connector
 from launch.profile import load_config
 from tests.launch.engines import PROFILE, program, started
 from tests.launch.fake_engine import FakeEngine, asked_about
@@ -50,6 +52,17 @@ async def test_a_sound_engine_passes_every_numbered_check_and_the_log_tells_it(t
     assert sum("request" in line and ": 200 in" in line for line in lines) == 5
     assert lines[-1].endswith("PASS")
     assert msgspec.json.decode(msgspec.json.encode(result), type=GateResult) == result
+
+
+async def test_another_process_on_a_port_of_the_second_engine_fails_no_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def need_port(subject: Subject) -> str:
+        raise PortTaken("port 1 is taken by pid 2")
+
+    monkeypatch.setattr(preflight, "gates", lambda config: {"a second engine": need_port})
+    with pytest.raises(PortTaken):
+        await verified(tmp_path)
 
 
 async def test_a_connector_that_left_no_trace_fails(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] |
 
 
 class Scripted:
-    """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`; a `late` one fails behind that."""
+    """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`; a `late` one fails after that."""
 
     name = "scripted"
 

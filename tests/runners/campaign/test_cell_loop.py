@@ -110,7 +110,7 @@ async def test_retry_reopens_the_failed_cell_only(tmp_path: Path) -> None:
     assert set(times_done(folder).values()) == {1}
 
 
-async def test_a_cell_that_fails_behind_its_last_artifact_was_measured(tmp_path: Path) -> None:
+async def test_a_cell_that_fails_after_its_last_artifact_was_measured(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s1-c1": "late"})
     code, _ = await run_with(folder)
     assert code == ExitCode.DONE
@@ -131,7 +131,7 @@ async def test_a_retried_cell_whose_artifacts_are_in_place_is_not_measured_again
 
 
 @pytest.mark.parametrize("kind", ["port", "gate port"])
-async def test_a_stranger_on_an_engines_port_interrupts_the_run_and_fails_no_cell(tmp_path: Path, kind: str) -> None:
+async def test_another_process_on_a_port_interrupts_the_run_and_fails_no_cell(tmp_path: Path, kind: str) -> None:
     folder = new_run(tmp_path / "run", {"s0-c1": kind})
     code, _ = await run_with(folder)
     view = view_of(folder)

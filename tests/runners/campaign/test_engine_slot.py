@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from launch.errors import LaunchError
 from launch.local import LocalBackend
-from runners.campaign.engine_launcher import LAUNCH_TRIES
+from launch.ports import PortTaken
+from runners.campaign import engine_launcher
+from runners.campaign.engine_launcher import LAUNCH_TRIES, PORT_WAIT_S, retry_start
 from runners.campaign.engine_slot import EngineSlot
 from state.store import RunStore
 from tests.runners.campaign.launchers import make_launcher
@@ -45,6 +48,30 @@ async def test_a_config_that_will_not_start_is_tried_twice_and_then_refused_at_o
         with pytest.raises(LaunchError, match=f"try {LAUNCH_TRIES}"):
             await slot.get("plain", "phase-a/0/1")
     assert backend.tries == LAUNCH_TRIES
+
+
+class Occupied:
+    """A backend on whose port another process listens during the first try."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def start(self) -> str:
+        self.tries += 1
+        if self.tries == 1:
+            raise PortTaken("port 1 is taken by pid 2")
+        return "started"
+
+
+async def test_a_port_that_is_taken_for_a_moment_costs_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    monkeypatch.setattr(engine_launcher, "asyncio", SimpleNamespace(sleep=sleep))
+    assert await retry_start(Occupied().start) == "started"
+    assert waits == [PORT_WAIT_S]
 
 
 async def test_a_repeated_attempt_tries_again(slot: EngineSlot, backend: NeverStarts) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from launch.ports import PortTaken
 from launch.preflight import GateResult
 from launch.profile import Profile, load_config, load_profile
 from results.records.events import CellState
@@ -111,3 +112,16 @@ async def test_a_second_gpu_that_others_hold_is_left_out(tmp_path: Path, monkeyp
     slot = await launch_both(tmp_path / "again", monkeypatch, "h200-qwen3-coder-30b-dummy")
     assert [one.engine.gpu_memory_utilization for one, _ in slot.launches] == [0.46, 0.46], "they share the first"
     assert [devices for _, devices in slot.launches] == [{}, {}]
+
+
+async def test_another_process_on_a_port_decides_nothing_about_the_config(tmp_path: Path) -> None:
+    class Occupied(Slot):
+        async def get(self, config: str, purpose: str, *, preflight: bool, profile: Profile) -> None:
+            raise PortTaken("port 1 is taken by pid 2")
+
+    slot, profile, config = Occupied(), load_profile("cpu-tiny"), load_config("plain")
+    context = SimpleNamespace(layout=RunLayout(tmp_path / "run"), slot=slot, profile=profile, configs={"plain": config})
+    cell = CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0)
+    with pytest.raises(PortTaken):
+        await gates.verify_config(cell, 1, cast(RunContext, context))
+    assert preflight_decisions(tmp_path / "run")[0] == {}
