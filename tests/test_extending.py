@@ -269,7 +269,7 @@ async def test_a_run_under_the_policy_is_in_the_console(routed: Path) -> None:
     async with watching(routed, NARROW) as pilot:
         stages = pilot.app.screen.query_one(StagesPanel)
         await until(pilot, lambda: any(POLICY in " ".join(texts(row)) for row in stages.table.rows), "no such cell")
-        await press_and_see(pilot, "7", "fewest_requests   as of", "decided by  fewest_requests")
+        await press_and_see(pilot, "7", "fewest_requests   trials/fewest_requests_spare", "decided by  fewest_requests")
         await opened(pilot, "end-to-end")
         await sees(pilot, POLICY)
 

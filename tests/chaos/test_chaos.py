@@ -149,13 +149,13 @@ def play_batch(
     """The campaigns that the command plays, each of which takes `each_s`."""
     played: list[int] = []
 
-    def play(script: Script) -> tuple[Outcome, float]:
+    def play(script: Script, keep: Path | None) -> tuple[Outcome, float]:
         played.append(script.number)
         time.sleep(each_s)
         return Outcome(), 1.0
 
     monkeypatch.setattr(chaos, "play_script", play)
-    options = Namespace(seed=3, batch=60, each=20, only=None, seconds=seconds, journal=journal)
+    options = Namespace(seed=3, batch=60, each=20, only=None, keep=None, seconds=seconds, journal=journal)
     assert chaos.run_batch(options, KINDS)
     return played
 
