@@ -194,8 +194,9 @@ def test_an_owner_that_died_before_it_heard_of_its_engine_leaves_no_guard(tmp_pa
         assert guard.wait(SOON_S) == 0
     finally:
         if guard.poll() is None:
-            for process in (*psutil.Process(guard.pid).children(recursive=True), guard):
+            for process in psutil.Process(guard.pid).children(recursive=True):
                 process.kill()
+            guard.kill()
             guard.wait()
 
 
