@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,8 @@ MOMENT_S = 300.0
 ORPHAN_S = 20.0
 """Within which everything of a run process that died must have ended."""
 LOAD_ENDED = "the load process has ended"
+CHECKOUT = re.compile(r"/\S*/(?=launch/)")
+"""Where this package, or another campaign's, lies."""
 ATTEMPTS = 12
 """Resumes of one run without a finished cell between them; it cannot be brought to its end then."""
 
@@ -408,7 +411,8 @@ class _Armed:
 
 def _shorten(reason: str) -> str:
     """Why a cell failed, in one line without this machine's folders: the journal of faults is published."""
-    return reason.splitlines()[0].replace(str(home()), "$TRACON_HOME")[:200]
+    first = reason.splitlines()[0].replace(str(home()), "$TRACON_HOME")
+    return CHECKOUT.sub("", first)[:200]
 
 
 def has_come(moment: str, news: Sequence[Event | str]) -> bool:
