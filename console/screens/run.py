@@ -46,8 +46,8 @@ class RunScreen(DashboardScreen):
         """The panel that the filter is about."""
         self._drawn_at: dict[str, float] = {}
         """When each panel was last drawn (monotonic seconds)."""
-        self._redraws = False
-        """A drawing of all panels is under way."""
+        self._redraw_queued = False
+        """All panels will be drawn after the next refresh."""
         self._feed: RunFeed | None = None
 
     def on_mount(self) -> None:
@@ -129,12 +129,12 @@ class RunScreen(DashboardScreen):
     def redraw(self) -> None:
         """Draw every panel that is seen, whenever it was last drawn; once for all that ask before the next refresh."""
         self._drawn_at.clear()
-        if not self._redraws:
-            self._redraws = True
+        if not self._redraw_queued:
+            self._redraw_queued = True
             self.call_after_refresh(self._redraw_now)
 
     def _redraw_now(self) -> None:
-        self._redraws = False
+        self._redraw_queued = False
         self._draw_picture()
 
     def _list_badges(self) -> tuple[Span, ...]:

@@ -13,7 +13,7 @@ def count_blocks(blocks: KvBlocks, tokens: int) -> int:
 
 
 def count_blocks_ahead(blocks: KvBlocks, decoding: Sequence[Job], steps: int) -> int:
-    """Blocks that these take in so many steps beyond those they have."""
+    """Blocks that these requests need for `steps` more tokens each, beyond the blocks they have."""
     size = blocks.block_tokens
     return sum(-(-(job.computed + steps) // size) - len(job.named) - job.anonymous for job in decoding)
 

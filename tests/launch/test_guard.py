@@ -186,7 +186,7 @@ def test_an_owner_that_died_before_it_heard_of_its_engine_leaves_no_guard(tmp_pa
     ours, theirs = socket.socketpair()
     request = {"argv": [sys.executable, "-c", ""], "env": {}, "stdout": os.devnull, "stderr": os.devnull}
     ours.sendall(json.dumps(request).encode() + b"\n")
-    ours.close()  # before the guard reads: it can report to nobody that it has forked the engine
+    ours.close()  # before the guard reads, so that its report fails
     argv = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno())]
     guard = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
     theirs.close()
