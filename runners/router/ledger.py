@@ -22,7 +22,8 @@ from runners.router.response_facts import Usage, read_usage
 from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
-SETTLE_S = 0.2
+SETTLE_S = 0.4
+"""Longest wait of a batch: each wakes the event loop and the thread that writes."""
 AT_ONCE = 6
 """Outcomes per batch: one batch blocks the event loop for about 0.2 ms with cold caches."""
 NEXT_S = 0.001
@@ -39,6 +40,8 @@ class RecordLog(Protocol):
         """Records are stored."""
 
     def append_record(self, record: DecisionRecord) -> None: ...
+    def flush_records(self) -> None:
+        """A batch is complete."""
 
 
 class Pick(msgspec.Struct, frozen=True):
@@ -140,6 +143,7 @@ class Ledger:
                 break
             assert outcome.movement is not None
             self._count_transfer(seq, outcome.movement.transfer)
+        self._log.flush_records()
 
     def _settle_some(self) -> None:
         self._timer = None
@@ -147,7 +151,9 @@ class Ledger:
             self._count_pick(self._picks.popleft())
         for _ in range(min(AT_ONCE, len(self._outcomes))):
             self._count_outcome(self._outcomes.popleft())
-        if self._outcomes and self._timer is None:
+        if not self._outcomes:
+            self._log.flush_records()
+        elif self._timer is None:
             self._timer = self._driver.call_later(NEXT_S, self._settle_some)
 
     def _count_pick(self, pick: Pick) -> None:

@@ -124,7 +124,7 @@ class RequestLifecycle(ABC):
 
     def _hold_request(self, reservation: Reservation) -> None:
         """Queue behind the requests already held. Record only the first such pick: later ones repeat it."""
-        self._traffic.held.setdefault(self)
+        self._traffic.hold_request(self)
         if not self.t_held_s:
             self.t_held_s = self._traffic.driver.now_s()
             self._traffic.dispatcher.count_pick(self._request, reservation)

@@ -65,6 +65,7 @@ class Traffic:
         """Not sent: no instance has room. In order of arrival; a request that is held again keeps its position."""
         self._offering = False
         self._on_idle: Callable[[], None] | None = None
+        self._on_held: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> bool:
@@ -88,6 +89,13 @@ class Traffic:
         self.offer_room()
         self._check_idle_soon()
 
+    def hold_request(self, request: InFlight) -> None:
+        """Queue a request that no instance has room for, behind those already held."""
+        if request not in self.held:
+            self.held[request] = None
+            if self._on_held is not None:
+                self._on_held()
+
     def offer_room(self) -> None:
         """An instance may have room: start held requests soon, once the ended request has released its counters."""
         if self.held and not self._offering:
@@ -105,6 +113,10 @@ class Traffic:
 
     def notify_idle(self, callback: Callable[[], None]) -> None:
         self._on_idle = callback
+
+    def notify_held(self, callback: Callable[[], None]) -> None:
+        """Call it whenever a request is held: `sweep_waiting` is due soon, and often until none is held."""
+        self._on_held = callback
 
     def _check_idle_soon(self) -> None:
         """Check later: the attempt that has just ended may be retried on another instance."""

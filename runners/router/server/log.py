@@ -11,6 +11,8 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import msgspec
 
@@ -19,22 +21,32 @@ from results.records.instance_events import InstanceEvent
 from runners.router.spec import RouterError
 
 FLUSH_S = 0.25
+"""Longest wait of a record for the thread; whoever adds a batch hands it over at once with `flush_records`."""
 BACKLOG_LIMIT_BYTES = 64 << 20
 """Limit of the records waiting for a slow disk; further records are lost and counted."""
 
 
 class RecordFile:
-    """A JSON lines file. Requests never wait for it: if the disk fails, records are lost and counted."""
+    """A JSON lines file. Requests never wait for it: if the disk fails, records are lost and counted.
+
+    The thread reports nothing back to the event loop, because each wake-up of the loop would cost more than the write.
+    """
 
     def __init__(self, path: str) -> None:
-        self.lost = 0
         self.error = ""
         """The disk's last error; empty = it never failed."""
         self._encode = msgspec.json.Encoder().encode
-        self._backlog: list[bytes] = []
-        self._backlog_bytes = 0
-        self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._lines: list[bytes] = []
+        self._added_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: SimpleQueue[list[bytes]] = SimpleQueue()
+        """An empty batch ends the thread."""
+        self._writer: Thread | None = None
+        self._done_bytes = 0
+        """Written or lost; only the thread changes it."""
+        self._refused = 0
+        self._unwritten = 0
+        """Records that a failing disk cost; only the thread changes it."""
         self._file = -1
         self._is_torn = False
         """The last write ended in the middle of a line."""
@@ -54,42 +66,58 @@ class RecordFile:
     def is_open(self) -> bool:
         return self._file >= 0
 
+    @property
+    def lost(self) -> int:
+        """Records that were not written."""
+        return self._refused + self._unwritten
+
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:
         """Queue a record; it is written within about FLUSH_S."""
         if self._file < 0:
             return
-        if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
-            self.lost += 1
+        if self._added_bytes - self._done_bytes > BACKLOG_LIMIT_BYTES:
+            self._refused += 1
             return
         try:
             line = self._encode(record)
         except (TypeError, ValueError, OverflowError) as error:  # a user's policy may put anything into its decision
-            self.lost += 1
+            self._refused += 1
             name = f"pick {record.seq}" if isinstance(record, DecisionRecord) else f"{record.what} of {record.instance}"
             self.error = f"{name} cannot be written as JSON: {error}"
             return
-        self._backlog_bytes += len(line) + 1
-        self._backlog.append(line)
-        if self._task is None:
-            self._task = asyncio.create_task(self._flush_soon())
+        self._added_bytes += len(line)
+        self._lines.append(line)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush_records)
+
+    def flush_records(self) -> None:
+        """Hand the queued records to the thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._lines:
+            return
+        if self._writer is None:
+            self._writer = Thread(target=self._write_batches, name="record file", daemon=True)
+            self._writer.start()
+        lines, self._lines = self._lines, []
+        self._batches.put(lines)
 
     async def close(self) -> None:
-        self._closing.set()
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        """Write what is queued, and close the file."""
+        self.flush_records()
+        if self._writer is not None:
+            self._batches.put([])
+            await asyncio.to_thread(self._writer.join)
+            self._writer = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    async def _flush_soon(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await self._closing.wait()
-        while self._backlog:
-            lines, self._backlog = self._backlog, []
-            self._backlog_bytes = 0
-            await asyncio.to_thread(self._write_lines, b"\n".join(lines) + b"\n")
-        self._task = None
+    def _write_batches(self) -> None:
+        while lines := self._batches.get():
+            self._write_lines(b"\n".join(lines) + b"\n")
+            self._done_bytes += sum(map(len, lines))
 
     def _write_lines(self, lines: bytes) -> None:
         """Write whole lines; if the last write was cut, begin on a new line."""
@@ -100,6 +128,6 @@ class RecordFile:
                 written += os.write(self._file, memoryview(data)[written:])
         except OSError as error:
             self.error = error.strerror or str(error)
-            self.lost += lines.count(b"\n", max(0, written - len(lead)))
+            self._unwritten += lines.count(b"\n", max(0, written - len(lead)))
         if written:
             self._is_torn = data[written - 1 : written] != b"\n"

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 BACKLOG = 4096
 BEAT_S = 0.25
-"""Between two checks of the time limits of requests in flight."""
+"""Shortest time between two checks of the time limits of requests in flight, and the time between two picks for a held
+one: a pause may have ended, or an instance recovered."""
+BEATS_PER_LIMIT = 8
+"""Checks within the shortest time limit; each wakes a process whose caches are cold."""
 TIMER_S = 0.001
 """The event loop's timers are whole milliseconds: a beat that is due must not come before its time."""
 TICK_S = 1.0
@@ -106,11 +109,15 @@ class Server:
         self._pages: Pages
         self._next_beat: asyncio.TimerHandle | None = None
         self._is_resting = False
-        """Nothing is in flight: the next beat comes when periodic work is due, or BEAT_S after the next request."""
+        """Nothing is in flight: the next beat comes when periodic work is due, or soon after the next request."""
         self._listening: list[asyncio.Server] = []
         self._drained: asyncio.Event | None = None
         self._outcome: RouterOutcome | None = None
         self._due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
+        limits = spec.limits
+        shortest_s = min(limits.first_byte_s, limits.stall_s, limits.client_stall_s, spec.transfer.timeout_s)
+        self._pace_s = min(TICK_S, max(BEAT_S, shortest_s / BEATS_PER_LIMIT))
+        """Between two checks of the time limits of requests in flight."""
 
     @property
     def connections(self) -> int:
@@ -152,6 +159,7 @@ class Server:
             spec.reserved_output,
         )
         self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
+        self._traffic.notify_held(lambda: self._beat_within(BEAT_S))
         fleet.on_lost = self._traffic.lose_instance
         self._proxy = Proxy(self._traffic, fleet.pools)
         self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
@@ -278,7 +286,7 @@ class Server:
             connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
         else:
             if self._is_resting:
-                self._end_rest()
+                self._beat_within(self._pace_s)
             self._proxy.route_request(connection, request, chat=chat)
 
     def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
@@ -304,22 +312,28 @@ class Server:
         self._schedule_beat()
 
     def _schedule_beat(self) -> None:
-        due_s = min(self._due.values()) - monotonic() + TIMER_S
-        self._is_resting = due_s > BEAT_S and self._traffic.is_idle and not self._fleet.follows_events
-        self._next_beat = self._driver.call_later(due_s if self._is_resting else BEAT_S, self._beat)
+        pause_s = max(BEAT_S, min(self._due.values()) - monotonic() + TIMER_S)
+        if self._traffic.held or self._fleet.follows_events:
+            pause_s = BEAT_S
+        elif not self._traffic.is_idle:
+            pause_s = min(self._pace_s, pause_s)
+        self._is_resting = pause_s > self._pace_s
+        self._next_beat = self._driver.call_later(pause_s, self._beat)
 
-    def _end_rest(self) -> None:
-        """A request begins: its time limits are checked from now on."""
+    def _beat_within(self, limit_s: float) -> None:
+        """Bring the next beat forward if it is further away."""
         self._is_resting = False
-        if self._next_beat is not None:
-            self._next_beat.cancel()
-        self._next_beat = self._driver.call_later(BEAT_S, self._beat)
+        beat = self._next_beat
+        if beat is not None and beat.when() - asyncio.get_running_loop().time() > limit_s:
+            beat.cancel()
+            self._next_beat = self._driver.call_later(limit_s, self._beat)
 
     def _beat_once(self, now_s: float) -> None:
         limits, due = self._spec.limits, self._due
         self._traffic.sweep_waiting(now_s)
         if now_s >= due["stall"]:
-            due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
+            limit_s = min(limits.stall_s, limits.client_stall_s)
+            due["stall"] = now_s + min(5.0, max(BEAT_S, limit_s / BEATS_PER_LIMIT))
             self._traffic.sweep_streaming(now_s)
         if now_s >= due["clients"]:
             times = (limits.client_idle_s, limits.client_stall_s, limits.head_s, limits.body_s)

@@ -136,6 +136,9 @@ class RecordList:
     def append_record(self, record: DecisionRecord) -> None:
         self.records.append(record)
 
+    def flush_records(self) -> None:
+        """They are there at once."""
+
 
 class SimulatedWorld:
     """A router's core before instances that answer when the test says so. All methods run without an event loop."""

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from runners.router.server.server import BEAT_S
 from runners.router.spec import Limits
 from tests.runners.router.routers import SHORT, Router, by, instances, members_of, router, until
 from tests.servers.backend import Backend
@@ -39,6 +40,20 @@ async def test_requests_wait_for_room_and_are_all_served_in_their_turn(tmp_path:
         served = [record.request.session for record in records if record.outcome and record.outcome.status == "ok"]
         held = [record.request.session for record in records if record.outcome and record.outcome.status == "held"]
         assert served[1:] == held
+
+
+async def test_a_held_request_is_tried_again_soon_whatever_the_time_limits_are() -> None:
+    async with instances("a", "b") as both, pools(both, limits=Limits()) as routed:
+        both[1].gate = asyncio.Event()
+        first = asyncio.create_task(routed.post("one", prompt=PROMPT))
+        await until(lambda: bool(both[1].seen))
+        second = asyncio.create_task(routed.post("two", prompt=PROMPT))
+        await until(lambda: bool(routed.server._traffic.held))
+        beat = routed.server._next_beat
+        assert beat is not None
+        assert beat.when() - asyncio.get_running_loop().time() <= BEAT_S
+        both[1].gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(first, second)} == {200}
 
 
 async def test_what_can_never_fit_is_refused_as_soon_as_nothing_is_in_flight() -> None:

@@ -13,9 +13,21 @@ from typing import Any
 import httpx
 import pytest
 
-from runners.router.server.server import BEAT_S
+from runners.router.server.server import BEAT_S, BEATS_PER_LIMIT, TIMER_S
 from runners.router.spec import InstanceSpec, Limits
-from tests.runners.router.routers import SHORT, SOON_S, STEADY, by, events, instances, raw_post, router, tokens, until
+from tests.runners.router.routers import (
+    SHORT,
+    SOON_S,
+    STEADY,
+    Router,
+    by,
+    events,
+    instances,
+    raw_post,
+    router,
+    tokens,
+    until,
+)
 
 
 async def test_requests_leave_no_objects_behind(tmp_path: Path) -> None:
@@ -412,14 +424,31 @@ async def test_an_idle_router_wakes_only_for_work_that_is_due(monkeypatch: pytes
 
 
 async def test_the_time_limits_of_the_first_request_after_a_rest_are_checked_as_often_as_any() -> None:
-    async with instances("a") as (a,), router([a], health=STEADY) as routed:
+    short = Limits(first_byte_s=BEAT_S * BEATS_PER_LIMIT)
+    async with instances("a") as (a,), router([a], health=STEADY, limits=short) as routed:
         await until(lambda: routed.server._is_resting)
         a.hang = True
         request = asyncio.create_task(routed.post())
         await until(lambda: routed.load("a").num_requests == 1)
-        timer = routed.server._next_beat
-        assert timer is not None
-        assert timer.when() <= asyncio.get_running_loop().time() + BEAT_S
+        assert next_beat_s(routed) <= BEAT_S
         assert not routed.server._is_resting
         request.cancel()
         await until(lambda: routed.counters_are_zero() and routed.server._is_resting)
+
+
+async def test_long_time_limits_are_checked_once_a_second_while_requests_are_in_flight() -> None:
+    async with instances("a") as (a,), router([a], health=STEADY, limits=Limits()) as routed:
+        a.hang = True
+        request = asyncio.create_task(routed.post())
+        await until(lambda: routed.load("a").num_requests == 1)
+        before = routed.server._next_beat
+        await until(lambda: routed.server._next_beat is not before)
+        assert BEAT_S < next_beat_s(routed) <= 1.0 + TIMER_S
+        request.cancel()
+
+
+def next_beat_s(routed: Router) -> float:
+    """Seconds until the router's next beat."""
+    timer = routed.server._next_beat
+    assert timer is not None
+    return timer.when() - asyncio.get_running_loop().time()
