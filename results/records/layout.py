@@ -345,7 +345,7 @@ NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @contextlib.contextmanager
-def naming_file(path: Path) -> Iterator[None]:
+def _add_file_name(path: Path) -> Iterator[None]:
     """Add the file's name to an OSError of reading it: only opening it does so by itself."""
     try:
         yield
@@ -356,7 +356,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 def sha256(path: Path) -> str:
     """The file's SHA-256 in hex. Raises OSError with the file's name."""
-    with naming_file(path), path.open("rb") as file:
+    with _add_file_name(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -407,7 +407,7 @@ def is_complete(record: Path, cell: str) -> bool:
     Raises OSError with the file's name where a file exists and cannot be read.
     """
     try:
-        with naming_file(record):
+        with _add_file_name(record):
             written = msgspec.json.decode(record.read_bytes())
         names: dict[str, str] = written["checksums"]
         return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
