@@ -193,6 +193,11 @@ class RunView:
     def reason(self) -> str:
         return self.row.reason
 
+    def state_of_stage(self, stage: StageView) -> str:
+        """As viewers show it. No event interrupts a stage: it goes on with the run, so the run's state decides."""
+        is_cut = self.state is RunState.INTERRUPTED and stage.state is StageState.RUNNING
+        return RunState.INTERRUPTED if is_cut else stage.state
+
     @property
     def open_requests(self) -> tuple[RequestView, ...]:
         return tuple(request for request in self.requests.values() if request.open)

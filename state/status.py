@@ -38,7 +38,7 @@ def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
         "progress": progress(view)._asdict(),
         "cell_counts": _count_json(view.counts),
         "current_cells": [cell.cell for cell in view.current_cells],
-        "stages": [_stage_json(stage) for stage in view.stages],
+        "stages": [_stage_json(view, stage) for stage in view.stages],
         "cells": [_cell_json(cell) for cell in view.cells.values()],
         "instances": [_instance_json(instance) for instance in view.instances.values()],
         "routing": None if view.routing is None else routing_json(view.routing),
@@ -55,7 +55,7 @@ def _count_json(counts: Mapping[CellState, int]) -> dict[str, int]:
     return {str(state): count for state, count in counts.items()}
 
 
-STAGE_FIELDS = ("stage", "title", "state", "reason", "started_unix_s", "ended_unix_s")
+STAGE_FIELDS = ("stage", "title", "reason", "started_unix_s", "ended_unix_s")
 PLAN_FIELDS = ("stage", "kind", "config", "label", "trial", "params", "estimated_s")
 CELL_FIELDS = (
     "cell", "state", "attempt", "reason", "degraded", "fraction", "note", "observed_s", "started_unix_s",
@@ -72,9 +72,9 @@ def _pick_fields(source: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
 
 
-def _stage_json(stage: StageView) -> dict[str, Any]:
-    counts = _count_json(stage.counts)
-    return {**_pick_fields(stage, STAGE_FIELDS), "cell_counts": counts, "cells": list(stage.cells)}
+def _stage_json(view: RunView, stage: StageView) -> dict[str, Any]:
+    state, counts = view.state_of_stage(stage), _count_json(stage.counts)
+    return {**_pick_fields(stage, STAGE_FIELDS), "state": state, "cell_counts": counts, "cells": list(stage.cells)}
 
 
 def _cell_json(cell: CellView) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def stage_rows(
     room = span_columns(columns, width)[1][1]
     rows: list[Row] = []
     for stage in picture.view.stages:
-        rows.append(_stage_row(stage, stage.stage in folded, glyphs, len(columns)))
+        state = picture.view.state_of_stage(stage)
+        rows.append(_stage_row(stage, state, stage.stage in folded, glyphs, len(columns)))
         if stage.stage in folded:
             continue
         all_cells = [picture.view.cells[name] for name in stage.cells]
@@ -74,9 +75,10 @@ def _find_round(view: CellView) -> tuple[str | None, int]:
     return view.plan.config, view.plan.trial
 
 
-def _stage_row(stage: StageView, folded: bool, glyphs: Glyphs, width: int) -> Row:
-    ended = sum(count for state, count in stage.counts.items() if state not in (CellState.PENDING, CellState.RUNNING))
-    text, tone = glyphs.state(stage.state)
+def _stage_row(stage: StageView, state: str, folded: bool, glyphs: Glyphs, width: int) -> Row:
+    waiting = (CellState.PENDING, CellState.RUNNING)
+    ended = sum(count for each, count in stage.counts.items() if each not in waiting)
+    text, tone = glyphs.state(state)
     mark = (f"{glyphs.closed if folded else glyphs.open} ", "dim")
     title: Cell = (
         (stage.title or stage.stage, "bold"),

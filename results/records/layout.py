@@ -340,9 +340,23 @@ def parquet_beside(jsonl: Path) -> Path:
     return jsonl.with_suffix(".parquet")
 
 
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What opening a path raises that names no file. Any other OSError says nothing about whether the file exists."""
+
+
+@contextlib.contextmanager
+def _add_file_name(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError of reading it: only opening it does so by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def sha256(path: Path) -> str:
-    """The file's SHA-256 in hex."""
-    with path.open("rb") as file:
+    """The file's SHA-256 in hex. Raises OSError with the file's name."""
+    with _add_file_name(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -388,12 +402,16 @@ def publish(moves: Mapping[Path, Path]) -> None:
 
 
 def is_complete(record: Path, cell: str) -> bool:
-    """Whether the record, a commit mark, is of this cell, and every file that it names is beside it unchanged."""
+    """Whether the record, a commit mark, is of this cell, and every file that it names is beside it unchanged.
+
+    Raises OSError with the file's name where a file exists and cannot be read.
+    """
     try:
-        written = msgspec.json.decode(record.read_bytes())
+        with _add_file_name(record):
+            written = msgspec.json.decode(record.read_bytes())
         names: dict[str, str] = written["checksums"]
         return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
-    except (OSError, *DAMAGED_JSON, KeyError, TypeError, AttributeError):
+    except (*NO_FILE, *DAMAGED_JSON, KeyError, TypeError, AttributeError):
         return False
 
 

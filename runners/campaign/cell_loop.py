@@ -34,6 +34,7 @@ from results.records.events import (
 )
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
+from runners.campaign.adoption import ArtifactsUnread, adopt_if_complete
 from runners.campaign.disk import DiskFull, require_disk
 from runners.campaign.exit_code import exit_code
 from runners.campaign.experiment import CellOutcome, CellRunner
@@ -80,8 +81,9 @@ class CellLoop:
         """Work until nothing is pending, an operator stops it, or it cannot go on."""
         beat = asyncio.create_task(self._renew_lease())
         try:
-            self.recover()
+            self._recover()
             self._append_events(RunChanged(RunState.RUNNING, pid=os.getpid()))
+            await self._adopt_cut_cells()
             with self._host, self._gpus:
                 return await self._run_pending()
         except (StateError, LaunchError, RunnerError, OSError) as error:
@@ -94,16 +96,23 @@ class CellLoop:
         """Stop as soon as possible, cutting the cell that runs."""
         self._steering.stop_now(reason)
 
-    def recover(self) -> None:
-        """Clean up after a run process that died: end its engines, adopt or reset the cell that it ran."""
+    def _recover(self) -> None:
+        """Clean up after a run process that died: end its engines, reset the cell that it ran."""
         for instance in self._view.live_instances:
             self._end_leftover(instance)
+        died = "interrupted: the run process died"
+        self._append_events(
+            *(CellChanged(cell.cell, CellState.PENDING, cell.attempt, died) for cell in self._view.current_cells)
+        )
+
+    async def _adopt_cut_cells(self) -> None:
+        """Adopt cells whose last attempt was interrupted: a thread of it may still have published all artifacts.
+
+        Raises ArtifactsUnread.
+        """
         for plan in self._view.plan.cells:
-            cell = self._view.cells[plan.cell]
-            if _was_cut(cell) and not self._adopt(plan) and cell.state is CellState.RUNNING:
-                self._append_events(
-                    CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
-                )
+            if _was_cut(self._view.cells[plan.cell]):
+                await self._adopt(plan)
 
     def _end_leftover(self, instance: InstanceView) -> None:
         """Record GONE only where it is verified; otherwise leave the instance's state and warn in the journal."""
@@ -190,7 +199,7 @@ class CellLoop:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
             return True
         attempt = self._view.cells[plan.cell].attempt + 1
-        if attempt > 1 and self._adopt(plan):
+        if attempt > 1 and await self._adopt(plan):
             return True
         require_disk(self._folder)
         self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
@@ -205,46 +214,54 @@ class CellLoop:
         except CellSkipped as skipped:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except Exception as error:  # noqa: BLE001  (recorded, or raised again)
-            self._end_failed(plan, attempt, error, begin_seq)
+            await self._end_failed(plan, attempt, error, begin_seq)
         else:
             self._end_cell(plan, outcome)
         finally:
             self._host.cell = self._gpus.cell = ""
         return True
 
-    def _adopt(self, plan: CellPlan) -> bool:
-        """End a cell whose artifacts are all in place, though its attempt did not end well; False = measure it."""
-        try:
-            outcome = self._cells.adopt(plan)
-        except Exception:  # what kept the attempt from its end, too few threads or descriptors, may last
-            log.exception("cell %s: whether its artifacts are complete cannot be read", plan.cell)
-            return False
+    async def _adopt(self, plan: CellPlan) -> bool:
+        """End a cell whose artifacts are all in place, though its attempt did not end well; False = measure it.
+
+        Raises ArtifactsUnread.
+        """
+        outcome = await adopt_if_complete(self._cells.adopt, plan)
         if outcome is None:
             return False
         self._end_cell(plan, outcome)
         self._append_events(Noted("info", plan.cell, "its artifacts are complete: it is not measured again"))
         return True
 
-    def _end_failed(self, plan: CellPlan, attempt: int, error: Exception, begin_seq: int) -> None:
+    async def _end_failed(self, plan: CellPlan, attempt: int, error: Exception, begin_seq: int) -> None:
         """Record why the attempt failed, unless it failed after its last artifact.
 
         Raises what stood in its way where every further cell would meet it too: the cell is pending then.
         """
         obstacle = _find_obstacle(error)
-        if obstacle is not None:
-            reason = f"interrupted: {obstacle}" if isinstance(obstacle, PortTaken) else CUT_BY_DISK
-            self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, reason))
-            raise obstacle
+        if obstacle is None:
+            again, reason = self._explain_failure(plan, error, begin_seq)
+            try:
+                if not await self._adopt(plan):
+                    state = CellState.PENDING if again else CellState.FAILED
+                    self._append_events(CellChanged(plan.cell, state, attempt, reason))
+                return
+            except ArtifactsUnread as unread:
+                log.error("cell %s: %s", plan.cell, reason)  # the journal has what is in the way now
+                obstacle = unread
+        named = isinstance(obstacle, PortTaken | ArtifactsUnread)
+        reason = f"interrupted: {obstacle}" if named else CUT_BY_DISK
+        self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, reason))
+        raise obstacle
+
+    def _explain_failure(self, plan: CellPlan, error: Exception, begin_seq: int) -> tuple[bool, str]:
+        """Whether the cell is tried again, and why it failed."""
         if isinstance(error, (CellFailed, LaunchError, RunnerError)):
             again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, error, begin_seq)
-            reason = again or _join_remedy(error)
-        else:  # one cell's error must not end the run for the other cells; run.log has the traceback
-            log.error("cell %s", plan.cell, exc_info=error)
-            again, reason = "", f"{type(error).__name__}: {error}"
-        if not self._adopt(plan):
-            self._append_events(
-                CellChanged(plan.cell, CellState.PENDING if again else CellState.FAILED, attempt, reason)
-            )
+            return bool(again), again or _join_remedy(error)
+        # one cell's error must not end the run for the other cells; run.log has the traceback
+        log.error("cell %s", plan.cell, exc_info=error)
+        return False, f"{type(error).__name__}: {error}"
 
     def _is_disk_full(self) -> bool:
         try:
@@ -353,16 +370,16 @@ class CellLoop:
 
 
 def _find_obstacle(error: Exception) -> Exception | None:
-    """A full disk, or another process on a port of the engines."""
-    if isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    """A full disk, another process on a port of the engines, or artifacts that cannot be read."""
+    is_disk_full = isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+    if is_disk_full or isinstance(error, ArtifactsUnread):
         return error
     return next((one for one in (error, error.__cause__) if isinstance(one, PortTaken)), None)
 
 
 def _was_cut(cell: CellView) -> bool:
-    """Whether its last attempt was interrupted; a thread of it may still have published all artifacts."""
     is_interrupted = bool(cell.attempts) and cell.attempts[-1].state is AttemptState.INTERRUPTED
-    return cell.state is CellState.RUNNING or (cell.state is CellState.PENDING and is_interrupted)
+    return cell.state is CellState.PENDING and is_interrupted
 
 
 def _find_process(instance: InstanceView) -> ProcessIdentity | None:

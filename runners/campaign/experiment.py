@@ -123,7 +123,10 @@ class CellRunner(Protocol):
         """Measure it. Raises CellSkipped or CellFailed with the reason."""
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
-        """The outcome of an attempt that was cut or failed, and whose artifacts are complete; None = measure again."""
+        """The outcome of an attempt that was cut or failed, and whose artifacts are complete; None = measure again.
+
+        Called in a thread, perhaps while other cells run. Raises OSError where a file exists and cannot be read.
+        """
 
     async def finish(self) -> None:
         """Bring the derived files up to date; called when cells changed after the analysis cell was done."""

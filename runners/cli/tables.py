@@ -213,7 +213,7 @@ def _stages_table(view: RunView) -> Table:
         counts = stage.counts
         rows.add_row(
             stage.title,
-            color_state(stage.state),
+            color_state(view.state_of_stage(stage)),
             str(len(stage.cells)),
             str(counts[CellState.DONE]),
             str(counts[CellState.FAILED]),

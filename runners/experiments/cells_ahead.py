@@ -11,6 +11,7 @@ from functools import cached_property
 
 from results.records.events import CellState
 from results.records.plan import CellPlan
+from runners.campaign.adoption import ArtifactsUnread, adopt_if_complete
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.simulator.places import Simulations, open_simulations
@@ -53,10 +54,7 @@ class CellsAhead:
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
-        finished = await asyncio.to_thread(self._adopt, cell)
         if cell.cell not in self._tasks:
-            if finished is not None:
-                return finished
             self._ahead = self._list_ahead(cell)
             self._begin(cell, attempt)
         self._fill_room()
@@ -98,11 +96,22 @@ class CellsAhead:
             if not self._is_ready(cell):
                 continue
             self._ahead.remove(pair)
-            if cell.cell not in self._tasks and self._adopt(cell) is None:
+            if cell.cell not in self._tasks:
                 self._begin(cell, attempt)
                 running += 1
 
     def _begin(self, cell: CellPlan, attempt: int) -> None:
-        task = asyncio.ensure_future(self._simulate(cell, attempt))
-        task.add_done_callback(lambda ended: None if ended.cancelled() else self._fill_room())
+        task = asyncio.ensure_future(self._adopt_or_simulate(cell, attempt))
+        task.add_done_callback(lambda ended: self._note_end(cell, ended))
         self._tasks[cell.cell] = task
+
+    def _note_end(self, cell: CellPlan, ended: asyncio.Task[CellOutcome]) -> None:
+        if ended.cancelled():
+            return
+        if isinstance(ended.exception(), ArtifactsUnread):
+            self._tasks.pop(cell.cell, None)  # what could not be read ahead may be readable at its turn
+        self._fill_room()
+
+    async def _adopt_or_simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
+        """A cell that an earlier run process finished ahead of its turn is not simulated again."""
+        return await adopt_if_complete(self._adopt, cell) or await self._simulate(cell, attempt)

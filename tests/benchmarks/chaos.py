@@ -12,6 +12,8 @@ journal.
 
 Two batches at once need ports of their own: `PYTEST_XDIST_WORKER=gw1` for the second, and a journal (`--journal`).
 
+`--kind take` adds another process on an engine's port, which no batch has unless it is named.
+
 A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
 is left out, and the command says so.
 """
@@ -31,7 +33,7 @@ from pathlib import Path
 from runners.campaign.provenance import commit_of
 from tests.chaos import table
 from tests.chaos.campaign import Campaign, Outcome
-from tests.chaos.faults import DISK, KINDS, Script, draw_batch
+from tests.chaos.faults import DISK, KINDS, OTHER_KINDS, Script, draw_batch
 from tests.chaos.processes import Disk
 
 KEPT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
@@ -134,10 +136,10 @@ def main() -> None:
         tables = table.make_tables(table.read_journal(options.journal))
         table.PAGE.write_text(table.page_with(tables, table.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    kinds = [kind for kind in KINDS if not options.kind or any(kind.startswith(one) for one in options.kind)]
-    if not kinds:
-        parser.error(f"no kind begins so; there are {', '.join(KINDS)}")
-    sys.exit(0 if run_batch(options, kinds) else 1)
+    kinds = [kind for kind in (*KINDS, *OTHER_KINDS) if any(map(kind.startswith, options.kind))]
+    if options.kind and not kinds:
+        parser.error(f"no kind begins so; there are {', '.join((*KINDS, *OTHER_KINDS))}")
+    sys.exit(0 if run_batch(options, kinds or KINDS) else 1)
 
 
 if __name__ == "__main__":

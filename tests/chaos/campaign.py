@@ -21,10 +21,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
+from urllib.parse import urlsplit
 
 import psutil
 
 from launch.environment import home
+from launch.ports import is_free
 from results.records.events import (
     CellChanged,
     CellProgressed,
@@ -76,7 +78,8 @@ class Met:
     """A fault and what it met."""
 
     fault: Fault
-    pid: int
+    target: int
+    """Process id, or port."""
     cell: str
     """The cell that ran; empty = none."""
     after_s: float
@@ -164,16 +167,16 @@ class Campaign:
 
     def _strike(self, armed: _Armed, run: _Run) -> None:
         """Inflict a fault that is due; without a target it waits for its moment again."""
-        fault, pid = armed.fault, self._target(armed.fault, run)
-        if pid is None:
+        fault, target = armed.fault, self._target(armed.fault, run)
+        if target is None:
             armed.due_s = None
             return
         self._armed.remove(armed)
         running = [cell.plan.cell for cell in run.view.current_cells]
-        met = Met(fault, pid, running[0] if running else "", round(time.monotonic() - self._began_s, 2))
-        where = f"pid {pid}, in {met.cell or 'no cell'}"
+        met = Met(fault, target, running[0] if running else "", round(time.monotonic() - self._began_s, 2))
+        where = f"{'port' if fault.role == 'port' else 'pid'} {target}, in {met.cell or 'no cell'}"
         self._note(f"{met.after_s:7.2f} s {fault.kind} ({fault.moment} + {fault.delay_s} s), {where}")
-        self._inflict(fault, pid, run)
+        self._inflict(fault, target, run)
         self._outcome.met.append(met)
         self._check_console()
 
@@ -183,11 +186,15 @@ class Campaign:
                 self._console = Console(run.folder)
             return self._console.pid
         run.sync()
+        if fault.role == "port":
+            ports = list_unused_ports(run.view, run.port)
+            return ports[int(fault.draw * len(ports))] if ports else None
         engines = [instance.pid for instance in run.view.live_instances if instance.pid is not None]
         pids = processes.find_role(fault.role, run.pid, engines)
         return pids[int(fault.draw * len(pids))] if pids else None
 
-    def _inflict(self, fault: Fault, pid: int, run: _Run) -> None:
+    def _inflict(self, fault: Fault, target: int, run: _Run) -> None:
+        pid = run.pid if fault.role == "port" else target
         if fault.action == "kill":
             processes.send(pid, SIGKILL)
             if fault.role == "console" and self._console is not None:
@@ -199,6 +206,7 @@ class Campaign:
             "descriptors": lambda: processes.few_descriptors(pid, fault.draw),
             "memory": lambda: processes.little_memory(pid, fault.draw),
             "disk": lambda: self._full_disk(fault.draw),
+            "take": lambda: processes.port_taken(target),
         }
 
         def has_ended() -> bool:
@@ -413,6 +421,14 @@ def _shorten(reason: str) -> str:
     """Why a cell failed, in one line without this machine's folders: the journal of faults is published."""
     first = reason.splitlines()[0].replace(str(home()), "$TRACON_HOME")
     return CHECKOUT.sub("", first)[:200]
+
+
+def list_unused_ports(view: RunView, first: int) -> list[int]:
+    """Ports of engines that have ended or not yet begun, where no process listens. `first`: of the run."""
+    known, live = (
+        {urlsplit(one.url).port or first for one in each} for each in (view.instances.values(), view.live_instances)
+    )
+    return sorted(port for port in {first, *known} - live if is_free(port))
 
 
 def has_come(moment: str, news: Sequence[Event | str]) -> bool:

@@ -17,6 +17,9 @@ KINDS = (
     *(f"memory of {role}" for role in STARVED),
     DISK,
 )
+PORT = "take port"
+OTHER_KINDS = (PORT,)
+"""Only where they are asked for by name: batches that named no kind drew from KINDS, and must draw the same again."""
 WANTED = 50
 """Faults of each kind that the table is to have."""
 
@@ -32,6 +35,7 @@ MOMENTS_OF = {
     "guard": ("present", "starting", "measuring", "publishing"),
     "fork_server": ("present", "starting", "measuring", "done"),
     "console": ("present", "measuring", "done"),
+    "port": ("present", "done"),
 }
 AT_ONCE = 0.5
 """Share of faults that need nothing but their target; the others wait for any of its moments."""
@@ -58,12 +62,12 @@ class Fault:
 
     @property
     def action(self) -> str:
-        """`kill`, `stop`, `descriptors`, `memory` or `disk`."""
+        """`kill`, `stop`, `descriptors`, `memory`, `disk` or `take`."""
         return self.kind.partition(" ")[0]
 
     @property
     def role(self) -> str:
-        """Whose process it is for; of the disk, the run's."""
+        """Whose process it is for; of the disk, the run's; `port` = that of an engine, while no engine has it."""
         return self.kind.rpartition(" ")[2]
 
 

@@ -7,12 +7,15 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
+
+from launch.ports import LOOPBACK
 
 _PR_SET_CHILD_SUBREAPER = 36
 MEMORY_SPARE_BYTES = 16 << 20
@@ -134,6 +137,13 @@ def _limited(pid: int, limit: int, value: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, limit, before)
+
+
+@contextlib.contextmanager
+def port_taken(port: int) -> Iterator[None]:
+    """This process listens there, and answers no one. Raises OSError where another process does."""
+    with socket.create_server((LOOPBACK, port)):
+        yield
 
 
 class Disk:

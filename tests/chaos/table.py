@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tests.chaos.audit import MEASURES
-from tests.chaos.faults import KINDS, WANTED
+from tests.chaos.faults import KINDS, OTHER_KINDS, WANTED
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = ROOT / "tests" / "chaos" / "journal.jsonl"
@@ -84,10 +84,11 @@ def make_tables(entries: Sequence[Entry]) -> str:
     met = Counter(one.kind for entry in entries for one in entry.met)
     missed = Counter(kind for entry in entries for kind in entry.missed)
     lines = ["| kind of fault | done | moment never came | not run yet |", "|---|---|---|---|"]
-    for kind in KINDS:
+    kinds = (*KINDS, *(kind for kind in OTHER_KINDS if kind in {*met, *missed}))
+    for kind in kinds:
         lines.append(f"| {kind} | {met[kind]} of {WANTED} | {missed[kind]} | {max(0, WANTED - met[kind])} |")
-    wanted = WANTED * len(KINDS)
-    left = sum(max(0, WANTED - met[kind]) for kind in KINDS)
+    wanted = WANTED * len(kinds)
+    left = sum(max(0, WANTED - met[kind]) for kind in kinds)
     lines.append(f"| all | {met.total()} of {wanted} | {missed.total()} | {left} |")
     lines += ["", *_describe_campaigns(entries), "", "| counted | number |", "|---|---|"]
     for measure, name in MEASURES.items():

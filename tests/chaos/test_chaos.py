@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
@@ -14,12 +15,14 @@ from dataclasses import replace
 from multiprocessing import shared_memory
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import psutil
 import pytest
 
 from launch.guard import SOCKETS
+from launch.ports import PortTaken, is_free, require_free
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from results.records.events import (
     CellChanged,
@@ -35,11 +38,23 @@ from results.records.events import (
 from results.records.layout import sha256, write_indented_json
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
+from state.model import RunView
 from tests.benchmarks import chaos
 from tests.chaos import audit, campaign, processes, table
 from tests.chaos.audit import Findings
 from tests.chaos.campaign import LOAD_ENDED, Campaign, Outcome
-from tests.chaos.faults import CONNECTOR_TAX, KINDS, MOMENTS_OF, PD_LIFECYCLE, ROUTING, Fault, Script, draw_batch
+from tests.chaos.faults import (
+    CONNECTOR_TAX,
+    DISK,
+    KINDS,
+    MOMENTS_OF,
+    PD_LIFECYCLE,
+    PORT,
+    ROUTING,
+    Fault,
+    Script,
+    draw_batch,
+)
 from tests.state.plans import CELLS, a_run
 
 CELL = CELLS[-1].cell
@@ -68,13 +83,27 @@ def test_every_kind_comes_as_often_and_each_fault_meets_an_experiment_that_has_i
     assert all((fault.hold_s == 0.0) == (fault.action == "kill") for fault in faults)
 
 
+def test_a_batch_that_is_journaled_draws_the_same_faults_again() -> None:
+    """Since seed 3: those of seeds 1 and 2 were drawn in another way, one at a time."""
+    entries = [entry for entry in table.read_journal(table.JOURNAL) if entry.seed >= 3]
+    assert KINDS in {entry.kinds for entry in entries}, "of a batch that named no kind"
+    for entry in entries:
+        scripts = draw_batch(entry.seed, entry.count, entry.kinds, entry.each)
+        (script,) = (one for one in scripts if one.number == entry.number)
+        drawn = Counter((one.kind, one.moment, one.delay_s, one.hold_s, one.draw) for one in script.faults)
+        drawn -= Counter((one.kind, one.moment, one.delay_s, one.hold_s, one.draw) for one in entry.met)
+        assert sorted(kind for kind, *_ in drawn.elements()) == sorted(entry.missed)
+        assert script.experiment == entry.experiment
+
+
 class Following:
     """A run whose news come one by one; nothing of it can be killed."""
 
     def __init__(self, coming: Sequence[Event | str]) -> None:
         self.folder = Path("run")
-        self.pid = 0
-        self.view = SimpleNamespace(current_cells=(), live_instances=())
+        self.pid = os.getpid()
+        self.port = 0
+        self.view = SimpleNamespace(current_cells=(), live_instances=(), instances={})
         self.news: list[Event | str] = []
         self.wanted: list[bool] = []
         self._coming = list(coming)
@@ -141,6 +170,68 @@ def test_a_fault_strikes_after_its_delay_and_is_missed_if_moment_or_target_never
         child.kill()
     outcome, _ = follow([stop_engine("present", 0.01)], [], None, monkeypatch)
     assert len(outcome.missed) == 1, "it has no target"
+
+
+def test_a_port_is_taken_between_two_engines_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # of an engine that has ended: free from here on
+        port = server.getsockname()[1]
+    free: list[bool] = []
+
+    class BetweenEngines(Following):
+        def __init__(self, coming: Sequence[Event | str]) -> None:
+            super().__init__(coming)
+            self.port = port
+
+        def sync(self) -> None:
+            super().sync()
+            free.append(is_free(port))
+
+    run = BetweenEngines([FINISHED])
+    monkeypatch.setattr(Campaign, "_run_at_work", lambda self: run)
+    fault = Fault(PORT, "done", 0.0, 0.1, 0.5)
+    played = Campaign(Script(0, ROUTING, (fault,)), Path("nowhere"), None, lambda text: None)
+    for _ in range(20):
+        if played._waiting or played._armed:
+            played._meet_next()
+    assert [met.target for met in played._outcome.met] == [port]
+    assert False in free, "for as long as the fault lasts"
+    assert is_free(port)
+    with processes.port_taken(port), pytest.raises(PortTaken, match=f"port {port} .* pid {os.getpid()}"):
+        require_free({"http": port})
+
+
+def test_a_port_that_an_engine_has_is_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        live, ended = server.getsockname()[1], other.getsockname()[1]
+        instances = {
+            name: SimpleNamespace(url=f"http://127.0.0.1:{port}") for name, port in (("a", live), ("b", ended))
+        }
+        view = cast(RunView, SimpleNamespace(instances=instances, live_instances=(instances["a"],)))
+        assert campaign.list_unused_ports(view, live) == [], "a process listens on both"
+        other.close()
+        assert campaign.list_unused_ports(view, live) == [ended]
+        server.close()
+        assert campaign.list_unused_ports(view, live) == [ended], "an engine starts there"
+
+
+@pytest.mark.parametrize(("asked", "kinds"), [([], KINDS), (["take"], (PORT,)), (["disk", "take"], (DISK, PORT))])
+def test_a_kind_that_older_batches_lack_comes_only_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], kinds: tuple[str, ...]
+) -> None:
+    played: list[Sequence[str]] = []
+
+    def run_batch(options: Namespace, kinds: Sequence[str]) -> bool:
+        played.append(kinds)
+        return True
+
+    monkeypatch.setattr(chaos, "run_batch", run_batch)
+    monkeypatch.setattr(sys, "argv", ["chaos", *(word for one in asked for word in ("--kind", one))])
+    with pytest.raises(SystemExit):
+        chaos.main()
+    assert [tuple(one) for one in played] == [kinds]
+    faults = [fault for script in draw_batch(1, 30, kinds, 8) for fault in script.faults]
+    assert all(fault.moment in MOMENTS_OF[fault.role] for fault in faults)
+    assert all(fault.hold_s > 0 for fault in faults if fault.kind == PORT)
 
 
 def play_batch(
@@ -348,6 +439,12 @@ def test_the_table_says_what_was_not_run() -> None:
     assert "| finished cells lost | 1 |" in tables
     assert "| sockets left | 0 (counted in 0 of 1 campaigns) |" in tables, "an older campaign did not count them"
     assert "- seed 1, campaign 0: finished cells lost: x" in tables
+
+
+def test_the_table_has_the_kind_that_must_be_named_once_it_was_met() -> None:
+    met = (*ENTRY.met, table.Met(PORT, "done", 0.1, 2.0, 0.5, "", 3.0))
+    assert PORT not in table.make_tables([ENTRY])
+    assert f"| {PORT} | 1 of 50 | 0 | 49 |" in table.make_tables([msgspec.structs.replace(ENTRY, met=met)])
 
 
 def test_the_page_has_the_tables_of_the_journal() -> None:

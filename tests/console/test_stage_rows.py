@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from console.feed import Picture
 from console.glyphs import UNICODE
 from console.panels.stages import shorten_label, stage_columns, stage_rows
 from console.widgets.table import Row
-from results.records.events import CellChanged, CellState
+from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
 from results.records.plan import CellPlan, RunPlan, StagePlan
+from runners.cli.tables import status_tables
+from state.lease import LeaseState
+from state.status import to_json
 from state.store import RunStore
 from tests.console import demo
 
@@ -47,6 +51,25 @@ def test_a_folded_stage_hides_its_cells(tmp_path: Path) -> None:
     keys = [row.key for row in rows(tmp_path, demo.plan(), frozenset({"phase-a"}))]
     assert "stage:phase-a" in keys
     assert not any("phase-a/" in key for key in keys)
+
+
+def test_the_stage_of_an_interrupted_run_is_interrupted_until_the_run_goes_on(tmp_path: Path) -> None:
+    begun = [RunChanged(RunState.RUNNING), StageChanged("preflight", StageState.RUNNING)]
+    cut = RunChanged(RunState.INTERRUPTED, "stopped by the operator")
+    shown = []
+    with RunStore.create(tmp_path, "r", demo.plan(), "0") as store:
+        for events in (begun, [cut], [RunChanged(RunState.RUNNING)]):
+            store.append(*events)
+            view = store.view()
+            drawn = text(stage_rows(Picture(view), frozenset(), UNICODE, stage_columns(78), 78)[0])
+            terminal = Console(width=120)
+            with terminal.capture() as printed:
+                terminal.print(status_tables(view, LeaseState("none"), 0.0))
+            row = next(line for line in printed.get().splitlines() if "Pre-flight" in line)
+            shown.append([state for state in ("running", "interrupted") if state in drawn and state in row])
+            assert [stage["state"] for stage in to_json(view, 0.0)["stages"]][:2] == [*shown[-1], "pending"]
+        assert not store.find_problems()
+    assert shown == [["running"], ["interrupted"], ["running"]]
 
 
 def test_repeated_trials_are_drawn_phases(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,8 @@ class Capacity:
         self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
         self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
         """By label, as of `trace_path`; dropped when a further point is measured."""
+        self._paths_lock = threading.Lock()
+        """`adopt` runs in threads: none may store a path that it traced before the newest point."""
         assert grid.routing.simulation is not None
         place = grid.routing.simulation.place
         self._ahead = CellsAhead(context, "point", place, self._simulate, self.adopt, self._is_ready)
@@ -96,9 +99,10 @@ class Capacity:
         return sizes[step] if step < len(sizes) else None
 
     def _trace_path(self, label: str) -> tuple[tuple[Size, ...], Size | None]:
-        if label not in self._paths:
-            self._paths[label] = trace_path(self._grid.search(self._policies[label]), self._assess_points(label))
-        return self._paths[label]
+        with self._paths_lock:
+            if label not in self._paths:
+                self._paths[label] = trace_path(self._grid.search(self._policies[label]), self._assess_points(label))
+            return self._paths[label]
 
     def _assess_points(self, label: str) -> Mapping[Size, Assessed]:
         """Of the sizes whose traces have all been simulated."""
@@ -151,7 +155,8 @@ class Capacity:
             simulation_s=perf_counter() - begin_s,
         )
         write_indented_json(self._path_of(cell, size), point)
-        self._paths.pop(point.label, None)
+        with self._paths_lock:
+            self._paths.pop(point.label, None)
         shutil.rmtree(folder)  # a search has many points, and its answer needs these numbers alone
         return _describe_point(point)
 

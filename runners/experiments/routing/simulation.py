@@ -18,6 +18,7 @@ from results.records.layout import TrialLayout
 from results.records.plan import CellPlan
 from results.records.samples import CounterSpan, PromptCounters
 from results.records.turns import TraceRecord
+from runners.campaign.adoption import adopt_if_complete
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellSkipped
@@ -62,7 +63,7 @@ class SimulatedCells:
         """
         if not self._pace:
             return await self._ahead.run_cell(cell, attempt)
-        return await asyncio.to_thread(self._adopt, cell) or await self._simulate_paced(cell, attempt)
+        return await adopt_if_complete(self._adopt, cell) or await self._simulate_paced(cell, attempt)
 
     @cached_property
     def _pace(self) -> float:

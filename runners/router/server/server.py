@@ -214,7 +214,7 @@ class Server:
         await self._transfers.close()
         await self._fleet.close()
         self._ledger.settle_records(last=True)
-        self._report_migrations()
+        self._report_last()
         await self._log.close()
         await self._event_log.close()
         self._outcome = self._make_outcome()
@@ -353,11 +353,12 @@ class Server:
         with contextlib.suppress(BrokenPipeError):
             self._on_tick(replace(self.tick(), migrations=self._ledger.take_migrations()))
 
-    def _report_migrations(self) -> None:
-        """Report the migration events since the last tick, at the end of the router."""
+    def _report_last(self) -> None:
+        """Report what came since the last tick, at the end of the router: picks, and migration events."""
+        parts = [*iter(lambda: self._ledger.take_migrations(last=True), ())] or [()]
         with contextlib.suppress(BrokenPipeError):
-            while lines := self._ledger.take_migrations(last=True):
-                self._on_tick(replace(self.tick(), migrations=lines))
+            for migrations in parts:
+                self._on_tick(replace(self.tick(), migrations=migrations))
 
     def _sweep_clients(self, now_s: float) -> None:
         limits = self._spec.limits

@@ -88,8 +88,7 @@ class Processes:
         self._folder.cleanup()
         outcomes = [outcome for outcome in ended if isinstance(outcome, RouterOutcome)]
         self._died += len(ended) - len(outcomes)
-        if self._migrations:
-            self._tick_once()
+        self._tick_once()
         return self._merge_outcomes(outcomes)
 
     def hurry(self) -> None:
@@ -116,8 +115,8 @@ class Processes:
                 why = str(error)
             finally:
                 self._running.pop(number, None)
-                self._ticks.pop(number, None)
             if not self._closing:
+                self._ticks.pop(number, None)
                 self._died += 1
                 sys.stderr.write(visible(f"router process {number} is started again: {why}\n"))
                 await asyncio.sleep(RESTART_S)

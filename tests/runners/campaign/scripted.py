@@ -55,7 +55,8 @@ class Scripted:
         self._cell_s = cell_s
         self.released: list[str] = []
         self.finished = 0
-        self.adopting_fails = False
+        self.why_unread: Exception | None = None
+        """What `adopt` raises."""
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         return ""
@@ -78,8 +79,8 @@ class Scripted:
         return CellOutcome({"attempt": attempt})
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
-        if self.adopting_fails:
-            raise RuntimeError("can't start new thread")
+        if self.why_unread is not None:
+            raise self.why_unread
         done = self._folder / "done" / cell.cell
         return CellOutcome({"attempt": int(done.read_text().split()[1])}) if done.exists() else None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,13 +26,14 @@ from results.records.events import (
     EngineDeath,
     InstanceChanged,
     InstanceState,
+    RunChanged,
     RunState,
     StageState,
 )
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from results.records.skipped_cells import read_skipped
-from runners.campaign import disk
+from runners.campaign import cell_loop, disk
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import CellOutcome
 from runners.cli.asking import ask_run
@@ -63,11 +66,11 @@ def times_done(folder: Path) -> Counter[str]:
 
 
 async def run_with(
-    folder: Path, *asked: tuple[float, str, str], adopting_fails: bool = False
+    folder: Path, *asked: tuple[float, str, str], why_unread: Exception | None = None
 ) -> tuple[ExitCode, Scripted]:
     """Run the campaign while requests arrive at the given seconds."""
     experiment = Scripted(folder)
-    experiment.adopting_fails = adopting_fails
+    experiment.why_unread = why_unread
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
         campaign = asyncio.create_task(CellLoop(store, lease, folder, experiment).run())
         for delay_s, action, target in asked:
@@ -118,16 +121,72 @@ async def test_a_cell_that_fails_after_its_last_artifact_was_measured(tmp_path: 
     assert set(times_done(folder).values()) == {1}
 
 
-async def test_a_retried_cell_whose_artifacts_are_in_place_is_not_measured_again(tmp_path: Path) -> None:
+UNREAD = [
+    (OSError(errno.EMFILE, "Too many open files", "cell.json"), "`ulimit -n`"),
+    (OSError(errno.EIO, "Input/output error", "cell.json"), "make the file readable, or remove it"),
+    (RuntimeError("can't start new thread"), "`ulimit -a`"),
+]
+
+
+@pytest.mark.parametrize(("error", "remedy"), UNREAD)
+async def test_a_cell_that_fails_while_its_artifacts_cannot_be_read_interrupts_the_run(
+    tmp_path: Path, error: Exception, remedy: str
+) -> None:
     folder = new_run(tmp_path / "run", {"s1-c1": "late"})
-    code, _ = await run_with(folder, adopting_fails=True)  # what the attempt lacked, reading it back lacks too
-    assert code == ExitCode.CELLS_FAILED
-    assert "Too many open files" in view_of(folder).cells["s1-c1"].reason
-    assert ask_run(folder, "retry", "", "")["accepted"]
+    code, _ = await run_with(folder, why_unread=error)  # what the attempt lacked, reading it back lacks too
+    view = view_of(folder)
+    assert (code, view.state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
+    assert view.cells["s1-c1"].state is CellState.PENDING
+    assert str(error) in view.reason
+    assert remedy in view.reason
     code, _ = await run_with(folder)
     assert code == ExitCode.DONE
     assert view_of(folder).cells["s1-c1"].attempt == 1
     assert (folder / "done" / "s1-c1").read_text().split()[1] == "1"
+
+
+@pytest.mark.parametrize("error", [error for error, _ in UNREAD])
+@pytest.mark.parametrize("ended", [CellState.FAILED, CellState.RUNNING])
+async def test_complete_artifacts_that_cannot_be_read_for_a_while_are_not_measured_again(
+    tmp_path: Path, error: Exception, ended: CellState
+) -> None:
+    """Of a cell that is retried, and of one whose run process died."""
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store:
+        store.append(RunChanged(RunState.RUNNING), CellChanged("s0-c0", CellState.RUNNING, 1))
+        if ended is CellState.FAILED:
+            store.append(CellChanged("s0-c0", ended, 1), CellChanged("s0-c0", CellState.PENDING, 1, "retry"))
+    (folder / "done").mkdir()
+    (folder / "done" / "s0-c0").write_text("s0-c0 1 0\n")
+    code, _ = await run_with(folder, why_unread=error)
+    view = view_of(folder)
+    assert (code, view.state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
+    assert "s0-c0" in view.reason
+    assert (view.cells["s0-c0"].state, view.cells["s0-c0"].attempt) == (CellState.PENDING, 1)
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert view_of(folder).cells["s0-c0"].attempt == 1
+    assert times_done(folder)["s0-c0"] == 1
+
+
+async def test_the_lease_is_renewed_while_artifacts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksum of a decision log of a gigabyte takes seconds."""
+    renewed = threading.Event()
+    monkeypatch.setattr(leases.Lease, "heartbeat", lambda self: renewed.set())
+    monkeypatch.setattr(cell_loop, "HEARTBEAT_S", 0.01)
+    renewed_meanwhile: list[bool] = []
+
+    class Slow(Scripted):
+        def adopt(self, cell: CellPlan) -> CellOutcome | None:
+            renewed.clear()
+            renewed_meanwhile.append(renewed.wait(5.0))
+            return super().adopt(cell)
+
+    folder = new_run(tmp_path / "run", {"s1-c1": "late"})
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        store.append(CellChanged("s0-c0", CellState.RUNNING, 1))
+        assert await CellLoop(store, lease, folder, Slow(folder)).run() == ExitCode.DONE
+    assert renewed_meanwhile == [True] * 3, "after the death of a run process, before a second attempt, after a failure"
 
 
 @pytest.mark.parametrize("kind", ["port", "gate port"])

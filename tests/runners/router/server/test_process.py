@@ -63,6 +63,22 @@ async def test_it_serves_ticks_and_gives_an_account_at_its_end(tmp_path: Path) -
     assert not children()
 
 
+async def test_its_last_tick_has_every_pick(tmp_path: Path) -> None:
+    """A router ends before the next second: what came since the last tick is in one more."""
+    ticks: list[RouterTick] = []
+    async with (
+        instances("a", "b") as both,
+        RouterProcess(spec_for(both), tmp_path / "s.json", ticks.append) as process,
+        httpx.AsyncClient(base_url=process.url, trust_env=False, verify=False) as http,
+    ):
+        for number in range(4):
+            assert (await http.post("/v1/completions", json={"prompt": [1, number]})).status_code == 200
+        outcome = await process.end()
+    assert outcome.picks == sum(row.picks for row in ticks[-1].instances) == 4
+    assert sum(ticks[-1].decisions.values()) == len(ticks[-1].latest) == 4
+    assert {(row.available, row.num_requests) for row in ticks[-1].instances} == {(True, 0)}
+
+
 async def test_leaving_the_block_ends_it_and_keeps_its_log(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
 

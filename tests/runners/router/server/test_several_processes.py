@@ -75,6 +75,19 @@ async def test_sessions_stay_at_their_instance_whichever_process_a_turn_comes_to
         assert all(b'"added"' in (tmp_path / f"events.{number}.jsonl").read_bytes() for number in (1, 2))
 
 
+async def test_the_last_tick_has_every_pick_of_every_process(tmp_path: Path, redis_server: RedisServer) -> None:
+    ticks: list[RouterTick] = []
+    async with (
+        instances("a", "b") as both,
+        RouterProcess(spec_for(both, redis_server), tmp_path / "router.json", ticks.append) as process,
+        one_connection_each(process.url) as client,
+    ):
+        for number in range(SESSIONS):
+            assert (await send(client, f"s{number}")).status_code == 200
+        outcome = await process.end()
+    assert outcome.picks == sum(row.picks for row in ticks[-1].instances) == SESSIONS
+
+
 async def test_each_process_has_its_pages_at_a_port_of_its_own(tmp_path: Path, redis_server: RedisServer) -> None:
     async with (
         instances("a", "b") as both,

@@ -1,0 +1,55 @@
+"""Whether the artifacts of an earlier attempt at a cell are complete, so that it need not be measured again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+
+from results.records.layout import NO_FILE
+from results.records.plan import CellPlan
+from runners.campaign.experiment import CellOutcome
+from runners.errors import RunnerError
+
+log = logging.getLogger("tracon.campaign")
+
+NO_THREAD = "can't start new thread"
+_REMEDIES = {
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),
+}
+
+
+class ArtifactsUnread(RunnerError):
+    """Whether a cell's artifacts are complete cannot be read now: it is neither adopted nor measured again."""
+
+
+async def adopt_if_complete(adopt: Callable[[CellPlan], CellOutcome | None], cell: CellPlan) -> CellOutcome | None:
+    """The outcome of `adopt`; None where a file is missing or damaged: the cell is to be measured.
+
+    Reads in a thread. The checksum of a decision log of a gigabyte takes seconds, in which the lease must be renewed.
+    Raises ArtifactsUnread.
+    """
+    try:
+        return await asyncio.to_thread(adopt, cell)
+    except NO_FILE:
+        return None
+    except (OSError, MemoryError) as error:
+        raise _explain_error(cell, error) from error
+    except Exception as error:
+        if str(error) == NO_THREAD:
+            raise _explain_error(cell, error) from error
+        log.exception("cell %s: its artifacts cannot be used", cell.cell)
+        return None
+
+
+def _explain_error(cell: CellPlan, error: Exception) -> ArtifactsUnread:
+    remedy = "raise the limits of memory and threads (`ulimit -a`)"
+    if isinstance(error, OSError):
+        remedy = _REMEDIES.get(error.errno or 0, "make the file readable, or remove it to have the cell measured again")
+    why = str(error) or type(error).__name__
+    return ArtifactsUnread(
+        f"whether the artifacts of cell {cell.cell} are complete cannot be read: {why}",
+        remedy=f"{remedy}, then `tracon resume`",
+    )
