@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 from results.records.layout import NO_FILE
 from results.records.plan import CellPlan
@@ -25,12 +26,28 @@ class ArtifactsUnread(RunnerError):
     """Whether a cell's artifacts are complete cannot be read now: it is neither adopted nor measured again."""
 
 
+UNREAD_WAIT_S, UNREAD_STEP_S = 5.0, 0.5
+"""A shortage may pass: the artifacts are read again for that long before the run is interrupted."""
+
+
 async def adopt_if_complete(adopt: Callable[[CellPlan], CellOutcome | None], cell: CellPlan) -> CellOutcome | None:
     """The outcome of `adopt`; None where a file is missing or damaged: the cell is to be measured.
 
     Reads in a thread. The checksum of a decision log of a gigabyte takes seconds, in which the lease must be renewed.
     Raises ArtifactsUnread.
     """
+    until_s = monotonic() + UNREAD_WAIT_S
+    while True:
+        try:
+            return await _adopt_once(adopt, cell)
+        except ArtifactsUnread as unread:
+            if monotonic() >= until_s:
+                raise
+            log.warning("%s; read again", unread)
+            await asyncio.sleep(UNREAD_STEP_S)
+
+
+async def _adopt_once(adopt: Callable[[CellPlan], CellOutcome | None], cell: CellPlan) -> CellOutcome | None:
     try:
         return await asyncio.to_thread(adopt, cell)
     except NO_FILE:

@@ -33,7 +33,7 @@ from results.records.events import (
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from results.records.skipped_cells import read_skipped
-from runners.campaign import cell_loop, disk
+from runners.campaign import adoption, cell_loop, disk
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import CellOutcome
 from runners.cli.asking import ask_run
@@ -128,6 +128,13 @@ UNREAD = [
 ]
 
 
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shortage is not waited for."""
+    monkeypatch.setattr(adoption, "UNREAD_WAIT_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_wait")
 @pytest.mark.parametrize(("error", "remedy"), UNREAD)
 async def test_a_cell_that_fails_while_its_artifacts_cannot_be_read_interrupts_the_run(
     tmp_path: Path, error: Exception, remedy: str
@@ -145,6 +152,26 @@ async def test_a_cell_that_fails_while_its_artifacts_cannot_be_read_interrupts_t
     assert (folder / "done" / "s1-c1").read_text().split()[1] == "1"
 
 
+async def test_a_shortage_that_passes_interrupts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoption, "UNREAD_STEP_S", 0.01)
+    reads = 0
+
+    class Short(Scripted):
+        def adopt(self, cell: CellPlan) -> CellOutcome | None:
+            nonlocal reads
+            reads += 1
+            if reads < 3:
+                raise OSError(errno.EMFILE, "Too many open files", "cell.json")
+            return super().adopt(cell)
+
+    folder = new_run(tmp_path / "run", {"s1-c1": "late"})
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        assert await CellLoop(store, lease, folder, Short(folder)).run() == ExitCode.DONE
+    assert reads == 3
+    assert set(times_done(folder).values()) == {1}
+
+
+@pytest.mark.usefixtures("no_wait")
 @pytest.mark.parametrize("error", [error for error, _ in UNREAD])
 @pytest.mark.parametrize("ended", [CellState.FAILED, CellState.RUNNING])
 async def test_complete_artifacts_that_cannot_be_read_for_a_while_are_not_measured_again(
