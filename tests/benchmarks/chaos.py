@@ -93,6 +93,7 @@ def make_entry(
         cells=outcome.cells,
         counts=outcome.findings.counts,
         findings=outcome.findings.sentences,
+        attempts=outcome.attempts,
     )
 
 

@@ -10,7 +10,6 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing import shared_memory
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ import psutil
 import pytest
 
 from launch.guard import SOCKETS
-from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from results.records.events import (
     CellChanged,
     CellState,
@@ -33,8 +31,6 @@ from results.records.events import (
     StageState,
 )
 from results.records.layout import sha256, write_indented_json
-from results.records.schemas import RequestStatus
-from results.records.turns import TurnRecord
 from tests.benchmarks import chaos
 from tests.chaos import audit, campaign, processes, table
 from tests.chaos.audit import Findings
@@ -252,27 +248,6 @@ def test_a_half_written_file_is_seen_but_in_attempts(tmp_path: Path, name: str, 
     assert found_in(tmp_path / "run") == {"half_written": 1}
 
 
-TURN = TurnRecord(
-    index=0, status=RequestStatus.OK, t_send_ns=1, t_first_token_ns=2, t_last_token_ns=3, t_end_ns=4, input_tokens=8,
-    output_tokens=2, request="r0", session="s", agent="", turn=0, t_due_ns=1, reusable_any_tokens=0,
-    reusable_intra_tokens=0, inflight_sessions=1, prompt_tokens=8, completion_tokens=2, cached_tokens=0, chunks=2,
-)  # fmt: skip
-DECISION = DecisionRecord(
-    seq=0, t_ns=1, decide_us=1.0, request=RoutedRequest("r0", "s", 0, 8, 2, 16, {}), cluster=ClusterView((), 0),
-    decision=Decision("p", "i0", "only"), outcome=RoutedOutcome("ok"),
-)  # fmt: skip
-
-
-def test_a_turn_is_lost_where_neither_router_nor_client_says_what_became_of_it() -> None:
-    failed = replace(TURN, status=RequestStatus.ERROR)
-    assert list(audit.lost_turns([TURN], [DECISION], 0)) == []
-    assert list(audit.lost_turns([replace(failed, error="connection reset")], [], 0)) == []
-    assert len(list(audit.lost_turns([TURN], [], 0))) == 1
-    assert list(audit.lost_turns([TURN], [], 1)) == [], "the router counted that record as lost"
-    assert len(list(audit.lost_turns([failed], [DECISION], 0))) == 1
-    assert len(list(audit.lost_turns([TURN], [msgspec.structs.replace(DECISION, outcome=None)], 0))) == 1
-
-
 def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
     findings, before = Findings(), audit.list_shared_memory()
     segment = shared_memory.SharedMemory(create=True, size=4096)
@@ -348,6 +323,15 @@ def test_the_table_says_what_was_not_run() -> None:
     assert "| finished cells lost | 1 |" in tables
     assert "| sockets left | 0 (counted in 0 of 1 campaigns) |" in tables, "an older campaign did not count them"
     assert "- seed 1, campaign 0: finished cells lost: x" in tables
+
+
+def test_the_table_says_in_how_many_campaigns_failed_attempts_were_audited() -> None:
+    row = "| sessions lost by the router without an error event | 0 "
+    again = msgspec.structs.replace(ENTRY, number=1, attempts=3)
+    counted = [msgspec.structs.replace(entry, counts={"sessions_lost": 0}) for entry in (ENTRY, again)]
+    assert f"{row}(3 failed attempts too, in 1 of 2 campaigns) |" in table.make_tables(counted)
+    older = msgspec.json.encode(ENTRY).replace(b',"attempts":null', b"")
+    assert msgspec.json.decode(older, type=table.Entry) == ENTRY, "an older line has no such field"
 
 
 def test_the_page_has_the_tables_of_the_journal() -> None:
