@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import stat
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,8 @@ class RecordFile:
         self._encode = msgspec.json.Encoder().encode
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
+        self._batches: deque[bytes] = deque()
+        """Taken from the backlog and not written yet: one at most."""
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._file = -1
@@ -88,8 +91,17 @@ class RecordFile:
         while self._backlog:
             lines, self._backlog = self._backlog, []
             self._backlog_bytes = 0
-            await asyncio.to_thread(self._write_lines, b"\n".join(lines) + b"\n")
+            self._batches.append(b"\n".join(lines) + b"\n")
+            try:
+                await asyncio.to_thread(self._write_batches)
+            except RuntimeError:  # no thread can be started, for want of memory: requests wait for this write
+                self._write_batches()
         self._task = None
+
+    def _write_batches(self) -> None:
+        """A thread that could not be started may run this later: then nothing is left to write."""
+        while self._batches:
+            self._write_lines(self._batches.popleft())
 
     def _write_lines(self, lines: bytes) -> None:
         """Write whole lines; if the last write was cut, begin on a new line."""
