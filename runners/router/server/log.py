@@ -57,6 +57,11 @@ class RecordFile:
     def is_open(self) -> bool:
         return self._file >= 0
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Of records that wait to be written."""
+        return self._backlog_bytes
+
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:
         """Queue a record; it is written within about FLUSH_S."""
         if self._file < 0:
