@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from results.records.decisions import ClusterView, KvTransfer, transfer_s
 
@@ -131,21 +131,42 @@ class _Page:
         yield from self._families
 
 
+class Held(NamedTuple):
+    """What the router holds at a moment: where its memory is."""
+
+    connections: int
+    """Of clients."""
+    sessions: int
+    unsettled: int
+    """Picks and outcomes that are not counted and logged yet."""
+    backlog_bytes: int
+    """Of the decision log."""
+    index_blocks: Mapping[str, int]
+    """By instance."""
+
+
 def metrics_page(
-    counts: Counts, view: ClusterView, sessions: Mapping[str, int], streams: int, records_lost: int
+    counts: Counts, view: ClusterView, sessions: Mapping[str, int], held: Held, records_lost: int
 ) -> bytes:
     """The metrics as Prometheus text; `sessions`: bound sessions by instance."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
     registry.register(
-        _Page([*_make_totals(counts, streams, records_lost), *_make_gauges(view, sessions), *_make_histograms(counts)])
+        _Page(
+            [
+                *_make_totals(counts, records_lost),
+                *_make_held(held),
+                *_make_gauges(view, sessions, held.index_blocks),
+                *_make_histograms(counts),
+            ]
+        )
     )
     return generate_latest(registry)
 
 
-def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+def _make_totals(counts: Counts, records_lost: int) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
 
     totals = (
         ("requests", "Requests that came to be routed.", counts.requests),
@@ -172,10 +193,21 @@ def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Me
         for key, value in counter.items():
             family.add_metric([key] if isinstance(key, str) else key, value)
         yield family
-    yield GaugeMetricFamily(PREFIX + "client_connections", "Client connections open.", value=streams)
 
 
-def _make_gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
+def _make_held(held: Held) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    for name, text, value in (
+        ("client_connections", "Client connections open.", held.connections),
+        ("sessions_known", "Sessions in the table of bindings.", held.sessions),
+        ("unsettled_records", "Picks and outcomes that are not counted and logged yet.", held.unsettled),
+        ("log_backlog_bytes", "Records of the decision log that wait for the disk.", held.backlog_bytes),
+    ):
+        yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _make_gauges(view: ClusterView, sessions: Mapping[str, int], blocks: Mapping[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     rows = (
@@ -189,6 +221,7 @@ def _make_gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Met
         ("ongoing_tokens", "Prompt tokens of requests that have not ended.", lambda load: load.ongoing_tokens),
         ("retained_tokens", "Prompt tokens retained for the pull of a handover.", lambda load: load.retained_tokens),
         ("sessions", "Sessions bound there.", lambda load: sessions.get(load.instance, 0)),
+        ("index_blocks", "Blocks in its prefix index.", lambda load: blocks.get(load.instance, 0)),
     )
     for name, text, value in rows:
         family = GaugeMetricFamily(PREFIX + "instance_" + name, text, labels=["instance"])

@@ -103,6 +103,11 @@ class Ledger:
     def stores_records(self) -> bool:
         return self._log.is_open
 
+    @property
+    def unsettled(self) -> int:
+        """Picks and outcomes that are not counted and logged yet."""
+        return len(self._picks) + len(self._outcomes) + len(self._uncounted)
+
     def add_pick(self, pick: Pick) -> None:
         self._picks.append(pick)
         self._latest.append(pick)

@@ -24,6 +24,10 @@ class LoggedIndex:
         self.logged_tokens: int | None = None
         """Not None = what is answered."""
 
+    def __len__(self) -> int:
+        """Blocks held."""
+        return len(self._sent if self._reported is None else self._reported)
+
     def count_matching(self, keys: Sequence[int]) -> int:
         if self.logged_tokens is not None:
             return self.logged_tokens

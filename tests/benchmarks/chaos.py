@@ -95,6 +95,7 @@ def make_entry(
         cells=outcome.cells,
         counts=outcome.findings.counts,
         findings=outcome.findings.sentences,
+        attempts=outcome.attempts,
     )
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,14 @@ import psutil
 from launch.guard import SOCKETS
 from launch.ports import holders, is_free
 from results.records.decisions import DecisionRecord
+from results.records.errors import DAMAGED_JSON
 from results.records.events import CellChanged, CellState
-from results.records.layout import TrialLayout, is_complete
-from results.records.schemas import RequestStatus
-from results.records.turns import RoutingCell, TurnRecord
+from results.records.layout import AttemptLayout, LifecycleLayout, RunLayout, TrialLayout, is_complete, spec_beside
+from results.records.turns import RoutingCell
+from runners.load.replay import read_plan
+from runners.load.replay_spec import ReplaySpec
 from state.store import RunStore
+from tests.chaos.turns import SentTurn, Span, Traffic, list_lost
 
 MEASURED = ("load", "replay", "lifecycle")
 """Kinds of cells whose record is a commit mark under `results/`."""
@@ -31,6 +35,8 @@ MEASUREMENTS = (
 SHARED_MEMORY = Path("/dev/shm")
 SETTLED_S = 2.0
 _RECORD = re.compile(r"cell.*\.json")
+_decode_turn = msgspec.json.Decoder(SentTurn).decode
+_decode_decision = msgspec.json.Decoder(DecisionRecord).decode
 
 MEASURES = {
     "lost": "finished cells lost",
@@ -156,35 +162,87 @@ def _why_unreadable(path: Path) -> str:
     return ""
 
 
-def check_sessions(folder: Path, findings: Findings) -> None:
-    """Every turn of a finished replay has a decision of the router, and each that failed has an error somewhere."""
+def check_sessions(folder: Path, findings: Findings, starved: Sequence[Span] = ()) -> int:
+    """Every turn that was sent through a router got a whole answer or an error that its client saw: in finished cells,
+    and in attempts that failed. Returns how many attempts there were.
+
+    `starved`: when a router could not write, by `time.perf_counter_ns()`.
+    """
+    run = RunLayout(folder)
     for record in sorted((folder / "results").glob("*/trial_*/cell.json")):
-        layout = TrialLayout(record.parent)
         cell = msgspec.json.decode(record.read_bytes(), type=RoutingCell)
-        turns = msgspec.json.Decoder(TurnRecord).decode_lines(layout.metrics.read_bytes())
-        decisions = msgspec.json.Decoder(DecisionRecord).decode_lines(layout.decisions.read_bytes())
-        lost = list(lost_turns(turns, decisions, cell.router["records_lost"]))
+        layout, attempt = TrialLayout(record.parent), TrialLayout(run.attempt(cell.cell, cell.attempt))
+        found = _read_replay(cell.cell, layout, attempt, run, starved, findings)
+        found = replace(found, records_lost=found.records_lost + cell.router["records_lost"], is_log_closed=True)
         expected = cell.trace["requests"]
-        if len(turns) != expected:
-            lost.append(f"{expected - len(turns)} of {expected} turns have no row")
-        findings.add("sessions_lost", *(f"{cell.cell}: {one}" for one in lost))
+        if len(found.turns) != expected:
+            findings.add("sessions_lost", f"{cell.cell}: {expected - len(found.turns)} of {expected} turns have no row")
+        findings.add("sessions_lost", *(f"{cell.cell}: {one}" for one in list_lost(found)))
+    attempts = 0
+    for path in sorted((folder / "attempts").glob("*/*/")):
+        layout, name = TrialLayout(path), f"attempt {path.name} at {path.parent.name}"
+        if layout.metrics.exists() and spec_beside(layout.metrics).exists():  # of a replay, not an engine's
+            found = _read_replay(name, layout, layout, run, starved, findings)
+        elif AttemptLayout(path).requests.exists() and LifecycleLayout(folder).instances.is_dir():
+            found = _read_lifecycle(name, AttemptLayout(path).requests, folder, starved, findings)
+        else:
+            continue
+        attempts += 1
+        findings.add("sessions_lost", *(f"{name}: {one}" for one in list_lost(found)))
+    for path in sorted((folder / "results").glob("lifecycle/cells/*/requests.jsonl")):
+        found = _read_lifecycle(path.parent.name, path, folder, starved, findings)
+        findings.add("sessions_lost", *(f"{path.parent.name}: {one}" for one in list_lost(found)))
+    return attempts
 
 
-def lost_turns(turns: Sequence[TurnRecord], decisions: Sequence[DecisionRecord], uncounted: int) -> Iterator[str]:
-    """Turns whose fate is written nowhere. `uncounted`: decisions that the router says it could not write."""
-    decided: dict[str, list[DecisionRecord]] = {}
-    for decision in decisions:
-        decided.setdefault(decision.request.request, []).append(decision)
-    undecided = [turn for turn in turns if turn.t_send_ns is not None and turn.request not in decided]
-    for turn in undecided[uncounted:]:
-        if turn.status is RequestStatus.OK:
-            yield f"turn {turn.turn} of {turn.session} was sent and the router has no record of it"
-    for turn in turns:
-        outcomes = [decision.outcome for decision in decided.get(turn.request, [])]
-        if turn.status is RequestStatus.ERROR and not turn.error:
-            yield f"turn {turn.turn} of {turn.session} failed and its row does not say why"
-        if turn.status is RequestStatus.OK and outcomes and outcomes[-1] is None:
-            yield f"turn {turn.turn} of {turn.session} was answered and its last decision has no outcome"
+def _read_replay(
+    name: str, layout: TrialLayout, attempt: TrialLayout, run: RunLayout, starved: Sequence[Span], findings: Findings
+) -> Traffic:
+    """`attempt`: its folder has the options of load and router."""
+    turns = _read_turns(name, layout.metrics, findings)
+    decisions, unreadable = _read_decisions([layout.decisions])
+    spec, plan = None, None
+    with contextlib.suppress(OSError, *DAMAGED_JSON):  # a full disk or a kill may have cut it
+        spec = msgspec.json.decode(spec_beside(attempt.metrics).read_bytes(), type=ReplaySpec)
+        trace = Path(spec.trace_path)
+        plan, _ = read_plan(spec if trace.exists() else replace(spec, trace_path=str(run.trace)))  # the run was copied
+    return Traffic(turns, decisions, spec, plan, starved, unreadable)
+
+
+def _read_lifecycle(name: str, requests: Path, folder: Path, starved: Sequence[Span], findings: Findings) -> Traffic:
+    """`pd-lifecycle` sends one request at a time. Its routers live longer than a cell: the logs are theirs, not what
+    the cell copied."""
+    turns = _read_turns(name, requests, findings)
+    wanted = {turn.request for turn in turns}
+    decisions, unreadable = _read_decisions(sorted(LifecycleLayout(folder).instances.glob("*/decisions.jsonl")))
+    own = [decision for decision in decisions if decision.request.request in wanted]
+    return Traffic(turns, own, starved=starved, records_lost=unreadable)
+
+
+def _read_turns(name: str, path: Path, findings: Findings) -> list[SentTurn]:
+    """The rows of a load. The last one may be cut: the process was killed, or the disk was full."""
+    turns: list[SentTurn] = []
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            turns.append(_decode_turn(line))
+        except DAMAGED_JSON as error:
+            findings.add("sessions_lost", f"{name}: line {number} of {path.name} cannot be read: {error}")
+    return turns
+
+
+def _read_decisions(paths: Iterable[Path]) -> tuple[list[DecisionRecord], int]:
+    """The records of router logs, and how many lines a full disk or a kill has cut."""
+    decisions: list[DecisionRecord] = []
+    unreadable = 0
+    for path in paths:
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            try:
+                if line:
+                    decisions.append(_decode_decision(line))
+            except DAMAGED_JSON:
+                unreadable += 1
+    return decisions, unreadable
 
 
 def check_ports(first: int, count: int, findings: Findings) -> None:

@@ -45,6 +45,7 @@ from tests.chaos import audit, processes
 from tests.chaos.audit import Findings
 from tests.chaos.faults import CONNECTOR_TAX, PD_LIFECYCLE, ROUTING, Fault, Script
 from tests.chaos.terminal import Console
+from tests.chaos.turns import Span
 from tests.ports import own_port
 
 PORT_BASE, PORTS = 23_100, 24
@@ -66,6 +67,8 @@ MOMENT_S = 300.0
 """How long a fault waits for its moment; the others strike meanwhile."""
 ORPHAN_S = 20.0
 """Within which everything of a run process that died must have ended."""
+INHERITED_NS = 120_000_000_000
+"""A router that starts while its run process is short of a resource stays short of it for its cell."""
 LOAD_ENDED = "the load process has ended"
 CHECKOUT = re.compile(r"/\S*/(?=launch/)")
 """Where this package, or another campaign's, lies."""
@@ -99,6 +102,8 @@ class Outcome:
     """Why cells had failed that were retried."""
     cells: int = 0
     """Done, over all runs."""
+    attempts: int = 0
+    """That failed or were interrupted, and whose turns were audited."""
     findings: Findings = field(default_factory=Findings)
 
 
@@ -139,6 +144,8 @@ class Campaign:
             step()
         except Stuck as stuck:
             self._outcome.findings.add("stuck", str(stuck))
+            if self._run is not None:
+                self._check_sessions(self._run)
             self._end_run()
 
     def _meet_next(self) -> None:
@@ -213,8 +220,13 @@ class Campaign:
             self._note_moments(run)  # of the other faults, which strike right after this one
             return not processes.is_running(pid)
 
+        begin_ns = time.perf_counter_ns()
         with contextlib.suppress(OSError, psutil.Error), actions[fault.action]():  # it ended meanwhile
             processes.wait_for(has_ended, fault.hold_s, POLL_S)
+        if fault.action == "disk" or fault.role == "router":
+            run.starved.append((begin_ns, time.perf_counter_ns()))
+        elif fault.role == "run" and fault.action != "stop":
+            run.starved.append((begin_ns, time.perf_counter_ns() + INHERITED_NS))
 
     def _full_disk(self, spare: float) -> AbstractContextManager[None]:
         assert self._disk is not None
@@ -281,13 +293,16 @@ class Campaign:
         audit.check_cells(run.folder, run.published, findings)
         audit.check_files(run.folder, findings)
         audit.check_measurements(run.folder, findings)
-        audit.check_sessions(run.folder, findings)
+        self._check_sessions(run)
         audit.check_ports(run.port, PORTS, findings)
         audit.check_shared_memory(run.shared_memory, findings)
         audit.check_sockets(Path(os.environ["TMPDIR"]), findings)
         self._outcome.cells += sum(cell.state is CellState.DONE for cell in run.view.cells.values())
         self._check_console()
         self._note(f"{time.monotonic() - self._began_s:7.2f} s {run.folder.name} is {run.view.state}")
+
+    def _check_sessions(self, run: _Run) -> None:
+        self._outcome.attempts += audit.check_sessions(run.folder, self._outcome.findings, run.starved)
 
     def _end_run(self) -> None:
         """Leave the run at hand behind, with nothing of it."""
@@ -337,6 +352,8 @@ class _Run:
         """The load process; 0 = none is running."""
         self._heard_s = time.monotonic()
         self._resumes = 0
+        self.starved: list[Span] = []
+        """When its routers could not write, or may have been unable to."""
 
     @classmethod
     def start(cls, experiment: str, workspace: Path) -> _Run:

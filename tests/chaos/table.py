@@ -55,6 +55,8 @@ class Entry(msgspec.Struct, frozen=True):
     cells: int
     counts: dict[str, int]
     findings: tuple[str, ...]
+    attempts: int | None = None
+    """Attempts that failed or were interrupted, and whose turns were audited; None = turns of finished cells alone."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -94,9 +96,15 @@ def make_tables(entries: Sequence[Entry]) -> str:
     for measure, name in MEASURES.items():
         counts = [entry.counts[measure] for entry in entries if measure in entry.counts]
         since = "" if len(counts) == len(entries) else f" (counted in {len(counts)} of {len(entries)} campaigns)"
+        since = _describe_attempts(entries) if measure == "sessions_lost" else since
         lines.append(f"| {name} | {sum(counts)}{since} |")
     lines += [f"- seed {entry.seed}, campaign {entry.number}: {text}" for entry in entries for text in entry.findings]
     return "\n".join(lines)
+
+
+def _describe_attempts(entries: Sequence[Entry]) -> str:
+    audited = [entry.attempts for entry in entries if entry.attempts is not None]
+    return f" ({sum(audited)} failed attempts too, in {len(audited)} of {len(entries)} campaigns)"
 
 
 def _describe_campaigns(entries: Sequence[Entry]) -> list[str]:

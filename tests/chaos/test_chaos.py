@@ -11,7 +11,6 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing import shared_memory
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ import pytest
 
 from launch.guard import SOCKETS
 from launch.ports import PortTaken, is_free, require_free
-from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from results.records.events import (
     CellChanged,
     CellState,
@@ -36,8 +34,6 @@ from results.records.events import (
     StageState,
 )
 from results.records.layout import sha256, write_indented_json
-from results.records.schemas import RequestStatus
-from results.records.turns import TurnRecord
 from state.model import RunView
 from tests.benchmarks import chaos
 from tests.chaos import audit, campaign, processes, table
@@ -343,27 +339,6 @@ def test_a_half_written_file_is_seen_but_in_attempts(tmp_path: Path, name: str, 
     assert found_in(tmp_path / "run") == {"half_written": 1}
 
 
-TURN = TurnRecord(
-    index=0, status=RequestStatus.OK, t_send_ns=1, t_first_token_ns=2, t_last_token_ns=3, t_end_ns=4, input_tokens=8,
-    output_tokens=2, request="r0", session="s", agent="", turn=0, t_due_ns=1, reusable_any_tokens=0,
-    reusable_intra_tokens=0, inflight_sessions=1, prompt_tokens=8, completion_tokens=2, cached_tokens=0, chunks=2,
-)  # fmt: skip
-DECISION = DecisionRecord(
-    seq=0, t_ns=1, decide_us=1.0, request=RoutedRequest("r0", "s", 0, 8, 2, 16, {}), cluster=ClusterView((), 0),
-    decision=Decision("p", "i0", "only"), outcome=RoutedOutcome("ok"),
-)  # fmt: skip
-
-
-def test_a_turn_is_lost_where_neither_router_nor_client_says_what_became_of_it() -> None:
-    failed = replace(TURN, status=RequestStatus.ERROR)
-    assert list(audit.lost_turns([TURN], [DECISION], 0)) == []
-    assert list(audit.lost_turns([replace(failed, error="connection reset")], [], 0)) == []
-    assert len(list(audit.lost_turns([TURN], [], 0))) == 1
-    assert list(audit.lost_turns([TURN], [], 1)) == [], "the router counted that record as lost"
-    assert len(list(audit.lost_turns([failed], [DECISION], 0))) == 1
-    assert len(list(audit.lost_turns([TURN], [msgspec.structs.replace(DECISION, outcome=None)], 0))) == 1
-
-
 def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
     findings, before = Findings(), audit.list_shared_memory()
     segment = shared_memory.SharedMemory(create=True, size=4096)
@@ -445,6 +420,15 @@ def test_the_table_has_the_kind_that_must_be_named_once_it_was_met() -> None:
     met = (*ENTRY.met, table.Met(PORT, "done", 0.1, 2.0, 0.5, "", 3.0))
     assert PORT not in table.make_tables([ENTRY])
     assert f"| {PORT} | 1 of 50 | 0 | 49 |" in table.make_tables([msgspec.structs.replace(ENTRY, met=met)])
+
+
+def test_the_table_says_in_how_many_campaigns_failed_attempts_were_audited() -> None:
+    row = "| sessions lost by the router without an error event | 0 "
+    again = msgspec.structs.replace(ENTRY, number=1, attempts=3)
+    counted = [msgspec.structs.replace(entry, counts={"sessions_lost": 0}) for entry in (ENTRY, again)]
+    assert f"{row}(3 failed attempts too, in 1 of 2 campaigns) |" in table.make_tables(counted)
+    older = msgspec.json.encode(ENTRY).replace(b',"attempts":null', b"")
+    assert msgspec.json.decode(older, type=table.Entry) == ENTRY, "an older line has no such field"
 
 
 def test_the_page_has_the_tables_of_the_journal() -> None:

@@ -71,11 +71,16 @@ class RecordFile:
         """Records that were not written."""
         return self._refused + self._unwritten
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Of records that wait to be written."""
+        return self._added_bytes - self._done_bytes
+
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:
         """Queue a record; it is written within about FLUSH_S."""
         if self._file < 0:
             return
-        if self._added_bytes - self._done_bytes > BACKLOG_LIMIT_BYTES:
+        if self.backlog_bytes > BACKLOG_LIMIT_BYTES:
             self._refused += 1
             return
         try:
@@ -97,18 +102,31 @@ class RecordFile:
             self._timer = None
         if not self._lines:
             return
-        if self._writer is None:
-            self._writer = Thread(target=self._write_batches, name="record file", daemon=True)
-            self._writer.start()
         lines, self._lines = self._lines, []
-        self._batches.put(lines)
+        if self._writer is not None or self._start_writer():
+            self._batches.put(lines)
+        else:
+            self._write_batch(lines)
+
+    def _start_writer(self) -> bool:
+        """False = no thread can be started, for want of memory: requests wait for this write."""
+        writer = Thread(target=self._write_batches, name="record file", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:
+            return False
+        self._writer = writer
+        return True
 
     async def close(self) -> None:
         """Write what is queued, and close the file."""
         self.flush_records()
         if self._writer is not None:
             self._batches.put([])
-            await asyncio.to_thread(self._writer.join)
+            try:
+                await asyncio.to_thread(self._writer.join)
+            except RuntimeError:  # no other thread can be started
+                self._writer.join()
             self._writer = None
         if self._file >= 0:
             os.close(self._file)
@@ -116,8 +134,11 @@ class RecordFile:
 
     def _write_batches(self) -> None:
         while lines := self._batches.get():
-            self._write_lines(b"\n".join(lines) + b"\n")
-            self._done_bytes += sum(map(len, lines))
+            self._write_batch(lines)
+
+    def _write_batch(self, lines: list[bytes]) -> None:
+        self._write_lines(b"\n".join(lines) + b"\n")
+        self._done_bytes += sum(map(len, lines))
 
     def _write_lines(self, lines: bytes) -> None:
         """Write whole lines; if the last write was cut, begin on a new line."""

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runners.router.cluster import Cluster
-from runners.router.counts import metrics_page
+from runners.router.counts import Held, metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
 from runners.router.server.front import ClientConnection, HttpRequest
@@ -54,6 +54,8 @@ class ServerState(Protocol):
     def connections(self) -> int: ...
     @property
     def records_lost(self) -> int: ...
+    @property
+    def backlog_bytes(self) -> int: ...
 
 
 class PassedOn:
@@ -180,10 +182,18 @@ class Pages:
         connection.reply_json(200 if well else 503, {"status": status, "available": up, "unavailable": down})
 
     def _make_metrics(self) -> bytes:
+        unsettled = self._traffic.dispatcher.ledger.unsettled
         self._traffic.dispatcher.ledger.settle_records()
         view = self._cluster.take_view()
         sessions = {load.instance: self._bindings.count_active(load.instance) for load in view.instances}
-        return metrics_page(self._traffic.counts, view, sessions, self._server.connections, self._server.records_lost)
+        held = Held(
+            self._server.connections,
+            len(self._bindings),
+            unsettled,
+            self._server.backlog_bytes,
+            {name: len(index) for name, index in self._fleet.indexes.items()},
+        )
+        return metrics_page(self._traffic.counts, view, sessions, held, self._server.records_lost)
 
     async def _answer_admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
         why = why_forbidden(connection, request)

@@ -128,6 +128,10 @@ class Server:
         return self._log.lost
 
     @property
+    def backlog_bytes(self) -> int:
+        return self._log.backlog_bytes
+
+    @property
     def cluster(self) -> Cluster:
         return self._cluster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -75,3 +76,24 @@ async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
     log.append_record(make_record(1))
     await log.close()
     assert [record.seq for record in msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())] == [1]
+
+
+async def test_a_router_that_can_start_no_thread_still_writes_every_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory was short when the router started: its log stayed empty for as long as it lived."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "d.jsonl"
+    log = RecordFile(str(path))
+    with monkeypatch.context() as short:
+        short.setattr("threading.Thread.start", refuse)
+        for seq in range(2):
+            log.append_record(make_record(seq))
+            await until(lambda: path.read_bytes().count(b"\n") == seq + 1)  # noqa: B023  # awaited here
+    log.append_record(make_record(2))
+    await log.close()
+    assert [record.seq for record in read_log(path, "d").records] == [0, 1, 2]
+    assert log.lost == 0

@@ -374,6 +374,11 @@ async def test_the_metrics_page_counts_what_happened() -> None:
         assert await routed.metric('instance_num_requests{instance="a"}') == 0
         assert await routed.metric('instance_sessions{instance="a"}') == 1
         assert await routed.metric("first_byte_seconds_count") == 3
+        assert await routed.metric("sessions_known") == 1
+        assert await routed.metric('instance_index_blocks{instance="a"}') == len(routed.server._fleet.indexes["a"]) > 0
+        routed.server._log._added_bytes += 512
+        assert await routed.metric("log_backlog_bytes") == 512
+        routed.server._log._added_bytes -= 512
 
 
 async def test_models_and_health_are_answered() -> None:
