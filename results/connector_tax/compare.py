@@ -12,7 +12,7 @@ from results.connector_tax.saturation import REF_LOAD, REF_SAFE, describe_rate
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
 from results.report.comparison import Comparable, Measure
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Samples, cut_bounds
 from results.statistics.trials import estimate
 
 
@@ -37,8 +37,9 @@ def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[
     for load, config in sorted(keys):
         at = {"phase": load.phase, "req/s": f"{load.rate_per_s:g}", "shape": str(load.shape), "config": config}
         for metric, series in RATIOS.items():
-            measured = estimate(measurements.get(load, config, series))
-            yield Measure("Latencies", {**at, "latency": TITLES[metric]}, measured, "ms", 1e3)
+            measured = cut_bounds(estimate(measurements.get(load, config, series)))
+            own = f"{series} p90 of {config} in {load.phase} at {load.rate_per_s!r} req/s, {load.shape}"
+            yield Measure("Latencies", {**at, "latency": TITLES[metric]}, measured, "ms", 1e3, id=own)
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
@@ -74,4 +75,5 @@ def _build_tax(row: TaxRow) -> Measure:
         ratio=False,
         verdict=row.verdict,
         at=f"{row.rate_per_s:g} req/s",
+        id=f"{row.metric} of {row.config} in {row.phase} at {row.reference}, {row.shape}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis
+from results.pd_lifecycle.overheads import PLAIN_ENGINE
 from results.report.comparison import Comparable, Measure
 
 DURATIONS = ("e2e", "p_prefill", "rdma_transfer", "transfer_total", "d_decode")
@@ -29,17 +30,20 @@ def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
         config = row.config
         load = {"C": str(config.prior_context), "N": str(config.current_new_tokens), "O": str(config.output_length)}
         for name in DURATIONS:
-            yield Measure("Durations", {**load, "duration": name}, row.value(name), "ms")
+            own = f"{name} at C={config.prior_context} N={config.current_new_tokens} O={config.output_length}"
+            yield Measure("Durations", {**load, "duration": name}, row.value(name), "ms", id=own)
 
 
 def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:
     for cell in (*analysis.plain_overheads, *analysis.overheads):
         key = {"over": cell.baseline, "C": str(cell.prior_context), "N": str(cell.new_tokens)}
-        yield Measure("TTFT over that of a combined instance", key, cell.overhead_ms, "ms", ratio=False)
+        plain = "plain" if cell.baseline == PLAIN_ENGINE else "combined"
+        own = f"overhead over {plain} at C={cell.prior_context} N={cell.new_tokens}"
+        yield Measure("TTFT over that of a combined instance", key, cell.overhead_ms, "ms", ratio=False, id=own)
 
 
 def _list_costs(analysis: LifecycleAnalysis) -> Iterator[Measure]:
     model = analysis.costs.relative
     numbers = (("alpha", model.alpha_ms, "ms"), ("beta", model.beta_ms_per_mb, "ms per 10^6 bytes"))
     for name, estimate, unit in numbers:
-        yield Measure("Cost of a transfer", {"": name}, estimate, unit, ratio=False)
+        yield Measure("Cost of a transfer", {"": name}, estimate, unit, ratio=False, id=f"{name} of a transfer")

@@ -35,7 +35,7 @@ from results.pd_lifecycle.transfer_regression import (
     why_inseparable,
 )
 from results.records.estimate import Estimate, unknown
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Samples, cut_bounds
 from results.statistics.launch_fit import mean_over_launches, merge_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -44,6 +44,8 @@ MIN_SIZES = 3
 """A line through two sizes always fits."""
 SLOW = 3.0
 """A transfer is slow beyond this multiple of the median of its N; one R^2, stated and not judged, leaves it out."""
+ORDINARY = "ordinary"
+"""`CostModel.method` of the least squares without weights."""
 _ROUNDS = 20
 
 
@@ -111,7 +113,7 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
     points, knee = fit_curve(transfers, weights, drawn, points, gamma=operations.gamma_ms, share=knee_share)
     return Costs(
         relative=_fit_model(transfers, "relative", weights, drawn, points),
-        ordinary=_fit_model(transfers, "ordinary", np.ones(transfers.n), drawn, points),
+        ordinary=_fit_model(transfers, ORDINARY, np.ones(transfers.n), drawn, points),
         with_operations=operations,
         curve=points,
         knee=knee,
@@ -142,9 +144,16 @@ def _merge_models(whole: CostModel, each: Sequence[CostModel], points: tuple[Ban
         alpha_ms=_merge_estimates(whole.alpha_ms, [one.alpha_ms for one in each]),
         beta_ms_per_mb=beta,
         bandwidth_gbps=whole.bandwidth_gbps if whole.bandwidth_gbps.value is None else _asymptote_of(beta, points),
-        r2=r2 if r2.high is None else replace(r2, high=min(r2.high, 1.0)),
+        r2=_cut_r2(r2, whole.method),
         gamma_ms=None if whole.gamma_ms is None else _merge_estimates(whole.gamma_ms, gammas),
     )
+
+
+def _cut_r2(r2: Estimate, method: str) -> Estimate:
+    """At most 1. Only the ordinary fit cannot be worse than the mean, whose R^2 is 0."""
+    if method == ORDINARY:
+        return cut_bounds(r2, 1.0)
+    return r2 if r2.high is None else replace(r2, high=min(r2.high, 1.0))
 
 
 def _merge_estimates(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
@@ -173,7 +182,7 @@ def _merge_knees(whole: Knee, each: Sequence[Knee]) -> Knee:
     return replace(
         whole,
         asymptote_gbps=asymptote,
-        bytes=_merge_estimates(whole.bytes, [one.bytes for one in each]),
+        bytes=cut_bounds(_merge_estimates(whole.bytes, [one.bytes for one in each])),
         alpha_ms=mean_over_launches(alphas).value,
         measured_bytes=None,
         reason="",

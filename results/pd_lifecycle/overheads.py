@@ -34,7 +34,7 @@ from results.pd_lifecycle.paired_requests import (
 )
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import LEVEL, divide, holm
+from results.statistics.estimates import LEVEL, cut_bounds, divide, holm
 from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -136,7 +136,13 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
     logs = measure_log_ratios(records, *_compare_with(plain=plain))
     trials = tuple(split_launches(records))
     fit = fit_sizes(logs) if len(trials) > 1 else "one launch of each engine"
-    return tuple(_over_launches(cell, own, names, logs, fit, trials) for cell, own in zip(cells, sizes, strict=True))
+    judged = (_over_launches(cell, own, names, logs, fit, trials) for cell, own in zip(cells, sizes, strict=True))
+    return tuple(
+        msgspec.structs.replace(
+            one, pdsep_ttft_ms=cut_bounds(one.pdsep_ttft_ms), colo_ttft_ms=cut_bounds(one.colo_ttft_ms)
+        )
+        for one in judged
+    )
 
 
 def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOverhead, ...]:

@@ -18,7 +18,7 @@ from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
-from results.statistics.estimates import mean
+from results.statistics.estimates import cut_bounds, mean
 from results.statistics.launch_fit import merge_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -78,6 +78,12 @@ def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigS
 
 def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     """The values of a ConfigSummary, from any counted records."""
+    estimates = _estimate_values(counted)
+    return {name: one if name in SIGNED else cut_bounds(one) for name, one in estimates.items()}
+
+
+def _estimate_values(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
+    """With bounds as Student's t gives them, which may be below 0 for a duration."""
     launches, whole = split_launches(counted), _values_together(counted)
     if len(launches) < MIN_PAIRED:
         return whole
@@ -160,6 +166,10 @@ def _summary_row(row: ConfigSummary) -> dict[str, object]:
 
 
 E2E_OVERHEAD = "pdsep_e2e_overhead"
+SIGNED = frozenset({
+    "ttft_overhead_vs_colo", OVERHEAD, E2E_OVERHEAD, PLAIN_OVERHEAD, "residual_share", "client_residual_share",
+})  # fmt: skip
+"""Differences, which may be below 0. Every other value is a duration, a count, a size or a bandwidth."""
 COUNTED: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
     "num_rdma_ops": lambda record: record.transfer_detail.num_rdma_ops,
     "num_blocks": lambda record: record.transfer_detail.num_blocks,

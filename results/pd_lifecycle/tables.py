@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
@@ -70,9 +70,15 @@ def cost_model_table(analysis: LifecycleAnalysis) -> Table:
         "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals: from three launches on over "
         "the fits of the launches; within fewer, of the coefficients over cells (CR3), of R^2 cells resampled within "
         "each size. R^2 of the ordinary fit, not judged: "
-        f"{_spread_text(fitted.spread)}."
+        f"{_spread_text(fitted.spread)}.{_note_cut(model.r2 for model in models.values())}"
     )
     return make_table("Cost model of the transfer", MODEL_COLUMNS, models.items() if analysis.counted else (), note)
+
+
+def _note_cut(estimates: Iterable[Estimate]) -> str:
+    """What a note says of a time, size or share whose interval was cut at zero; else empty."""
+    cut = any(one.low == 0 and one.value for one in estimates)
+    return " A lower bound of 0 is cut there: the interval would reach below it." if cut else ""
 
 
 def _show_if_fitted(model: CostModel, estimate: Estimate | None, digits: int = 3) -> str | None:
@@ -102,7 +108,7 @@ def _spread_text(spread: Spread) -> str:
 def bandwidth_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         f"Bandwidth: {term('write bandwidth').meaning}. Of link: of the first bandwidth named here. "
-        f"{_limit_text(analysis.costs.knee)} {link_text(analysis)}"
+        f"{_limit_text(analysis.costs.knee)}{_note_cut((analysis.costs.knee.bytes,))} {link_text(analysis)}"
     )
     return make_table("Bandwidth by size", BANDWIDTH_COLUMNS, analysis.costs.curve, note)
 
@@ -154,6 +160,7 @@ GRID_COLUMNS: tuple[Column[GridOverhead], ...] = (
 def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -> Table:
     baseline = cells[0].baseline if cells else ""
     few = few_launches(analysis.launches, "engine")
+    ttfts = [ttft for cell in cells for ttft in (cell.pdsep_ttft_ms, cell.colo_ttft_ms)]
     within = f"Slower and faster hold within these launches and are no verdict: {few}. " if few else ""
     units = (
         "Change: ratio of the medians of both TTFTs less 1, its bounds and its sign over the launches, their spread "
@@ -162,7 +169,7 @@ def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -
     note = (
         "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the same request on "
         f"the {baseline}, both orders weighted equally. {_route_text(analysis)}{within or units}n.s.: sign not "
-        f"significant, all (C, N) tested (Holm). {_lengths_text(cells)}"
+        f"significant, all (C, N) tested (Holm). {_lengths_text(cells)}{_note_cut(ttfts)}"
     )
     return make_table(f"Overhead over the {baseline}", OVERHEAD_COLUMNS, cells, note)
 

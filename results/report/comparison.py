@@ -7,32 +7,28 @@ are the same for all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import msgspec
 
 from results.records.errors import ResultsError
 from results.records.estimate import Estimate, unknown
-from results.records.percent import format_percent
 from results.records.run_folder import RunFacts
-from results.report.content import ReportText
-from results.report.differences import Difference, Origin, list_differences
-from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.report.conditions import Condition, list_conditions
+from results.report.differences import PLAN, Difference, Origin, list_differences
+from results.report.matching import match_rows
+from results.report.table import NOT_MEASURED
 from results.statistics.independent import (
-    DISJOINT_BY_CHANCE,
     are_disjoint,
-    chance_of_disjoint,
     compare_ratio,
     subtract_estimates,
 )
-from results.statistics.judgement import Judgement, Outcome, Verdict, judged, withheld
+from results.statistics.judgement import Judgement, Outcome, Verdict, judged, list_some, withheld
 from results.statistics.trials import MIN_PAIRED
 
-PACKAGES = "packages"
-MOST = 60
-"""Differences shown; the table's note counts the rest."""
 _OF_RUN = ("config in a run", f"runs made with `--trials {MIN_PAIRED}` give a verdict")
 _OPPOSITE = (
     {Verdict.HIGHER, Verdict.LOWER},
@@ -59,6 +55,8 @@ class Measure:
     """Against the run's baseline."""
     at: str = ""
     """The load, where the key does not state it. Two numbers at different loads are shown and not compared."""
+    id: str = ""
+    """Identifies the number in every run and version. Empty = table and key do, as in exports of an older version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,9 @@ class Comparable:
     """Name to value, such as the trace: two runs with different values are refused."""
     origin: Origin = field(default_factory=Origin)
     """How the run was made; the registry fills it in."""
+    identities: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a judgement, what identifies it in every run and version: the claim and its load. A name that is
+    missing here identifies itself (`H1`, `3`), as all do in exports of an older version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,26 @@ class VerdictPair:
     """One verdict, hypothesis, claim or criterion in both runs."""
 
     name: str
+    """In the first run."""
     first: str
     second: str
     opposite: bool
+    name_in_second: str
+    first_why: str
+    """The reason of the first outcome, or the number with its interval."""
+    second_why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneSided:
+    """Numbers of a table that one run alone has."""
+
+    run: str
+    """`first` or `second`."""
+    table: str
+    of: str
+    """Their keys without the last part, which is the metric."""
+    numbers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,13 @@ class Comparison:
     only_first: tuple[str, ...]
     """Numbers of the first run alone."""
     only_second: tuple[str, ...]
+    judged_only_first: tuple[str, ...]
+    """Judgements of the first run alone, each with its outcome."""
+    judged_only_second: tuple[str, ...]
+    one_sided: tuple[OneSided, ...]
+    """`only_first` and `only_second`, counted."""
+    conditions: tuple[Condition, ...]
+    """What of the runs' origin differs, with what that means for the numbers."""
 
     @property
     def opposite(self) -> tuple[VerdictPair, ...]:
@@ -162,38 +187,66 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
                 f"{after or 'unknown'}; a difference of their numbers would say nothing",
                 remedy=f"compare runs of one {name}",
             )
-    firsts, seconds = ({_key_of(measure): measure for measure in run.measures} for run in (first, second))
-    changes = tuple(_compare_measure(measure, seconds[key]) for key, measure in firsts.items() if key in seconds)
-    if all(one.change.value is None for one in changes):
-        raise ResultsError(
-            f"runs {first.facts.run} and {second.facts.run} have no cell in common: nothing was measured in both under "
-            "the same load and name",
-            remedy="compare runs of one profile and preset",
-        )
+    measures = match_rows(first.measures, second.measures, (_identify, _identify), _name_measure)
+    changes = tuple(_compare_measure(*pair) for pair in measures.pairs)
+    _require_common(first, second, changes)
+    judgements = match_rows(
+        first.judgements, second.judgements, (_identify_by(first), _identify_by(second)), lambda one: one.name
+    )
+    differences = list_differences(first.origin, second.origin)
     return Comparison(
         first=first.facts,
         second=second.facts,
         changes=changes,
-        verdicts=(*_pair_judgements(first.judgements, second.judgements), *_find_opposite(changes)),
+        verdicts=(*starmap(_pair_judgements, judgements.pairs), *_find_opposite(measures.pairs, changes)),
         stated=tuple(
             (name, first.stated.get(name, ""), second.stated.get(name, ""))
             for name in dict.fromkeys((*first.stated, *second.stated))
         ),
-        differences=list_differences(first.origin, second.origin),
-        only_first=_list_unmatched(firsts, seconds),
-        only_second=_list_unmatched(seconds, firsts),
+        differences=differences,
+        only_first=tuple(map(_name_measure, measures.only_first)),
+        only_second=tuple(map(_name_measure, measures.only_second)),
+        judged_only_first=tuple(map(_name_outcome, judgements.only_first)),
+        judged_only_second=tuple(map(_name_outcome, judgements.only_second)),
+        one_sided=(*_count_one_sided("first", measures.only_first), *_count_one_sided("second", measures.only_second)),
+        conditions=list_conditions(first.facts, second.facts, first.origin, second.origin, differences),
     )
 
 
-_Key = tuple[str, tuple[str, ...]]
+def _require_common(first: Comparable, second: Comparable, changes: Sequence[Change]) -> None:
+    if any(one.change.value is not None for one in changes):
+        return
+    reasons = tuple(dict.fromkeys(one.change.reason for one in changes if one.change.reason))
+    settings = [one.what for one in list_differences(first.origin, second.origin) if one.where == PLAN]
+    why = f" ({list_some(reasons, most=2)})" if reasons else ""
+    why += f"; settings that differ: {list_some(settings)}" if settings else ""
+    raise ResultsError(
+        f"runs {first.facts.run} and {second.facts.run} have no cell in common: nothing was measured in both under "
+        f"the same load and name{why}",
+        remedy="compare runs of one profile and preset",
+    )
 
 
-def _key_of(measure: Measure) -> _Key:
-    return measure.table, tuple(measure.key.values())
+def _identify(measure: Measure) -> str:
+    return measure.id
 
 
-def _list_unmatched(measures: Mapping[_Key, Measure], others: Mapping[_Key, Measure]) -> tuple[str, ...]:
-    return tuple(f"{table}: {', '.join(key)}" for table, key in measures if (table, key) not in others)
+def _name_measure(measure: Measure) -> str:
+    return f"{measure.table}: {', '.join(measure.key.values())}"
+
+
+def _identify_by(run: Comparable) -> Callable[[Judgement], str]:
+    """A judgement without an identity, beside those of a run that has some, is identified by its name."""
+    return lambda one: run.identities.get(one.name, one.name if run.identities else "")
+
+
+def _name_outcome(judgement: Judgement) -> str:
+    return f"{judgement.name}: {judgement.outcome}"
+
+
+def _count_one_sided(run: str, measures: Sequence[Measure]) -> Iterator[OneSided]:
+    counts = Counter((one.table, ", ".join(tuple(one.key.values())[:-1])) for one in measures)
+    return (OneSided(run, table, of, numbers) for (table, of), numbers in counts.items())
 
 
 def _compare_measure(first: Measure, second: Measure) -> Change:
@@ -221,23 +274,29 @@ def _compare_measure(first: Measure, second: Measure) -> Change:
     )
 
 
-def _pair_judgements(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[VerdictPair]:
-    before, after = ({one.name: one.outcome for one in judgements} for judgements in (first, second))
-    return [
-        VerdictPair(name, str(before[name]), str(after[name]), {before[name], after[name]} in _OPPOSITE)
-        for name in before
-        if name in after
-    ]
+def _pair_judgements(first: Judgement, second: Judgement) -> VerdictPair:
+    opposite = {first.outcome, second.outcome} in _OPPOSITE
+    outcomes = str(first.outcome), str(second.outcome)
+    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason)
 
 
-def _find_opposite(changes: Sequence[Change]) -> list[VerdictPair]:
-    return [
-        VerdictPair(
-            f"{one.table}: {', '.join(one.key.values())}", str(one.first_verdict), str(one.second_verdict), True
-        )
-        for one in changes
-        if {one.first_verdict, one.second_verdict} in _OPPOSITE
-    ]
+def _find_opposite(measures: Sequence[tuple[Measure, Measure]], changes: Sequence[Change]) -> list[VerdictPair]:
+    """Verdicts at two loads are no contradiction."""
+    pairs = []
+    for (first, second), one in zip(measures, changes, strict=True):
+        if first.at == second.at and {one.first_verdict, one.second_verdict} in _OPPOSITE:
+            name = f"{one.table}: {', '.join(one.key.values())}"
+            numbers = format_estimate(one.first, one), format_estimate(one.second, one)
+            verdicts = str(one.first_verdict), str(one.second_verdict)
+            pairs.append(VerdictPair(name, *verdicts, True, name, *numbers))
+    return pairs
+
+
+def format_estimate(estimate: Estimate, change: Change) -> str:
+    if change.unit == "%":
+        return estimate.percent()
+    text = estimate.text(4, change.scale)
+    return f"{text} {change.unit}".strip() if estimate.value is not None else NOT_MEASURED
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -246,127 +305,6 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     for side in ("first", "second"):
         data[side] = {name: data[side][name] for name in ("run", "experiment", "profile", "preset", "seed", "versions")}
     columns = ("name", "first", "second")
+    del data["one_sided"]  # counts of `only_first` and `only_second`
     data["stated"] = [dict(zip(columns, row, strict=True)) for row in comparison.stated]
     return data
-
-
-def describe_comparison(comparison: Comparison) -> ReportText:
-    """Which run is which, what moved, opposite verdicts, the tables with rows, and what the numbers do not say."""
-    counts = Counter(str(change.verdict or "no verdict") for change in comparison.changes)
-    moves = ", ".join(f"{counts[word]} {word}" for word in (*map(str, Verdict), "no verdict") if counts[word])
-    first, second = comparison.first, comparison.second
-    opening = (
-        f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. "
-        f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
-        f"{len(comparison.opposite)}.{_describe_disjoint(len(comparison.disjoint), comparison.intervals)}"
-    )
-    titles = dict.fromkeys(change.table for change in comparison.changes)
-    candidates = (
-        make_table("Opposite verdicts", VERDICT_COLUMNS, comparison.opposite),
-        make_table("Verdicts", VERDICT_COLUMNS, [one for one in comparison.verdicts if not one.opposite]),
-        Table("Stated by the runs", ("", "first", "second"), comparison.stated),
-        *(_change_table(title, [one for one in comparison.changes if one.table == title]) for title in titles),
-        _difference_table(comparison),
-        _unmatched_table(comparison),
-    )
-    return ReportText(opening, tuple(table for table in candidates if table.rows), _list_limits(comparison))
-
-
-def _describe_disjoint(count: int, pairs: int) -> str:
-    """How many pairs chance makes disjoint, beside how many are: among hundreds of numbers a few refute nothing."""
-    if not pairs:
-        return " No number has an interval over launches on both sides."
-    expected = f"chance alone makes {pairs * DISJOINT_BY_CHANCE:.1f} disjoint between equal runs"
-    counted = f" Disjoint intervals: {count} of {pairs} pairs; {expected}"
-    if not count:
-        return f"{counted}."
-    chance = chance_of_disjoint(count, pairs)
-    percent = "less than 0.1 %" if chance < 0.001 else format_percent(chance, 1)
-    return (
-        f"{counted}, and {count} or more in {percent} of the comparisons if pairs were independent. They are not: "
-        "numbers of one launch are off together, so several disjoint pairs are more probable than that."
-    )
-
-
-def _list_limits(comparison: Comparison) -> tuple[str, ...]:
-    limits = [
-        "A difference belongs to everything that differed between the two runs: what is listed, and what no file "
-        "captured (temperature, neighbors on the host). One run on each side cannot tell which.",
-        f"Each interval holds by itself: of {len(comparison.changes)} differences that are none, one in twenty is "
-        "called higher or lower, and its two intervals need not be disjoint for that.",
-    ]
-    if any(one.change.launches < MIN_PAIRED for one in comparison.changes if one.change.value is not None):
-        limits.append(
-            f"At least one side was measured in fewer than {MIN_PAIRED} launches per config. Its brackets hold the "
-            "spread within the launch, not what two launches differ by: nothing measured so is called higher or lower. "
-            f"Runs made with `--trials {MIN_PAIRED}` give verdicts."
-        )
-    return tuple(limits)
-
-
-VERDICT_COLUMNS: tuple[Column[VerdictPair], ...] = (
-    Column("", lambda row: row.name),
-    Column("first", lambda row: row.first),
-    Column("second", lambda row: row.second),
-)
-DIFFERENCE_COLUMNS: tuple[Column[Difference], ...] = (
-    Column("where", lambda row: row.where),
-    Column("what", lambda row: row.what),
-    Column("first", lambda row: _shorten_text(row.first)),
-    Column("second", lambda row: _shorten_text(row.second)),
-)
-
-
-def _change_table(title: str, changes: Sequence[Change]) -> Table:
-    keys = tuple(changes[0].key)
-    how = "second / first - 1" if changes[0].ratio else "second - first"
-    rows = tuple(
-        (*one.key.values(), _format_estimate(one.first, one), _format_estimate(one.second, one), _show_change(one))
-        for one in changes
-    )
-    return Table(title, (*keys, "first", "second", how), rows)
-
-
-def _format_estimate(estimate: Estimate, change: Change) -> str:
-    if change.unit == "%":
-        return estimate.percent()
-    text = estimate.text(4, change.scale)
-    return f"{text} {change.unit}".strip() if estimate.value is not None else NOT_MEASURED
-
-
-def _show_change(change: Change) -> str:
-    """The change with its verdict, or why there is none."""
-    moved = change.change
-    if moved.value is None:
-        return f"{NOT_MEASURED} ({moved.reason})"
-    if change.ratio:
-        shown = moved.percent()
-    elif change.unit == "%":
-        shown = moved.points()
-    else:
-        shown = f"{moved.text(4, change.scale)} {change.unit}".strip()
-    if change.verdict is not None:
-        return f"{shown} {change.verdict}{', intervals disjoint' if change.disjoint else ''}"
-    few = moved.launches < MIN_PAIRED
-    return f"{shown} ({'spread: no verdict' if few else f'no verdict: {change.withheld}'})"
-
-
-def _difference_table(comparison: Comparison) -> Table:
-    rows = sorted(comparison.differences, key=lambda row: row.where.startswith(PACKAGES))
-    if not rows:
-        rows = [Difference(NOT_MEASURED, "nothing that was captured", "", "")]
-    rest = len(rows) - MOST
-    note = f"And {rest} more, in the JSON." if rest > 0 else ""
-    return make_table("What differed", DIFFERENCE_COLUMNS, rows[:MOST], note)
-
-
-def _shorten_text(text: str | None) -> str:
-    if text is None:
-        return "(absent)"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _unmatched_table(comparison: Comparison) -> Table:
-    sides = (("first", comparison.only_first), ("second", comparison.only_second))
-    rows = tuple((side, "; ".join(numbers)) for side, numbers in sides if numbers)
-    return Table("In one run only", ("run", "numbers"), rows)

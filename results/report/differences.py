@@ -10,17 +10,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
+from results.records.code import digest_code
 from results.records.errors import DAMAGED_JSON
+from results.records.host import read_host
 from results.records.layout import ConfigLayout, RunLayout
+from results.report.path_masks import list_masks, mask_paths
 
+PLAN = "plan"
+"""`Difference.where` of what the plan states."""
+_ANALYSIS = Path(__file__).parents[1]
 _PLAN = ("profile", "preset", "seed", "configs", "inputs")
 _SHAPES_NO_NUMBER = frozenset({"title", "why", "description", "port_base"})
 """Keys of the plan."""
 _HOST_NOW = re.compile(r"^(load|captured)\b")
+_Pair = tuple[str | None, str | None]
 _OF_LAUNCH = frozenset({"AGENTIC_STEP_LOG_PATH", "TRACON_TRANSFER_LOG"})
 _OF_ENGINE = re.compile(
     r"(VLLM|LMCACHE|MOONCAKE|MC|NIXL|UCX|TORCH|PYTORCH|TRITON|CUDA|NVIDIA|NCCL|OMP|KMP|GOMP|MKL|OPENBLAS|MALLOC"
@@ -46,6 +54,10 @@ class Origin:
     """By dotted key."""
     launches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By config, `section/name` to value: of its environment and its last launch."""
+    work_us: float | None = None
+    """Median time of the fixed piece of work in host.csv; None = not timed, as in exports of an older version."""
+    code: str = ""
+    """Digest of the code that computed the numbers; empty = an export of an older version, which does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +72,20 @@ class Difference:
 
 
 def read_origin(root: Path) -> Origin:
-    """Of a run's folder; what it does not state is empty."""
-    return Origin(_read_plan(root), _read_launches(root))
+    """Of a run's folder; what it does not state is empty. Paths are masked as in an export, which states the same."""
+    known = [one.work_us for one in read_host(RunLayout(root).host_csv) if one.work_us is not None]
+    work_us = median(known) if known else None
+    origin = Origin(_read_plan(root), _read_launches(root), work_us, digest_code(_ANALYSIS))
+    return msgspec.json.decode(mask_paths(msgspec.json.encode(origin), list_masks(root)), type=Origin)
 
 
 def list_differences(first: Origin, second: Origin) -> tuple[Difference, ...]:
     """Of two runs: plan by dotted key, then environment and launch of the configs that both have."""
-    unlike = [Difference("plan", what, *pair) for what, pair in _find_unlike(first.plan, second.plan)]
+    unlike = [
+        Difference(PLAN, name, *each)
+        for what, pair in _find_unlike(first.plan, second.plan)
+        for name, each in _split_by_label(what, pair)
+    ]
     common = sorted(set(first.launches) & set(second.launches))
     by_item: dict[tuple[str, str, str | None, str | None], list[str]] = defaultdict(list)
     for config in common:
@@ -79,12 +98,27 @@ def list_differences(first: Origin, second: Origin) -> tuple[Difference, ...]:
     return tuple(unlike)
 
 
-def _find_unlike(
-    first: Mapping[str, str], second: Mapping[str, str]
-) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
+def _find_unlike(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[tuple[str, _Pair]]:
     for key in dict.fromkeys((*first, *second)):
         if first.get(key) != second.get(key):
             yield key, (first.get(key), second.get(key))
+
+
+def _split_by_label(what: str, pair: _Pair) -> list[tuple[str, _Pair]]:
+    """A list of labeled objects, such as the policies, as its objects that differ; anything else as it is."""
+    firsts, seconds = map(_read_labeled, pair)
+    unlike = [(f"{what}.{label}", each) for label, each in _find_unlike(firsts, seconds)] if firsts and seconds else []
+    return unlike or [(what, pair)]
+
+
+def _read_labeled(text: str | None) -> dict[str, str]:
+    """By label; empty where the text is no JSON list of objects that each have a label of their own."""
+    try:
+        rows = msgspec.json.decode(text or "", type=list[dict[str, Any]])
+    except DAMAGED_JSON:
+        return {}
+    labeled = {str(row["label"]): msgspec.json.encode(row).decode() for row in rows if row.get("label")}
+    return labeled if len(labeled) == len(rows) else {}
 
 
 def _read_plan(root: Path) -> dict[str, str]:

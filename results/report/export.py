@@ -6,8 +6,7 @@ Raw artifacts are left out. Paths of this host are masked in every text: `RUN` i
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,29 +14,11 @@ import msgspec
 from results.records.errors import DAMAGED_JSON, ResultsError
 from results.records.layout import RunLayout, write_atomic
 from results.report.comparison import Comparable
+from results.report.path_masks import list_masks, mask_paths
 
 FORMAT = 1
 """Version of comparable.json."""
 _BINARY = frozenset({".png"})
-_TRACON = Path(__file__).resolve().parents[2]
-
-
-class _Simulation(msgspec.Struct, frozen=True):
-    engine: str = ""
-    """Name of a model, or its file."""
-
-
-class _Grid(msgspec.Struct, frozen=True):
-    simulation: _Simulation | None = None
-
-
-class _PlanInputs(msgspec.Struct, frozen=True):
-    files: Mapping[str, object] = {}
-    grid: _Grid = _Grid()
-
-
-class _PlanOfRun(msgspec.Struct, frozen=True):
-    inputs: _PlanInputs = _PlanInputs()
 
 
 class _Exported(msgspec.Struct, frozen=True):
@@ -60,16 +41,16 @@ def export_results(source: Path, target: Path, comparable: Comparable | None, ow
     the files written, by name. Raises OSError where it cannot be written.
     """
     target = target.resolve()
-    masks = _list_masks(source)
+    masks = list_masks(source)
     written = []
     for path in _list_files(source, own):
         copy = target / (path.relative_to(source) if path.parent == RunLayout(source).figures else path.name)
         content = path.read_bytes()
-        write_atomic(copy, content if path.suffix in _BINARY else _mask_paths(content, masks))
+        write_atomic(copy, content if path.suffix in _BINARY else mask_paths(content, masks))
         written.append(copy)
     if comparable is not None:
         content = msgspec.json.encode(_Exported(FORMAT, comparable)) + b"\n"
-        write_atomic(RunLayout(target).comparable, _mask_paths(content, masks))
+        write_atomic(RunLayout(target).comparable, mask_paths(content, masks))
         written.append(RunLayout(target).comparable)
     return tuple(sorted(written))
 
@@ -93,33 +74,3 @@ def _list_files(source: Path, own: Iterable[Path]) -> Iterator[Path]:
     common = (run.report_md, run.report_html, run.manifest, run.aggregate_csv, run.verdicts_json, run.preflight_status)
     yield from filter(Path.is_file, (*common, *own))
     yield from sorted(run.figures.glob("*.*"))
-
-
-def _list_masks(source: Path) -> list[tuple[re.Pattern[bytes], bytes]]:
-    """The innermost folder first: the run's may be below the home."""
-    folders = {source.resolve(): b"RUN", source.absolute(): b"RUN", _TRACON: b"TRACON", Path.home(): b"~"}
-    elsewhere = (path.parent for path in _list_inputs(source) if not any(map(path.is_relative_to, tuple(folders))))
-    folders |= dict.fromkeys(tuple(elsewhere), b"FILES")
-    by_length = sorted(folders.items(), key=lambda one: -len(one[0].parts))
-    return [
-        (re.compile(re.escape(str(folder).encode()) + rb"(?![\w.-])"), name)
-        for folder, name in by_length
-        if len(folder.parts) > 1
-    ]
-
-
-def _list_inputs(source: Path) -> list[Path]:
-    """The files that the run read, such as its trace and its engine model, as its plan has them."""
-    try:
-        plan = msgspec.json.decode(RunLayout(source).plan.read_bytes(), type=_PlanOfRun)
-    except (OSError, *DAMAGED_JSON):  # the report has that as a gap
-        return []
-    simulation = plan.inputs.grid.simulation
-    names = (*plan.inputs.files, *([] if simulation is None else [simulation.engine]))
-    return [path for name in names if (path := Path(name)).is_absolute()]
-
-
-def _mask_paths(content: bytes, masks: list[tuple[re.Pattern[bytes], bytes]]) -> bytes:
-    for pattern, name in masks:
-        content = pattern.sub(name, content)
-    return content

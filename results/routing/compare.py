@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from results.report.comparison import Comparable, Measure
 from results.routing.analyze import RoutingAnalysis
+from results.routing.loads import LoadJudgement, strip_load
 from results.routing.metrics import all_metrics, metric_named
 
 
@@ -14,6 +15,10 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
         facts=analysis.facts,
         measures=(*_list_ratios(analysis), *_list_values(analysis)),
         judgements=analysis.judgements,
+        identities={
+            one.judgement.name: _identify_judgement(analysis, one)
+            for one in (*analysis.claims_by_load, *analysis.points_by_load)
+        },
         stated={
             "baseline": analysis.baseline,
             "trials": str(analysis.trials),
@@ -23,22 +28,37 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
     )
 
 
+def _identify_judgement(analysis: RoutingAnalysis, one: LoadJudgement) -> str:
+    """The claim and the load of its labels; the claim alone where it is of the whole run."""
+    loads = {load.id for load in analysis.loads if {*one.labels} & {*load.labels}} if one.labels else set[str]()
+    return f"{one.what}; {loads.pop()}" if len(loads) == 1 else one.what
+
+
+def _identify_policy(analysis: RoutingAnalysis, label: str) -> str:
+    """The label without what a preset varies of the load, and the whole load."""
+    load = next((load.id for load in analysis.loads if label in load.labels), "")
+    return f"{strip_load(label)}; {load}"
+
+
 def _list_values(analysis: RoutingAnalysis) -> Iterator[Measure]:
     for label in analysis.labels:
+        policy = _identify_policy(analysis, label)
         for metric in all_metrics():
             key = {"policy": label, "metric": metric.title}
-            value = analysis.value(label, metric.name)
+            value, own = analysis.value(label, metric.name), f"{metric.name} of {policy}"
             if metric.is_time:
-                yield Measure("Policies", key, value, metric.shown_unit, metric.scale)
+                yield Measure("Policies", key, value, metric.shown_unit, metric.scale, id=own)
             else:
-                yield Measure("Shares", key, value, "%", ratio=False)
+                yield Measure("Shares", key, value, "%", ratio=False, id=own)
 
 
 def _list_ratios(analysis: RoutingAnalysis) -> Iterator[Measure]:
     """Paired by trial inside each run: what two policies differ by holds less of the host than each one's own time."""
     for pair in analysis.pairs_with_baseline:
         key = {"policy": pair.first, "against": pair.second, "metric": metric_named(pair.metric).title}
+        own = f"{pair.metric} of {strip_load(pair.first)} against {_identify_policy(analysis, pair.second)}"
         if pair.ratio is not None:
-            yield Measure("Ratios to the baseline", key, pair.ratio, "times", verdict=pair.verdict)
+            yield Measure("Ratios to the baseline", key, pair.ratio, "times", verdict=pair.verdict, id=own)
         else:
-            yield Measure("Differences to the baseline", key, pair.difference, "%", ratio=False, verdict=pair.verdict)
+            table = "Differences to the baseline"
+            yield Measure(table, key, pair.difference, "%", ratio=False, verdict=pair.verdict, id=own)

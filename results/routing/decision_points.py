@@ -55,11 +55,11 @@ def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple
     `simulated`: followed by the fixes that the engine model cannot show.
     """
     points = tuple(
-        judge_under_load(_judge_point_of(one, own), (arm.label for arm in own.variants), load)
+        judge_under_load(one.name, _judge_point_of(one, own), (arm.label for arm in own.variants), load)
         for load, own in split_by_load(floor).items()
         for one in DECISION_POINTS
     )
-    return (*points, *map(judge_whole_run, NOT_SIMULATED)) if simulated else points
+    return (*points, *(judge_whole_run(one.name, one) for one in NOT_SIMULATED)) if simulated else points
 
 
 def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:

@@ -28,6 +28,8 @@ class Load:
     """What distinguishes it from the run's other loads; empty where there is one load."""
     top_share: float | None = None
     """Share of all input tokens in the TOP_SESSIONS with the most input."""
+    id: str = ""
+    """Identifies it in every run: the whole load, whatever the run varies. `text` depends on the run's other loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +37,36 @@ class LoadJudgement:
     """A judgement under one of a run's loads. `what` and `labels` identify it; its name is for readers."""
 
     what: str
-    """The claim or decision point: the name without the load."""
+    """The claim or decision point, by an id without a load that no wording of its name changes."""
     labels: tuple[str, ...]
     """Measured under its load; empty = it is of the whole run."""
     judgement: Judgement
 
 
-def judge_under_load(judgement: Judgement, labels: Iterable[str], load: str) -> LoadJudgement:
+def judge_under_load(what: str, judgement: Judgement, labels: Iterable[str], load: str) -> LoadJudgement:
     """Named after the load, where the run has several; `load`: `Load.text`."""
     name = f"{judgement.name}, {load}" if load else judgement.name
-    return LoadJudgement(judgement.name, tuple(labels), replace(judgement, name=name))
+    return LoadJudgement(what, tuple(labels), replace(judgement, name=name))
 
 
-def judge_whole_run(judgement: Judgement) -> LoadJudgement:
-    return LoadJudgement(judgement.name, (), judgement)
+def judge_whole_run(what: str, judgement: Judgement) -> LoadJudgement:
+    return LoadJudgement(what, (), judgement)
 
 
 def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:
     """Labels that replayed one trace at one rate on engines with one KV cache; in the order of labels."""
     first = {cell.record.label: cell for cell in reversed(cells)}
     groups = group_labels({label: name_load(first[label].record) for label in labels})
-    return tuple(Load(tuple(own), text, _top_share(first[own[0]])) for text, own in groups if own)
+    return tuple(
+        Load(tuple(own), text, _top_share(first[own[0]]), _identify_load(first[own[0]].record))
+        for text, own in groups
+        if own
+    )
+
+
+def _identify_load(record: RoutingCell) -> str:
+    values = (f"{value:.12g}" if isinstance(value, int | float) else value for value in load_of(record))
+    return " ".join(f"{axis}={value or ''}" for axis, value in zip(_AXES, values, strict=True))
 
 
 def load_of(record: RoutingCell) -> tuple[object, ...]:

@@ -37,6 +37,7 @@ from results.statistics.estimates import (
     DRAWS,
     Ranks,
     Samples,
+    cut_bounds,
     resample,
     samples_needed,
     standard_error,
@@ -360,10 +361,7 @@ def ratio_interval(measured: Measured) -> Estimate:
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
     """As `mean_interval`, with the bounds cut at 0 and at `most`: 1 for a share of a whole."""
-    mean = mean_interval(measured)
-    if mean.low is None or mean.high is None:
-        return mean
-    return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
+    return cut_bounds(mean_interval(measured), most)
 
 
 def count_interval(measured: Measured) -> Estimate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from results.measures.columns import floats_or_nan
@@ -18,7 +18,7 @@ from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
 from results.records.estimate import Estimate, unknown
 from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
-from results.statistics.estimates import Samples, mean, proportion
+from results.statistics.estimates import Samples, cut_bounds, mean, proportion
 from results.statistics.trials import Trial
 
 TURNS_AFTER = 3
@@ -333,7 +333,7 @@ def _mean_cost(values: Samples) -> Estimate:
         return cost
     if cost.n < MIN_COSTED:
         return Estimate(cost.value, n=cost.n, reason=f"{cost.n} have no interval (needs {MIN_COSTED})")
-    return replace(cost, low=max(cost.low, 0.0))
+    return cut_bounds(cost)
 
 
 def summarize_migrations(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
-from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, strip_load
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -80,6 +80,8 @@ three to five paired trials.
 class PairClaim:
     """A claim about one metric of two policies: which is above the other, or that one is not far below."""
 
+    id: str
+    """Of the claim in every version: its name may be worded anew."""
     name: str
     claim: str
     first: str
@@ -95,46 +97,55 @@ class PairClaim:
 
 
 COUPLING = PairClaim(
-    "C1: dispatch coupling", "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
+    "dispatch-coupling", "C1: dispatch coupling",
+    "under load-balance the replay takes a larger multiple of the trace's time than under EAR",
     LOAD_BALANCE, FULL, "amplification", Verdict.HIGHER, find_lack=Scale.lacks_loop,
 )  # fmt: skip
 LOCALITY = PairClaim(
-    "3.1: load balance loses locality", "LMetric's APC is lower than sticky's", LMETRIC, STICKY, "apc", Verdict.LOWER
-)
+    "locality", "3.1: load balance loses locality", "LMetric's APC is lower than sticky's",
+    LMETRIC, STICKY, "apc", Verdict.LOWER,
+)  # fmt: skip
 INTERFERENCE = PairClaim(
-    "3.3: sticky slows every instance", "the median instance's TTFT p90 is higher under sticky than under unified",
+    "interference", "3.3: sticky slows every instance",
+    "the median instance's TTFT p90 is higher under sticky than under unified",
     STICKY, UNIFIED, "worker_ttft_p90_median_s", Verdict.HIGHER,
     find_lack=lambda scale, *labels: scale.lacks or scale.lacks_loop(*labels),
 )  # fmt: skip
 ABLATION = (
-    PairClaim("ablation: affinity only keeps locality", "without migration APC is that of EAR",
+    PairClaim("affinity-only-locality", "ablation: affinity only keeps locality",
+              "without migration APC is that of EAR",
               AFFINITY_ONLY, FULL, "apc", within=LOCALITY_WITHIN),
-    PairClaim("ablation: affinity only interferes",
+    PairClaim("affinity-only-interference", "ablation: affinity only interferes",
               "without migration the median instance's TTFT p90 is higher than EAR's",
               AFFINITY_ONLY, FULL, "worker_ttft_p90_median_s", Verdict.HIGHER, find_lack=INTERFERENCE.find_lack),
-    PairClaim("ablation: migration only loses locality", "without affinity APC is lower than EAR's",
+    PairClaim("migration-only-locality", "ablation: migration only loses locality",
+              "without affinity APC is lower than EAR's",
               MIGRATION_ONLY, FULL, "apc", Verdict.LOWER),
 )  # fmt: skip
 ORDER = (
-    PairClaim("log: LMetric has soft affinity",
+    PairClaim("soft-affinity", "log: LMetric has soft affinity",
               "LMetric's APC is higher than load_only's, as it counts uncached tokens",
               LMETRIC, LOAD_ONLY, "apc", Verdict.HIGHER),
-    PairClaim("log: unified keeps more than sticky", "unified's APC is higher than sticky's",
+    PairClaim("unified-sticky-apc", "log: unified keeps more than sticky", "unified's APC is higher than sticky's",
               UNIFIED, STICKY, "apc", Verdict.HIGHER),
-    PairClaim("log: unified before LMetric, TTFT p90", "unified's TTFT p90 is lower than LMetric's",
+    PairClaim("unified-lmetric-ttft-p90", "log: unified before LMetric, TTFT p90",
+              "unified's TTFT p90 is lower than LMetric's",
               UNIFIED, LMETRIC, "ttft_p90_s", Verdict.LOWER),
-    PairClaim("log: unified before LMetric, E2E mean", "unified's mean E2E is lower than LMetric's",
+    PairClaim("unified-lmetric-e2e-mean", "log: unified before LMetric, E2E mean",
+              "unified's mean E2E is lower than LMetric's",
               UNIFIED, LMETRIC, "e2e_mean_s", Verdict.LOWER),
-    PairClaim("log: unified before LMetric, E2E p90", "unified's E2E p90 is lower than LMetric's",
+    PairClaim("unified-lmetric-e2e-p90", "log: unified before LMetric, E2E p90",
+              "unified's E2E p90 is lower than LMetric's",
               UNIFIED, LMETRIC, "e2e_p90_s", Verdict.LOWER),
-    PairClaim("log: LMetric before sticky", "LMetric's TTFT p90 is lower than sticky's",
+    PairClaim("lmetric-sticky-ttft-p90", "log: LMetric before sticky", "LMetric's TTFT p90 is lower than sticky's",
               LMETRIC, STICKY, "ttft_p90_s", Verdict.LOWER),
-    PairClaim("log: LMetric before load_only", "LMetric's TTFT p90 is lower than load_only's",
+    PairClaim("lmetric-load-only-ttft-p90", "log: LMetric before load_only",
+              "LMetric's TTFT p90 is lower than load_only's",
               LMETRIC, LOAD_ONLY, "ttft_p90_s", Verdict.LOWER),
-    PairClaim("log: LMetric places like unified",
+    PairClaim("lmetric-like-unified-apc", "log: LMetric places like unified",
               f"LMetric's APC is at most {100 * LOCALITY_WITHIN:g} points below unified's",
               LMETRIC, UNIFIED, "apc", within=LOCALITY_WITHIN),
-    PairClaim("log: unified gains little",
+    PairClaim("unified-lmetric-gains-little", "log: unified gains little",
               f"unified's TTFT p90 is at most {format_percent(LITTLE)} lower than LMetric's",
               UNIFIED, LMETRIC, "ttft_p90_s", within=LITTLE,
               find_lack=lambda scale, *labels: scale.lacks_instances or scale.lacks_steady_state(*labels)),
@@ -170,25 +181,33 @@ def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> 
     """Every claim whose arms were run, under each load by itself; not yet corrected together."""
     migrating = [row for row in moves.migrations if not row.why_none]
     thrashing = [_judge_thrashing(migrating)] if migrating else []
-    paper = [judge_under_load(claim, arms.measured, arms.load) for arms in loads for claim in _judge_paper(arms, pairs)]
-    whole_run = (*(_judge_transfer(row, loads) for row in moves.recomputing), *thrashing)
-    return (*paper, *map(judge_whole_run, whole_run))
+    paper = [
+        judge_under_load(what, claim, arms.measured, arms.load)
+        for arms in loads
+        for what, claim in _judge_paper(arms, pairs)
+    ]
+    transfers = (
+        LoadJudgement(f"{TRANSFER}: {strip_load(row.label)}", (row.label,), _judge_transfer(row, loads))
+        for row in moves.recomputing
+    )
+    return (*paper, *transfers, *(judge_whole_run("no thrashing", one) for one in thrashing))
 
 
-def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[Judgement]:
+def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judgement]]:
+    """Each claim by its id."""
     labels, scale = {**arms.labels, **arms.uneven}, arms.scale
 
-    def judge_run(*claims: PairClaim) -> Iterator[Judgement]:
+    def judge_run(*claims: PairClaim) -> Iterator[tuple[str, Judgement]]:
         run = (one for one in claims if labels.get(one.first) and labels.get(one.second))
-        return (_judge_pair(one, labels, pairs, scale) for one in run)
+        return ((one.id, _judge_pair(one, labels, pairs, scale)) for one in run)
 
     yield from judge_run(COUPLING)
     if labels.get(FULL) and _runs_enough(arms, BASELINES, 1):
         by_plan = bool(scale.lacks_instances or scale.lacks_sessions)
-        yield _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
+        yield "ear-dominates", _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
     yield from judge_run(LOCALITY, *_list_pools(arms), INTERFERENCE)
     if labels.get(FULL) and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
-        yield from (_judge_pair(one, labels, pairs, scale) for one in ABLATION)
+        yield from ((one.id, _judge_pair(one, labels, pairs, scale)) for one in ABLATION)
     yield from judge_run(*ORDER)
 
 
@@ -199,6 +218,7 @@ def _list_pools(arms: Arms) -> Iterator[PairClaim]:
             continue  # the only static pools of the run, and of another split
         split = "" if row == STATIC_PD else f", {row}"
         yield PairClaim(
+            f"kv-wall{split}",
             f"3.2: static pools meet the KV wall{split}",
             f"static PD-disaggregation's TTFT p50{split and f' ({row})'} is higher than load-balance's",
             row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, find_lack=Scale.lacks_loop,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +150,16 @@ def mean(values: npt.ArrayLike) -> Estimate:
 def standard_error(values: Samples) -> float:
     """Of the mean of two values or more."""
     return float(values.std(ddof=1)) / math.sqrt(values.size)
+
+
+def cut_bounds(estimate: Estimate, most: float = math.inf) -> Estimate:
+    """With the bounds cut at 0 and at `most`, of what cannot be outside: a time, a count, or a share (most = 1).
+
+    Student's t over few values reaches beyond. A value that is itself outside keeps its bounds.
+    """
+    if estimate.value is None or not 0 <= estimate.value <= most or estimate.low is None or estimate.high is None:
+        return estimate
+    return replace(estimate, low=max(estimate.low, 0.0), high=min(estimate.high, most))
 
 
 def bound_sigma(variance: float, degrees: float) -> tuple[float, float]:

@@ -91,7 +91,9 @@ def _take_logarithm(estimate: Estimate) -> Estimate:
         return unknown(estimate.reason or "the value is not positive", estimate.n)
     bounds = (estimate.low, estimate.high)
     low, high = (math.log(bound) if bound is not None and bound > 0 else None for bound in bounds)
-    return replace(estimate, value=math.log(estimate.value), low=low, high=high)
+    reaches_zero = estimate.low is not None and estimate.low <= 0
+    reason = "its interval reaches 0, so a ratio to it has none" if reaches_zero else estimate.reason
+    return replace(estimate, value=math.log(estimate.value), low=low, high=high, reason=reason)
 
 
 def _list_reasons(first: Estimate, second: Estimate) -> list[str]:

@@ -71,7 +71,8 @@ def compare(
 ) -> None:
     """Print two runs of one experiment side by side: numbers, verdicts, and what differed."""
     from results.registry import compare_runs
-    from results.report.comparison import describe_comparison, to_json
+    from results.report.comparison import to_json
+    from results.report.comparison_text import describe_comparison
     from results.report.document import render_markdown, rich_tables
 
     compared = compare_runs(*(compared_folder(run, workspace) for run in (first, second)))

@@ -17,7 +17,8 @@ from results.records.errors import ResultsError
 from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.registry import compare_runs
-from results.report.comparison import Change, Comparison, describe_comparison, to_json
+from results.report.comparison import Change, Comparison, to_json
+from results.report.comparison_text import describe_comparison
 from results.statistics.estimates import bootstrap_quantiles
 from results.statistics.independent import compare_ratio, subtract_estimates
 from results.statistics.judgement import Verdict

@@ -125,6 +125,17 @@ def test_a_knee_over_launches_states_why_launches_lack_it() -> None:
     assert "2 counted transfers" in knee.reason, "each of the three launches has two"
 
 
+def test_a_size_and_a_share_over_launches_have_no_bound_below_zero_but_a_coefficient_may() -> None:
+    costs = _fit(_join([_transfers(seed, alpha=alpha, noise=0.01) for seed, alpha in enumerate((0.05, 0.05, 2.0))]))
+    assert costs.knee.bytes.value is not None
+    assert costs.knee.bytes.low == 0
+    assert costs.relative.alpha_ms.low is not None
+    assert costs.relative.alpha_ms.low < 0, "the intercept of a line"
+    noisy = _fit(_join([_transfers(seed, noise=noise) for seed, noise in enumerate((0.01, 1.5, 1.5))]))
+    assert noisy.ordinary.r2.value is not None
+    assert (noisy.ordinary.r2.low, noisy.ordinary.r2.high) == (0, 1)
+
+
 def _slow_down(transfers: Transfers, by: float) -> Transfers:
     return replace(transfers, ms=transfers.ms * by, gbps=transfers.gbps / by)
 

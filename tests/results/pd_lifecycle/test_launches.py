@@ -135,6 +135,41 @@ def test_the_values_of_a_configuration_are_over_its_launches() -> None:
     assert (estimate.launches, estimate.n) == (3, 9)
 
 
+def _with_a_stalled_launch() -> list[LifecycleRecord]:
+    """One of three launches takes twenty times as long: Student's t over the launches reaches below 0."""
+    records = []
+    for one in _launched(np.random.default_rng(4), repetitions=4):
+        by = 20.0 if one.trial == 2 else 1.0
+        ttft, colo = by * (one.more_ms["client_ttft"] or 0.0), by * (one.colo.ttft_ms or 0.0)
+        more = {name: by * value for name, value in one.more_ms.items() if value is not None}
+        breakdown = {name: None if value is None else by * value for name, value in one.breakdown_ms.items()}
+        more["pdsep_overhead"] = ttft - colo
+        records.append(
+            replace(one, breakdown_ms=breakdown, more_ms={**one.more_ms, **more}, colo=replace(one.colo, ttft_ms=colo))
+        )
+    return records
+
+
+def test_no_interval_of_a_duration_reaches_below_zero_and_those_of_differences_may() -> None:
+    records = [one for one in _with_a_stalled_launch() if one.counted]
+    values = values_of([one for one in records if one.config.key == (0, 512, 1)])
+    for name in ("e2e", "p_prefill", "rdma_transfer", "client_ttft", "colo_ttft", "plain_ttft"):
+        assert (values[name].low or 0.0) >= 0, name
+    assert values["client_ttft"].low == 0
+    assert values["pdsep_overhead"].low is not None
+    assert values["pdsep_overhead"].low < 0
+    (cell, *_) = measure_overheads(records)
+    assert (cell.pdsep_ttft_ms.low, cell.colo_ttft_ms.low) == (0, 0)
+    assert (cell.overhead_ms.low or 0.0) < 0
+
+
+def test_a_table_says_where_an_interval_was_cut_at_zero(tmp_path: Path) -> None:
+    write_run(tmp_path, tuple(grid(Truth())))
+    analysis = replace(analyze(tmp_path), overheads=measure_overheads(_with_a_stalled_launch()))
+    note = next(one.note for one in build_tables(analysis) if one.title == f"Overhead over the {COMBINED_ENGINE}")
+    assert "A lower bound of 0 is cut there" in note
+
+
 def test_criterion_2_is_judged_over_the_launches() -> None:
     """Repetitions that agree say nothing of a launch: one of three has a fast link."""
 

@@ -110,6 +110,17 @@ def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+def test_a_masked_path_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "home" / "runs" / "monday"
+    write_tax_run(run)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for layout in RunLayout(run).configs():
+        launch = {"config": "plain", "argv": ["python", "--model", f"{tmp_path}/home/models/tiny"]}
+        layout.config_json.write_text(json.dumps(launch))
+    export_run(run, tmp_path / "out")
+    assert compare_runs(run, tmp_path / "out").differences == ()
+
+
 def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Path) -> None:
     run = tmp_path / "monday"
     write_tax_run(run)

@@ -82,7 +82,7 @@ def test_the_table_shows_how_near_a_claim_comes_to_another_outcome() -> None:
 def test_a_claim_that_a_variation_cannot_show_is_open_there(tmp_path: Path) -> None:
     cells = [{"cell": "a", "params": {"variation": "trace=even"}}]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode({"cells": cells}))
-    (claim,) = judge_variations(tmp_path, (judge_whole_run(CLAIM),), (), lambda _: ())
+    (claim,) = judge_variations(tmp_path, (judge_whole_run("C1", CLAIM),), (), lambda _: ())
     assert claim.outcomes == {"trace=even": Outcome.OPEN}
     assert claim.varied["trace=even"].measured.value is None
 
@@ -96,10 +96,10 @@ def test_the_claims_of_a_variation_are_judged_again_only_where_a_cell_a_rule_or_
 
     def judge(variation: str) -> tuple[LoadJudgement, ...]:
         asked.append(variation)
-        return (judge_whole_run(replace(CLAIM, outcome=Outcome.FAILS)),)
+        return (judge_whole_run("C1", replace(CLAIM, outcome=Outcome.FAILS)),)
 
     def judge_all(*claims: Judgement) -> tuple[ConditionalClaim, ...]:
-        return judge_variations(tmp_path, [*map(judge_whole_run, claims)], (), judge)
+        return judge_variations(tmp_path, [judge_whole_run(one.name, one) for one in claims], (), judge)
 
     for _ in range(2):
         (claim,) = judge_all(CLAIM)
@@ -158,9 +158,9 @@ def test_claims_under_several_loads_are_judged_under_the_same_load_of_a_variatio
 
 def test_loads_that_a_variation_joins_are_open_under_it() -> None:
     loads = (Load(("a", "b"), "as the preset"), Load(("c", "d"), "trace even"))
-    both = [judge_under_load(CLAIM, load.labels, load.text) for load in loads]
-    joined = judge_under_load(CLAIM, "abcd", "")
-    alone = judge_under_load(CLAIM, "b", "")
+    both = [judge_under_load("C1", CLAIM, load.labels, load.text) for load in loads]
+    joined = judge_under_load("C1", CLAIM, "abcd", "")
+    alone = judge_under_load("C1", CLAIM, "b", "")
     for claim, outcome in zip(both, (Outcome.HOLDS, Outcome.OPEN), strict=True):
         assert find_same(claim, [joined], loads).outcome == Outcome.OPEN
         assert "no judgement of its own" in find_same(claim, [joined], loads).reason

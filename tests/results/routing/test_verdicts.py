@@ -427,7 +427,7 @@ def test_static_pools_of_each_split_are_judged_by_themselves() -> None:
         compare_two("ttft_p50_s", "4P+4D", "load-balance", 2.0, 2.01),
         compare_two("ttft_p50_s", "pools of six", "load-balance", -0.52, -0.5),
     ]
-    wall, uneven = "3.2: static pools meet the KV wall", {"6P+2D": "pools of six"}
+    wall, uneven = "kv-wall", {"6P+2D": "pools of six"}
     of_six = f"{wall}, 6P+2D"
     labels = {"load-balance": "load-balance", "static PD-disagg": "4P+4D"}
     claims = {one.what: one.judgement for one in judge_claims([Arms(labels, LARGE, uneven)], pairs, moves())}

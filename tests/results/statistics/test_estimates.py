@@ -15,6 +15,7 @@ from results.statistics.estimates import (
     Samples,
     bootstrap_quantiles,
     clean,
+    cut_bounds,
     holm,
     mean,
     order_statistic_ranks,
@@ -185,3 +186,20 @@ def test_the_interval_of_a_share_keeps_both_tails_exactly(whole: int, data: st.D
 
 def test_a_share_of_nothing_says_why() -> None:
     assert (proportion(0, 0, "none arrived").value, proportion(0, 0, "none arrived").reason) == (None, "none arrived")
+
+
+@pytest.mark.parametrize(
+    ("estimate", "bounds"),
+    [
+        (Estimate(0.5, -0.2, 1.2), (0.0, 1.0)),
+        (Estimate(0.5, 0.2, 0.7), (0.2, 0.7)),
+        (Estimate(0.5, None, 1.2), (None, 1.2)),
+        (Estimate(-0.1, -0.2, 0.1), (-0.2, 0.1)),
+        (Estimate(None, reason="not measured"), (None, None)),
+    ],
+)
+def test_bounds_are_cut_where_the_number_cannot_be(
+    estimate: Estimate, bounds: tuple[float | None, float | None]
+) -> None:
+    cut = cut_bounds(estimate, 1.0)
+    assert (cut.value, cut.low, cut.high) == (estimate.value, *bounds)
