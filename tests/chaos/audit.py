@@ -252,7 +252,10 @@ def check_ports(first: int, count: int, findings: Findings) -> None:
 
 
 def list_shared_memory() -> set[str]:
-    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+    """A segment is a file; a folder there is somebody's fast disk."""
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    return {path.name for path in SHARED_MEMORY.iterdir() if not path.is_dir()}
 
 
 def check_shared_memory(before: set[str], findings: Findings) -> None:
