@@ -77,7 +77,8 @@ def _holds_secret(text: str, key: str, value: object) -> bool:
     table: object = value
     for section in reversed(key.split(".")[-2:]):
         table = {section: table}
-    return redact_settings(table) != table or redact_settings([text]) != [text]
+    shown: object = redact_settings([table, [text]])
+    return shown != [table, [text]]
 
 
 def set_key(raw: dict[str, Any], key: str, value: object) -> None:
