@@ -43,7 +43,7 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(
-    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$", re.IGNORECASE
+    r"TOKEN(?!IZERS_)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$", re.IGNORECASE
 )
 _SECRET_OPTION = re.compile(
     r"--?(?:[\w.-]*(?:apikey|token|password|passwd|passphrase|requirepass|secret|credentials?)"
@@ -330,10 +330,12 @@ def _redact_setting(name: str, value: Any) -> Any:  # noqa: ANN401  (any JSON va
     return redact_settings(_redact_keys(value) if name == "kv_transfer" else value)
 
 
-def _redact_env(environ: Mapping[str, str]) -> dict[str, str]:
-    shown = redact(environ)
-    return {
-        name: text if text == environ[name] else f"{text} {hashlib.sha256(environ[name].encode()).hexdigest()[:8]}"
+def _redact_env(environ: Mapping[str, Any]) -> dict[str, Any]:
+    """A value that is no text stays: no engine takes it, so settings that were not checked yet alone have one."""
+    texts = {name: value for name, value in environ.items() if isinstance(value, str)}
+    shown = redact(texts)
+    return dict(environ) | {
+        name: text if text == texts[name] else f"{text} {hashlib.sha256(texts[name].encode()).hexdigest()[:8]}"
         for name, text in shown.items()
     }
 

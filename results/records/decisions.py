@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 DECISION_VERSION = 3
 """Of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
@@ -274,3 +275,5 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """When the pick was made: what the seconds of the outcome count from; 0 = the record does not say."""
     version: int = DECISION_VERSION
     """Of this record; a row that states none is of version 1."""
+    simulated: bool | UnsetType = UNSET
+    """True = the instances are a model, and nothing was measured; absent = they are real."""

@@ -46,7 +46,7 @@ class Field:
     name: str
     """In JSON."""
     kind: Any
-    """Its type without None."""
+    """Its type without None, and without UNSET of a field that a row may leave out."""
     nullable: bool
     """It can be None."""
     required: bool
@@ -124,8 +124,10 @@ def unit_of(name: str) -> str:
 
 def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field:
     parts = get_args(hint)
-    nullable = NoneType in parts
-    kind: Any = next(part for part in parts if part is not NoneType) if nullable else hint
+    nullable, omitted = NoneType in parts, msgspec.UnsetType in parts
+    kind: Any = hint
+    if nullable or omitted:
+        kind = next(part for part in parts if part not in (NoneType, msgspec.UnsetType))
     unit = unit_of(name) if kind in (int, float) else ""
     return Field(name, kind, nullable, required, unit, sentence)
 

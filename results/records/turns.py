@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from results.records.plan import RENAMED_RULES
 from results.records.schemas import SentRequest
 
@@ -83,6 +85,8 @@ class TurnRecord(SentRequest):
     """The response's `x-tracon-instance`; empty = it did not come through a router."""
     session_delay_s: float = 0.0
     """How long max_inflight_sessions held its session back; the same for all turns of a session that began."""
+    simulated: bool | UnsetType = UNSET
+    """True = the engines are a model, and nothing was measured; absent = they are real."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class EngineSample:
     """The router's counter."""
     num_requests: int | None
     """The router's counter."""
+    simulated: bool | UnsetType = UNSET
+    """True = the instance is a model, and nothing was measured; absent = it is real."""
 
 
 @dataclass(frozen=True, slots=True)

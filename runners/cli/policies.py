@@ -135,11 +135,11 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
     path = Path(run)
     named = path.is_file() or RunLayout(path).results.is_dir()
     source = path if named else workspace_of(workspace).find(run)
-    simulated = run_facts(source)[0].simulated if source.is_dir() else ""
-    if simulated:
-        text = f"SIMULATED, nothing was measured: engines are the model {simulated}"
-        terminal.err().print(text, style="yellow", markup=False, soft_wrap=True)
     logs = read_logs(source, cell)
+    simulated = run_facts(source)[0].simulated if source.is_dir() else ""
+    if simulated or any(record.simulated is True for log in logs for record in log.records[:1]):
+        text = f"SIMULATED, nothing was measured: engines are {f'the model {simulated}' if simulated else 'a model'}"
+        terminal.err().print(text, style="yellow", markup=False, soft_wrap=True)
     for log in logs:
         for gap in log.gaps:
             terminal.err().print(f"gap: {gap.artifact} {gap.reason}", style="yellow", markup=False, soft_wrap=True)

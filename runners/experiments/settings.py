@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from launch.environment import PASS_ENV, redact_settings
 from launch.profile import merge_tables
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
@@ -52,7 +53,8 @@ def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ..
 def parse_setting(text: str, example: str) -> tuple[str, Any]:
     """Key and value of KEY=VALUE, the value as TOML writes it; a value that is no TOML is text.
 
-    Raises RunnerError, with `example` in its remedy, where there is no key or no value.
+    Raises RunnerError, with `example` in its remedy, where there is no key or no value; and where it looks like a
+    secret: the plan stores the text, from which a resumed run reads it again.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -61,7 +63,22 @@ def parse_setting(text: str, example: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except (ValueError, RecursionError):  # no TOML, a number of too many digits, or brackets of too many levels
         parsed = value.strip()
+    if _holds_secret(text, key.strip(), parsed):
+        raise RunnerError(
+            f"--set {key.strip()} looks like a secret, and the plan would store it",
+            remedy=f"for an engine: export the variable and name it in {PASS_ENV}, "
+            "or set it in the profile's [engine.env]",
+        )
     return key.strip(), parsed
+
+
+def _holds_secret(text: str, key: str, value: object) -> bool:
+    """Whether a plan could not store the setting as it is. The last table of a key decides what its names mean."""
+    table: object = value
+    for section in reversed(key.split(".")[-2:]):
+        table = {section: table}
+    shown: object = redact_settings([table, [text]])
+    return shown != [table, [text]]
 
 
 def set_key(raw: dict[str, Any], key: str, value: object) -> None:

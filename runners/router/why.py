@@ -74,6 +74,8 @@ def _explain_pick(record: DecisionRecord) -> Iterator[str]:
     if decision.tie_break:
         yield f"Tie: {decision.tie_break}."
     yield f"Pick {record.seq}, decided in {record.decide_us:.0f} us."
+    if record.simulated is True:
+        yield "SIMULATED, nothing was measured: the instances are a model."
     if record.outcome is not None and record.outcome.transfer is not None:
         yield from _explain_transfer(record.outcome.transfer)
     yield _explain_outcome(record.outcome, record)

@@ -104,7 +104,8 @@ class Fleet:
             engine = self.engines[load.instance]
             usage = engine.blocks.used / engine.blocks.capacity
             pending, requests = load.pending_prefill_tokens, load.num_requests
-            samples.append(EngineSample(t_ns, load.instance, engine.running, engine.waiting, usage, pending, requests))
+            counted = (engine.running, engine.waiting, usage, pending, requests)
+            samples.append(EngineSample(t_ns, load.instance, *counted, simulated=True))
         return samples
 
     def read_counters(self) -> dict[str, PromptCounters]:
@@ -243,7 +244,10 @@ def _name_counters(prompts: PromptTally) -> PromptCounters:
 
 
 class DecisionFile:
-    """A decision log: its records in the order in which their outcomes are known, as live. None = none is stored."""
+    """A decision log: its records in the order in which their outcomes are known, as live, each marked as simulated.
+
+    None = none is stored.
+    """
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
@@ -255,7 +259,7 @@ class DecisionFile:
 
     def append_record(self, record: DecisionRecord) -> None:
         if self._file is not None:
-            self._file.write(self._encode(record) + b"\n")
+            self._file.write(self._encode(msgspec.structs.replace(record, simulated=True)) + b"\n")
 
     def flush_records(self) -> None:
         """Nothing: the file buffers them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import BinaryIO
 
 import msgspec
@@ -208,6 +208,7 @@ class SimulatedReplay:
             inflight_sessions=exchange.active,
             instance=exchange.instance,
             session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
+            simulated=True,
         )
         self._write_record(record)
         if well:  # a turn that ended early has fewer tokens than it asked for
@@ -229,7 +230,8 @@ class SimulatedReplay:
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
         active = self._sessions.counts.active
-        self._write_record(make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why))
+        record = make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why)
+        self._write_record(replace(record, simulated=True))
 
     def _write_record(self, record: TurnRecord) -> None:
         self.file.write(self._encode(record) + b"\n")

@@ -13,11 +13,9 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 import httpx
 import msgspec
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -32,6 +30,7 @@ from runners.router.spec import TransferRules
 from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
+from tests.launch.listening import open_beyond_loopback
 
 pytestmark = [
     pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session"),
@@ -116,19 +115,6 @@ async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110  (what the transport finds out meanwhile)
             await asyncio.sleep(0.001)
-
-
-def open_beyond_loopback(pid: int) -> set[int]:
-    """TCP ports on which the engine's processes listen for other machines."""
-    processes = {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    return {
-        connection.laddr.port
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-        and connection.pid in processes
-        and connection.laddr
-        and not ip_address(connection.laddr.ip).is_loopback
-    }
 
 
 async def test_mooncake_alone_listens_for_other_machines(bench: Bench) -> None:

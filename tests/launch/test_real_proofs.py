@@ -16,6 +16,7 @@ from launch.preflight import GateResult, verify
 from launch.profile import ConnectorConfig, config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
+from tests.launch.listening import open_beyond_loopback
 from tests.ports import own_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -42,20 +43,29 @@ async def running(
         await instance.stop(PROFILE.launch.stop_grace_s, 0.0)
 
 
-async def verified(backend: LocalBackend, engine: Engine, config: ConnectorConfig, folder: Path) -> GateResult:
+async def verified(
+    backend: LocalBackend, engine: Engine, config: ConnectorConfig, folder: Path
+) -> tuple[GateResult, set[int], int | None]:
+    """What pre-flight says, the ports that were open to other machines, and that of Mooncake's bootstrap server."""
     async with running(backend, engine, config, folder / config.name) as instance:
-        return await verify(
+        result = await verify(
             instance,
             config,
             PROFILE,
             folder / f"verify_{config.name}.log",
             lambda: running(backend, engine, config, folder / f"{config.name}-counterpart"),
         )
+        assert instance.pid is not None
+        return result, open_beyond_loopback(instance.pid), instance.ports.get("VLLM_MOONCAKE_BOOTSTRAP_PORT")
 
 
-async def test_every_config_proves_its_connector(backend: LocalBackend, patches: None, tmp_path: Path) -> None:
+async def test_every_config_proves_its_connector_and_mooncake_alone_listens_for_other_machines(
+    backend: LocalBackend, patches: None, tmp_path: Path
+) -> None:
+    """docs/security.md, "What listens where", is about the ports."""
     engine = find_engine("cpu")
-    results = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
+    verifications = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
+    results = [result for result, _, _ in verifications]
     assert {result.config: result.reason for result in results} == dict.fromkeys(config_names(), "")
     proofs = {result.config: [c.detail for c in result.checks if c.name.startswith("proof")] for result in results}
     for name in ("mooncake_both", "multi_mooncake_lmcache", "lmcache_only"):
@@ -63,3 +73,5 @@ async def test_every_config_proves_its_connector(backend: LocalBackend, patches:
         assert all("same answer as computed" in detail for detail in proofs[name]), name
     assert "bytes) from the counterpart" in proofs["nixl_both"][0]
     assert "same answer as computed" in proofs["nixl_both"][0]
+    for result, ports, bootstrap in verifications:
+        assert not ports if bootstrap is None else bootstrap in ports, (result.config, ports)

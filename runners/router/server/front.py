@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import chain
 from time import monotonic
 from typing import Protocol, cast
 
@@ -23,10 +24,16 @@ from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES
 
 HEADER_LIMIT = 256
 """Headers of a request: parsed, each takes twenty times its bytes on the wire."""
+PARSED_REQUEST_BYTES = 600
+PARSED_HEADER_BYTES = 170
+"""What a parsed head takes beyond its bytes on the wire, and what each of its headers adds (107 to 167 measured)."""
+LARGE_HEAD_BYTES = 8 << 10
+"""A larger head counts as held while its request is in flight, unless it came before a body of as many bytes. A head
+that waits always counts, and behind a large one the router stops reading until it is its turn."""
 QUEUE_LIMIT = 16
 """Requests that a client may pipeline on one connection."""
 AHEAD_LIMIT_BYTES = 1 << 20
-"""Bodies that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
+"""Requests that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
@@ -98,7 +105,8 @@ class Service(Protocol):
     body_limit_bytes: int
     held_limit_bytes: int
     held_bytes: int
-    """Bytes of all bodies, from their first byte until their request has ended; connections add and subtract theirs."""
+    """Bytes of all bodies and of heads that are large or wait, from when they come until their request has ended;
+    connections add and subtract theirs."""
 
     def admit(self, connection: ClientConnection) -> str:
         """Register a connection; returns why it is refused, empty = accepted."""
@@ -129,7 +137,8 @@ class ClientConnection(asyncio.Protocol):
     """The transport's `write`, bound directly to save a call."""
     _parser: httptools.HttpRequestParser = field(init=False)
     _transport: asyncio.Transport | None = None
-    _queue: deque[HttpRequest] = field(default_factory=deque)
+    _queue: deque[tuple[HttpRequest, int]] = field(default_factory=deque)
+    """Requests that wait for their turn, with their bytes in `_service.held_bytes`."""
     _busy: bool = False
     _refused: bool = False
     _is_head: bool = False
@@ -140,6 +149,8 @@ class ClientConnection(asyncio.Protocol):
     """The same by name, once the head is complete."""
     _body: bytes | bytearray = b""
     """A single piece is stored as it is; several are joined, as small pieces would take many times their bytes."""
+    _held_head_bytes: int = 0
+    """Bytes of its head, parsed, that `_service.held_bytes` counts."""
     _head_bytes: int = 0
     """Bytes read since the request began, since its head, or since the last piece of its body."""
     _read_bytes: int = 0
@@ -147,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
     _first_read_bytes: int = 0
     """Bytes of the read in which the request began; `_head_bytes` does not count them."""
     _ahead_bytes: int = 0
-    """Bytes of the bodies in the queue."""
+    """Bytes of the requests in the queue."""
     _serving_bytes: int = 0
     _t_paused_s: float = 0.0
     """Since when reading is paused; 0 = not paused."""
@@ -274,18 +285,20 @@ class ClientConnection(asyncio.Protocol):
         if len(self._headers) > HEADER_LIMIT:
             self._reject_client(431, f"a request head of more than {HEADER_LIMIT} headers", "bad_request")
             return
-        if self._head_bytes + self._first_read_bytes > HEAD_LIMIT_BYTES and self._measure_head() > HEAD_LIMIT_BYTES:
-            self._reject_head("head")  # the first read may have held an earlier request too, so the head is measured
+        headers = dict(self._headers)
+        length = headers.get(b"content-length", b"0")
+        body_bytes = int(length) if length.isdigit() else 0
+        most_bytes = self._head_bytes + self._first_read_bytes  # with what else the first read held
+        is_large = most_bytes > HEAD_LIMIT_BYTES or most_bytes - body_bytes > LARGE_HEAD_BYTES
+        if is_large and not self._hold_large_head():
             return
         self._head_bytes = 0
-        headers = dict(self._headers)
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
         if not is_plain or len(headers) < len(self._headers):  # `headers` has only one of two with the same name
             self._headers = without_named(self._headers)
             self._named = dict(self._headers)
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._service.body_limit_bytes:
+        if body_bytes > self._service.body_limit_bytes:
             self._reject_body()
         elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self._busy:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -305,8 +318,7 @@ class ClientConnection(asyncio.Protocol):
         if len(self._body) > service.body_limit_bytes:
             self._reject_body()
         elif service.held_bytes > service.held_limit_bytes:
-            why = f"the router holds {service.held_limit_bytes} bytes of request bodies, as many as it may"
-            self._reject_client(503, why, "router_overloaded")
+            self._reject_full()
         elif self._busy or self.t_full_s:
             self._pause_ahead()
 
@@ -323,15 +335,13 @@ class ClientConnection(asyncio.Protocol):
             parser.should_keep_alive(),
             parser.get_http_version(),
         )
-        if len(self._queue) >= QUEUE_LIMIT:
-            self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
-            return
-        self._body = b""  # still counted in held_bytes, so `_clear_request` must not subtract it
         if not (self._busy or self.t_full_s or self._queue or self._transport is None):
-            self._serve(request)
-        else:
-            self._ahead_bytes += len(request.body)
-            self._queue.append(request)
+            self._serve(request, self._pass_held_bytes(request))
+        elif self._may_wait():
+            request_bytes = self._pass_held_bytes(request)
+            self._ahead_bytes += request_bytes
+            self._queue.append((request, request_bytes))
+            self._pause_ahead()
             self._serve_next()
         self._clear_request()  # not before: the request is on its way by now
 
@@ -411,15 +421,15 @@ class ClientConnection(asyncio.Protocol):
     def _serve_next(self) -> None:
         if self._busy or self.t_full_s or not self._queue or self._transport is None:
             return
-        request = self._queue.popleft()
-        self._ahead_bytes -= len(request.body)
-        self._serve(request)
+        request, request_bytes = self._queue.popleft()
+        self._ahead_bytes -= request_bytes
+        self._serve(request, request_bytes)
 
-    def _serve(self, request: HttpRequest) -> None:
+    def _serve(self, request: HttpRequest, request_bytes: int) -> None:
         self._busy = True
         self.keep_alive = request.keep_alive
         self._is_head = request.method == "HEAD"
-        self._serving_bytes = len(request.body)
+        self._serving_bytes = request_bytes
         if self.is_paused:
             self._resume_ahead()
         try:
@@ -434,23 +444,43 @@ class ClientConnection(asyncio.Protocol):
         if self._queue:
             asyncio.get_running_loop().call_soon(self._serve_next)
 
+    def _may_wait(self) -> bool:
+        """Count the head of a request that is complete before its turn; refuse the client if it has sent too much."""
+        if len(self._queue) >= QUEUE_LIMIT:
+            self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
+        elif not self._held_head_bytes:
+            self._hold_head(self._measure_head())
+        return not self._refused
+
+    def _pass_held_bytes(self, request: HttpRequest) -> int:
+        """What `held_bytes` counts of the request, from now on as one that waits or is served."""
+        request_bytes = len(request.body) + self._held_head_bytes
+        self._body, self._held_head_bytes = b"", 0
+        return request_bytes
+
+    def _is_behind_large_head(self) -> bool:
+        return any(request_bytes - len(request.body) > LARGE_HEAD_BYTES for request, request_bytes in self._queue)
+
     def _pause_ahead(self) -> None:
-        """Pause reading while more than AHEAD_LIMIT_BYTES of pipelined bodies wait."""
+        """Pause reading while more than AHEAD_LIMIT_BYTES of pipelined requests wait, or one with a large head."""
         if self._transport is None or self.is_paused:
             return
-        if self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES:
+        if self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES or self._is_behind_large_head():
             self._t_paused_s = monotonic()
             self._transport.pause_reading()
 
     def _resume_ahead(self) -> None:
-        if self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
+        if self._transport is None or self._is_behind_large_head():
+            return
+        if self._ahead_bytes <= AHEAD_LIMIT_BYTES:
             if self.t_begin_s:  # the pause does not count against the client
                 self.t_begin_s += monotonic() - max(self._t_paused_s, self.t_begin_s)
             self._t_paused_s = 0.0
             self._transport.resume_reading()
 
     def _clear_request(self) -> None:
-        self._service.held_bytes -= len(self._body)
+        self._service.held_bytes -= len(self._body) + self._held_head_bytes
+        self._held_head_bytes = 0
         self._path = b""
         self._headers, self._named, self._body = [], _NO_HEADERS, b""
         self._head_bytes = 0
@@ -463,8 +493,29 @@ class ClientConnection(asyncio.Protocol):
 
     def _measure_head(self) -> int:
         first_line = len(self._parser.get_method()) + len(self._path) + len(b"  HTTP/1.1\r\n")
-        lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in self._headers)
-        return first_line + lines + len(b"\r\n")
+        texts = sum(map(len, chain.from_iterable(self._headers)))
+        return first_line + texts + len(b": \r\n") * len(self._headers) + len(b"\r\n")
+
+    def _hold_large_head(self) -> bool:
+        """Measure a head that may be large and count it as held. False = it is refused."""
+        head_bytes = self._measure_head()
+        if head_bytes > HEAD_LIMIT_BYTES:
+            self._reject_head("head")
+        else:
+            self._hold_head(head_bytes)
+        return not self._refused
+
+    def _hold_head(self, head_bytes: int) -> None:
+        """Count a parsed head of `head_bytes` on the wire as held, and refuse the client if that is too much."""
+        service = self._service
+        self._held_head_bytes = PARSED_REQUEST_BYTES + head_bytes + PARSED_HEADER_BYTES * len(self._headers)
+        service.held_bytes += self._held_head_bytes
+        if service.held_bytes > service.held_limit_bytes:
+            self._reject_full()
+
+    def _reject_full(self) -> None:
+        why = f"the router holds {self._service.held_limit_bytes} bytes of requests, as many as it may"
+        self._reject_client(503, why, "router_overloaded")
 
     def _reject_head(self, part: str) -> None:
         self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")

@@ -12,13 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from launch.environment import Engine, capture
+from results.records.decisions import DecisionRecord
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
 from results.records.declared import DECLARED, json_schemas_text, records_page
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
 from results.records.schemas import SentRequest
-from results.records.turns import TurnRecord
+from results.records.turns import EngineSample, TurnRecord
 from state.events import KINDS
 from tests.fake_gpus import FakeGpu, make_host
 from tests.results.records.declared_files import is_declared
@@ -47,6 +48,16 @@ def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
 ) -> None:
     committed = Path(__file__).parents[3] / "docs" / name
     assert committed.read_text(encoding="utf-8") == make(), f"python -m results.records.declared {option}> docs/{name}"
+
+
+@pytest.mark.parametrize("record", [DecisionRecord, TurnRecord, EngineSample])
+def test_a_row_of_real_engines_has_no_mark_of_a_simulation(record: type) -> None:
+    (field,) = [one for one in fields_of(record) if one.name == "simulated"]
+    assert (field.kind, field.nullable, field.required) == (bool, False, False)
+    needed = {one.name: None for one in fields_of(record) if one.required}
+    live = record(**needed)
+    assert b"simulated" not in msgspec.json.encode(live)
+    assert b'"simulated":true' in msgspec.json.encode(record(**needed, simulated=True))
 
 
 def test_every_event_of_the_journal_is_declared() -> None:

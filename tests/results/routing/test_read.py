@@ -79,7 +79,7 @@ def test_a_damaged_plan_is_no_crash(root: Path, content: bytes) -> None:
 
 def test_every_field_of_a_turn_is_kept(root: Path) -> None:
     assert TURN_SCHEMA.names == [field.name for field in fields(TurnRecord)]
-    turn = replace(records(WORLD, POLICIES[0])[0], session_delay_s=1.25)
+    turn = replace(records(WORLD, POLICIES[0])[0], session_delay_s=1.25, simulated=True)
     path = root / CELL / "metrics.jsonl"
     path.write_bytes(msgspec.json.Encoder().encode_lines([turn]))
     loaded = read_table(path, TURN_SCHEMA)

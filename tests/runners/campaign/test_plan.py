@@ -270,6 +270,38 @@ def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> 
     assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in changes)
 
 
+@pytest.mark.parametrize("experiment", ["routing", "pd-lifecycle"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "engine.env.MY_TOKEN='swordfish'",
+        "engine.env.MY_TOKEN=swordfish",
+        'engine.env={MY_TOKEN="swordfish"}',
+        'engine={env={MY_TOKEN="swordfish"}}',
+        "engine.env.PROXY=http://me:swordfish@host.example",
+        "engine.env.OTHER=Bearer swordfish",
+    ],
+)
+def test_a_setting_that_looks_like_a_secret_is_refused_with_another_way(experiment: str, setting: str) -> None:
+    with pytest.raises(RunnerError, match="looks like a secret") as refused:
+        prepare(RunOptions(experiment, "cpu-tiny", "smoke", settings=(setting,)))
+    assert "TRACON_PASS_ENV" in refused.value.remedy
+    assert "swordfish" not in f"{refused.value} {refused.value.remedy}"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"])
+def test_an_engine_variable_that_is_no_secret_may_be_set(name: str) -> None:
+    options = RunOptions("routing", "cpu-tiny", "smoke", settings=(f"engine.env.{name}='1'",))
+    plan = prepare(options).plan
+    assert plan.inputs["profile"]["engine"]["env"][name] == "1"
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+
+
+def test_a_secret_of_a_wrong_type_is_named_by_its_key() -> None:
+    with pytest.raises(RunnerError, match="Expected `str`, got `int`"):
+        prepare(RunOptions("routing", "cpu-tiny", "smoke", settings=("engine.env.MY_TOKEN=12345678",)))
+
+
 def test_how_long_a_first_start_takes_changes_the_estimate_and_nothing_else(tmp_path: Path) -> None:
     """A run that was planned before its profile stated that resumes."""
     text = (PROFILES_FOLDER / "h20-qwen3-coder-30b.toml").read_text()

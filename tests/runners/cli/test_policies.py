@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.runners.command import Tracon
@@ -41,6 +42,17 @@ def test_why_answers_for_every_cell_and_for_one(tracon: Tracon, run: Path) -> No
     assert [row["cell"] for row in one] == ["20260131_unified/trial_1"]
     assert one[0]["picks"][0]["request"]["request"] == "r0007"
     assert any("Policy unified" in line for line in one[0]["text"])
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_why_says_that_a_log_without_its_run_is_simulated(tracon: Tracon, tmp_path: Path, is_simulated: bool) -> None:
+    mark = {"simulated": True} if is_simulated else {}
+    records = [msgspec.structs.replace(record, **mark) for record in simulate("unified")]
+    path = write_log(tmp_path / "copied.jsonl", records)
+    done = tracon("why", str(path), "r0007")
+    assert done.returncode == 0, done.stderr
+    assert ("SIMULATED, nothing was measured" in done.stderr) == is_simulated
+    assert ("SIMULATED, nothing was measured" in done.stdout) == is_simulated
 
 
 def test_why_refuses_what_it_cannot_find(tracon: Tracon, run: Path) -> None:

@@ -300,6 +300,16 @@ def test_engines_are_sampled_in_every_simulated_second(trace: Path, tmp_path: Pa
     assert all(row.num_requests == 0 for row in rows[-4:])
 
 
+def test_every_row_of_every_log_is_marked_as_simulated(trace: Path, tmp_path: Path) -> None:
+    """Those of turns that were cut or never sent too: a log that is copied out of its folder does not look real."""
+    outcome, _ = run(trace, "unified", tmp_path, max_duration_s=2.0, drain_s=0.0)
+    assert outcome.replay.cut > 0
+    for name in ("decisions.jsonl", "metrics.jsonl", "engines.jsonl"):
+        rows = [msgspec.json.decode(line) for line in (tmp_path / name).read_bytes().splitlines()]
+        assert rows, name
+        assert all(row["simulated"] is True for row in rows), name
+
+
 def test_a_hard_stop_cuts_what_is_in_flight_and_counts_what_was_never_sent(trace: Path, tmp_path: Path) -> None:
     outcome, _ = run(trace, "unified", tmp_path, max_duration_s=2.0, drain_s=0.0)
     replay, turns = outcome.replay, read_turns(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
@@ -15,7 +16,13 @@ from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
-from runners.router.server.front import AHEAD_LIMIT_BYTES, HEADER_LIMIT, ClientConnection
+from runners.router.server.front import (
+    AHEAD_LIMIT_BYTES,
+    HEADER_LIMIT,
+    PARSED_HEADER_BYTES,
+    PARSED_REQUEST_BYTES,
+    ClientConnection,
+)
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
@@ -154,6 +161,17 @@ def connected(service: Holding) -> tuple[ClientConnection, Wire]:
     return connection, wire
 
 
+def held_head_bytes(request: bytes) -> int:
+    """What its head counts as held."""
+    head = request.partition(b"\r\n\r\n")[0]
+    return PARSED_REQUEST_BYTES + len(head) + len(b"\r\n\r\n") + PARSED_HEADER_BYTES * head.count(b"\r\n")
+
+
+def get(headers: int, value_bytes: int) -> bytes:
+    lines = b"".join(b"x-%04d: %b\r\n" % (number, b"y" * value_bytes) for number in range(headers))
+    return b"GET /health HTTP/1.1\r\n%b\r\n" % lines
+
+
 def test_small_chunks_cost_their_bytes() -> None:
     connection, _ = connected(Holding())
     connection.data_received(CHUNKED)
@@ -165,7 +183,7 @@ def test_small_chunks_cost_their_bytes() -> None:
 async def test_bodies_sent_ahead_stay_in_the_clients_socket_beyond_a_bound() -> None:
     service = Holding()
     connection, wire = connected(service)
-    body = b"x" * (AHEAD_LIMIT_BYTES // 2)
+    body = b"x" * (AHEAD_LIMIT_BYTES // 2 - 4_000)
     one = raw_post(body)
     connection.data_received(one)
     assert wire.reading
@@ -174,9 +192,91 @@ async def test_bodies_sent_ahead_stay_in_the_clients_socket_beyond_a_bound() -> 
         connection.data_received(one)
         sent += 1
     assert sent == 3
-    assert service.held_bytes == 4 * len(body)
+    each = len(body) + held_head_bytes(one)
+    assert service.held_bytes == 4 * each
     connection.finish(keep=True)
-    assert service.held_bytes == 3 * len(body)
+    assert service.held_bytes == 3 * each
+
+
+@pytest.mark.parametrize("shape", [(250, 236), (250, 1), (1, 61_000), (3, 10)])
+def test_what_a_waiting_head_takes_counts_as_held(shape: tuple[int, int]) -> None:
+    service = Holding()
+    connection, _ = connected(service)
+    one = get(*shape)
+    connection.data_received(one)
+    before = service.held_bytes
+    tracemalloc.start()
+    for _ in range(10):
+        connection.data_received(one)
+    taken_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert service.held_bytes - before == 10 * held_head_bytes(one)
+    assert 0.75 * taken_bytes < service.held_bytes - before < 2 * taken_bytes
+    connection.connection_lost(None)
+    assert service.held_bytes == 0
+
+
+async def test_behind_a_large_head_nothing_is_read_until_its_turn() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    one = get(250, 236)
+    for ahead in range(2):
+        assert wire.reading
+        connection.data_received(one)
+        assert service.held_bytes == (ahead + 1) * held_head_bytes(one)
+    assert not wire.reading
+    connection.finish(keep=True)
+    await asyncio.sleep(0)
+    assert (wire.reading, service.served, service.held_bytes) == (True, 2, held_head_bytes(one))
+    connection.finish(keep=True)
+    assert service.held_bytes == 0
+
+
+async def test_a_small_head_behind_a_large_one_is_served_after_it() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    large, small = get(250, 236), get(3, 10)
+    connection.data_received(small + large + large + small)
+    for served, is_reading in ((1, False), (2, False), (3, True), (4, True)):
+        assert (service.served, wire.reading) == (served, is_reading)
+        connection.finish(keep=True)
+        await asyncio.sleep(0)
+    assert service.held_bytes == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_heads_and_bodies_together_are_bounded(ahead: int) -> None:
+    """Heads that are served and heads that wait."""
+    service = Holding()
+    large, small = get(250, 236), get(3, 10)
+    service.held_limit_bytes = 4 * held_head_bytes(large)
+    wires = []
+    for _ in range(5):
+        connection, wire = connected(service)
+        for request in [small] * ahead + [large]:
+            connection.data_received(request)
+        wires.append((connection, wire))
+    last, wire = wires[-1]
+    assert last._refused
+    assert wire.written[9:12] == (b"" if ahead else b"503")
+    assert not any(connection._refused for connection, _ in wires[:-1])
+    assert service.held_bytes == 4 * held_head_bytes(large)
+    for connection, _ in wires:
+        connection.connection_lost(None)
+    assert service.held_bytes == 0
+
+
+async def test_heads_are_given_back_however_requests_end() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        large = raw_post(headers=b"x-large: %b\r\n" % (b"y" * 40_000))
+        assert b" 200 " in await answer_to(routed, large)
+        await until(lambda: routed.server.held_bytes == 0)
+        a.gate_at, a.gate = 0, asyncio.Event()
+        _, writer = await routed.connect(large * 3)
+        await until(lambda: routed.server.held_bytes >= 2 * held_head_bytes(large))
+        writer.transport.abort()
+        a.gate.set()
+        await until(lambda: routed.server.held_bytes == 0)
 
 
 async def test_a_connection_that_was_held_up_goes_on_when_its_turn_comes() -> None:
@@ -454,10 +554,11 @@ async def test_a_client_that_takes_no_response_gets_no_second_one() -> None:
     connection.pause_writing()
     connection.reply(200, b"x" * 1_000, "text/plain")
     await asyncio.sleep(0)
-    assert (service.served, service.held_bytes) == (1, 1_000)
+    waiting = held_head_bytes(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (service.served, service.held_bytes) == (1, 1_000 + 2 * waiting)
     connection.resume_writing()
     await asyncio.sleep(0)
-    assert (service.served, service.held_bytes) == (2, 0)
+    assert (service.served, service.held_bytes) == (2, 2 * waiting)
 
 
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
