@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +14,16 @@ from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
+from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.report.ink import legend_beside, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
+from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
 from results.report.marks import (
     Bars,
     draw_bars,
     draw_grid,
     draw_line,
     grid_values,
-    label_lines,
     name_bars,
     name_rows,
     set_apart,
@@ -58,7 +58,7 @@ def draw_latency(figure: Figure) -> Drawing:
         axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
         crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
         axes.plot(at[crossed], height[crossed], "x", color="black", markersize=9, markeredgewidth=1.4, zorder=5)
-        ends += [(float(at[-1]), float(height[-1]), config, pen.color)] if len(at) else []
+        ends += [Named(float(at[-1]), float(height[-1]), config, pen.color)] if len(at) else []
     shown = table[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=np.float64).ravel() * 1e3
     plain_ticks(axes, "y", shown[np.isfinite(shown)])
     axes.set_ylabel(f"{name.upper()} p90 (ms)")
@@ -111,20 +111,20 @@ def draw_throughput(figure: Figure) -> Drawing:
     rates = sorted(set(table["rate_per_s"]))
     drawing = sheet(8, 5.4)
     axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 4))
-    axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1, label="y = x")
-    apart = set_apart(configs)
+    axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1)
+    apart, ends = set_apart(configs), [Named(rates[-1], rates[-1], "y = x", "#808080")]
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
         short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
         at = rows["rate_per_s"].to_numpy(dtype=np.float64)
         for panel, column, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
             height = rows[column].to_numpy(dtype=np.float64)
-            panel.plot(x, height, label=config, **pen.line())
+            panel.plot(x, height, **pen.line())
             panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
+        ends += [Named(float(at[-1]), float(rows["achieved_per_s"].iloc[-1]), config, pen.color)] if len(at) else []
     plain_ticks(axes, "y", table["achieved_per_s"].dropna(), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
-    legend_beside(axes)
     _list_knees(ratio, table)
     _draw_references(ratio, figure)
     threshold = figure.lines["threshold"]
@@ -134,6 +134,7 @@ def draw_throughput(figure: Figure) -> Drawing:
     ratio.set_ylabel("achieved / requested")
     rate_axis(ratio, rates)
     ratio.set_xlabel("requested (requests/s)")
+    label_lines(axes, ends)
     return drawing
 
 
@@ -154,24 +155,35 @@ def draw_cdf(figure: Figure) -> Drawing:
     """Figure 6: a panel per series of steps."""
     table = figure.table
     series = [name for name in CDF_SERIES if name in set(table["series"])]
-    drawing = sheet(9, 4)
+    drawing = sheet(2 + 4.6 * len(series), 4)
     panels = drawing.subplots(1, len(series), sharey=True, squeeze=False)[0]
     ink = pens(table["config"], CONFIG_PENS)
     for panel, name in zip(panels, series, strict=True):
         inside = table[table["series"] == name]
         for index, (config, pen) in enumerate(ink.items()):
             rows = inside[inside["config"] == config]
-            panel.plot(rows["time_us"], rows["share"], label=config, markevery=(2 * index, 20), **pen.line())
+            panel.plot(rows["time_us"], rows["share"], markevery=(2 * index, 20), **pen.line())
         bulk = inside[(inside["share"] >= 0.005) & (inside["share"] <= 0.995)]["time_us"]
         panel.set_xlim(0.9 * bulk.min(), 1.15 * bulk.max())
         plain_ticks(panel, "x", bulk, spread=2.5)
         panel.set_xlabel(f"{name.removesuffix('_us')} (µs)")
         panel.set_title(CDF_SERIES[name], loc="left")
         panel.set_ylim(-0.01, 1.01)
+        label_lines(panel, _name_distributions(inside, ink))
     panels[0].set_ylabel("share of steps")
-    legend_beside(panels[-1])
     title_sheet(drawing, figure.title)
     return drawing
+
+
+def _name_distributions(rows: pd.DataFrame, ink: Mapping[str, Pen]) -> Iterator[Named]:
+    """Each config on its line, at shares of their own because all lines end at 1: the fastest on top, so that as few
+    leaders as possible cross a line."""
+    lines = {config: own for config, own in rows.groupby("config", sort=False)}
+    medians = {config: float(np.interp(0.5, own["share"], own["time_us"])) for config, own in lines.items()}
+    order = sorted(medians, key=lambda config: medians[config])
+    for config, share in zip(order, np.linspace(0.92, 0.08, len(order)).tolist(), strict=True):
+        own = lines[config]
+        yield Named(float(np.interp(share, own["share"], own["time_us"])), share, str(config), ink[str(config)].color)
 
 
 def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:

@@ -11,10 +11,11 @@ import pandas as pd
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
+from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
-from results.report.marks import column, draw_grid, error_lengths, grid_values, label_lines
+from results.report.ink import pens, plain_ticks, sheet, title_sheet
+from results.report.marks import column, draw_grid, error_lengths, grid_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +57,7 @@ def draw_phases(figure: Figure) -> Drawing:
             axes.set_ylabel("ms")
     for axes in grid[-1]:
         axes.set_xlabel("new tokens N")
+    # A legend, once: every bar has all parts, and most are too thin for a name beside them.
     handles, labels = grid[0][-1].get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
     grid[0][-1].legend([handles[index] for index in order], [labels[index] for index in order],
@@ -90,14 +92,17 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     drawing = sheet(7.5, 4.2)
     axes = drawing.subplots()
     single = table[table["kind"] == figures.POINT]
-    axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
+    axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4)
+    named = [_name_rightmost(single, "gbps", "transfer", "#a0a0a0")]
     rows = table[table["kind"] == figures.MEDIAN]
     value = column(rows, "gbps")
     axes.errorbar(rows["bytes"] / 1e6, value, yerr=error_lengths(value, rows), fmt="o", color="black",
-                  markerfacecolor="white", capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
+                  markerfacecolor="white", capsize=2.5, elinewidth=1)  # fmt: skip
+    named += [_name_rightmost(rows, "gbps", "median of an N", "#000000")] if len(rows) else []
     model = table[table["kind"] == figures.MODEL]
     if len(model):
-        axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00", label="cost model")
+        axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00")
+        named.append(_name_rightmost(model, "gbps", "cost model", "#d55e00"))
     plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
     levels = {name: level for name, level in figure.lines.items() if name != "knee"}
     plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
@@ -113,8 +118,14 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     axes.set_xlabel("10^6 bytes of the transfer")
     axes.set_ylabel("bandwidth of the write (Gbit/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    legend_beside(axes)
+    label_lines(axes, named)
     return drawing
+
+
+def _name_rightmost(rows: pd.DataFrame, value: str, name: str, color: str) -> Named:
+    """At the most bytes; of several points there at the highest, which no other mark covers."""
+    last = rows[rows["bytes"] == rows["bytes"].max()]
+    return Named(float(last["bytes"].iloc[0]) / 1e6, float(last[value].max()), name, color)
 
 
 def draw_cost(figure: Figure) -> Drawing:
@@ -124,18 +135,19 @@ def draw_cost(figure: Figure) -> Drawing:
     panels = drawing.subplots(1, 2)
     single = table[table["kind"] == figures.POINT]
     for axes, scale in zip(panels, ("linear", "log"), strict=True):
-        axes.plot(single["bytes"] / 1e6, single["ms"], "o", color="black", markerfacecolor="none", markersize=4,
-                  label="transfer")  # fmt: skip
+        axes.plot(single["bytes"] / 1e6, single["ms"], "o", color="black", markerfacecolor="none", markersize=4)
+        named = [_name_rightmost(single, "ms", "transfer", "#000000")]
         for kind, color, dashes in ((figures.MODEL, "#d55e00", "-"), (figures.ORDINARY, "#0072b2", "--")):
             rows = table[table["kind"] == kind]
             if len(rows):
-                axes.plot(rows["bytes"] / 1e6, rows["ms"], color=color, linestyle=dashes, label=_FITS[kind])
+                axes.plot(rows["bytes"] / 1e6, rows["ms"], color=color, linestyle=dashes)
+                named.append(_name_rightmost(rows, "ms", _FITS[kind], color))
         if scale == "log":
             plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
             plain_ticks(axes, "y", single["ms"].tolist())
         axes.set_xlabel("10^6 bytes of the transfer")
         axes.set_ylabel("rdma_transfer (ms)")
-    legend_beside(panels[1])
+    label_lines(panels[1], named)  # once: both panels have the same marks
     title_sheet(drawing, figure.title)
     return drawing
 
@@ -189,7 +201,7 @@ def draw_volume(figure: Figure) -> Drawing:
         rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
         at, moved = rows["prior_context"].to_numpy(), column(rows, "bytes") / 1e6
         axes.plot(at, moved, **pen.line())
-        ends.append((float(at[-1]), float(moved[-1]), name, pen.color))
+        ends.append(Named(float(at[-1]), float(moved[-1]), name, pen.color))
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
     axes.set_xlabel("prior context C (tokens)")
     axes.set_ylabel("10^6 bytes of the transfer")

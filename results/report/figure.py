@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from results.report.ink import Pen
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -20,6 +22,8 @@ class Figure:
     """Every number drawn, one row per mark; units in the column names."""
     lines: Mapping[str, float] = field(default_factory=dict)
     """Values drawn as reference lines, by name: reference rates (req/s), thresholds."""
+    pens: Mapping[str, Pen] = field(default_factory=dict)
+    """How each name of the table is drawn, where that depends on more than this figure."""
     missing: str = ""
     """Why it cannot be drawn; empty where it can."""
     name: str = ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
 from results.records.layout import write_atomic
+from results.report.direct_labels import settle_labels
 from results.report.figure import Figure
 from results.report.ink import FORMATS, STYLE, to_bytes
 
@@ -29,6 +30,7 @@ def draw(figure: Figure, by: Drawers) -> dict[str, bytes]:
 
     with rc_context(STYLE):
         drawing = by[figure.number](figure)
+        settle_labels(drawing)
         return {form: to_bytes(drawing, form) for form in FORMATS}
 
 
@@ -44,9 +46,11 @@ def draw_beside(figure: Figure, by: Drawers) -> str:
         with catch_warnings():
             simplefilter("error", UserWarning)
             try:
+                settle_labels(drawing)
                 return to_bytes(drawing, "svg").decode()
             except UserWarning:  # labels leave its panels no room on the small sheet
                 drawing.set_size_inches(width, height)
+        settle_labels(drawing)
         return to_bytes(drawing, "svg").decode()
 
 

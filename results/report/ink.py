@@ -18,6 +18,8 @@ DPI = 150
 HATCHES = ("", "////", "xxx")
 FILLS = ("#4d4d4d", "#d9d9d9", "#ffffff")
 """With HATCHES: bars of one group, with very different lightness."""
+READABLE = 4.5
+"""Contrast of letters with white that WCAG 2 asks for."""
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every host draws the same letters
@@ -80,8 +82,17 @@ def pens(names: Iterable[str], own: Mapping[str, Pen] | None = None) -> dict[str
     spare = [pen for pen in PENS if pen not in chosen.values()]
     if len(others) <= len(spare):
         return chosen | dict(zip(others, spare, strict=False))
-    letters = zip(others, _list_letters(), strict=False)
-    return chosen | {name: Pen(_LETTERED, rf"$\mathrm{{{letter}}}$", "-") for name, letter in letters}
+    return chosen | dict(zip(others, lettered_pens(), strict=False))
+
+
+def lettered_pens() -> Iterator[Pen]:
+    """Pens of one ink with A, B, ... as markers, for more names than there are colors."""
+    return (Pen(_LETTERED, write_marker(letter), "-") for letter in _list_letters())
+
+
+def write_marker(text: str) -> str:
+    """Letters or digits as a marker."""
+    return rf"$\mathrm{{{text}}}$"
 
 
 def _list_letters() -> Iterator[str]:
@@ -89,6 +100,24 @@ def _list_letters() -> Iterator[str]:
     yield from ascii_uppercase
     for first in ascii_uppercase:
         yield from (first + second for second in ascii_uppercase)
+
+
+def darken(color: str) -> str:
+    """The color for letters: itself, or its hue dark enough to be read on white (a contrast of READABLE)."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    red, green, blue = to_rgb(color)
+    for share in (step / 20 for step in range(20, 0, -1)):
+        darker = (share * red, share * green, share * blue)
+        if contrast_with_white(darker) >= READABLE:
+            return to_hex(darker)
+    return "#000000"
+
+
+def contrast_with_white(color: Sequence[float]) -> float:
+    """Of a color's red, green and blue (0 to 1), by the formula of WCAG 2: 1 to 21."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
+    return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
 
 
 def sheet(width: float, height: float) -> Drawing:

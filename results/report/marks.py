@@ -1,4 +1,4 @@
-"""The marks of all figures: rows, bars and lines with intervals, grids of numbers, direct labels."""
+"""The marks of all figures: rows, bars and lines with intervals, grids of numbers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ GAP = 1.035
 """Factor between neighboring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
-LABEL_SIZE = 8
-"""Points."""
 
 
 def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
@@ -50,9 +48,7 @@ def error_lengths(
 
 def set_apart(names: Sequence[str]) -> dict[str, float]:
     """A factor on x per name, for lines at the same x; that of the first is 1."""
-    first, *others = names
-    steps = [(index // 2 + 1) * (-1) ** index for index in range(len(others))]
-    return {first: 1.0} | {name: GAP**step for name, step in zip(others, steps, strict=True)}
+    return {name: GAP ** ((index + 1) // 2 * (1 if index % 2 else -1)) for index, name in enumerate(names)}
 
 
 def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pen: Pen, scale: float = 1.0) -> None:
@@ -61,41 +57,6 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
     spans = error_lengths(height, rows, (f"{value}_low", f"{value}_high"), scale)
     axes.errorbar(at, height, yerr=spans, fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2)
     axes.plot(at, height, **pen.line())
-
-
-def label_lines(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names to the right of the panel at the ends of their lines (x, y, name, color), moved apart where they overlap.
-
-    Call it when the limits of the axes are final. A zero, which a logarithmic axis cannot show, has no leader: its
-    leader would be endless and take all room from the panel.
-    """
-    if not ends:
-        return
-    places = axes.transAxes.inverted().transform(axes.transData.transform([(x, y) for x, y, _, _ in ends]))
-    inches = axes.get_position().height * (axes.figure.get_figheight() if axes.figure is not None else 4)  # type: ignore[union-attr]
-    height = 1.35 * LABEL_SIZE / 72 / max(inches, 0.5)
-    order = np.argsort(places[:, 1], kind="stable")
-    ups = _move_apart(np.clip(places[order, 1], 0, 1), height)
-    for index, up in zip(order, ups, strict=True):
-        x, y, name, color = ends[index]
-        if axes.get_yscale() == "log" and y <= 0:
-            axes.text(1.02, up, name, va="center", fontsize=LABEL_SIZE, color=color, transform=axes.transAxes)
-            continue
-        arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-        axes.annotate(name, (x, y), xytext=(1.02, up), textcoords="axes fraction", va="center", fontsize=LABEL_SIZE,
-                      color=color, arrowprops=arrow, annotation_clip=False)  # fmt: skip
-
-
-def _move_apart(wanted: Samples, height: float) -> list[float]:
-    """Rising positions at least `height` apart, near the wanted ones."""
-    ups: list[float] = []
-    for up in wanted.tolist():
-        ups.append(max(up, ups[-1] + height) if ups else up)
-    over = max(ups[-1] - 1.0, 0.0)
-    for index in range(len(ups) - 1, -1, -1):
-        roof = 1.0 if index == len(ups) - 1 else ups[index + 1] - height
-        ups[index] = min(ups[index], roof) if over else ups[index]
-    return ups
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:

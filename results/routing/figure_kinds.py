@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from results.report.figure import Figure
+from results.report.ink import Pen
 from results.routing.analyze import RoutingAnalysis
 from results.routing.metrics import metric_named
 
@@ -23,6 +24,7 @@ class FigureData:
     table: pd.DataFrame
     caption: str
     lines: Mapping[str, float] = field(default_factory=dict)
+    pens: Mapping[str, Pen] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class FigureKind:
         data = self.collect(analysis)
         if isinstance(data, str):
             return Figure(self.number, self.title, missing=data, name=self.name)
-        return Figure(self.number, self.title, data.caption, data.table, data.lines, name=self.name)
+        return Figure(self.number, self.title, data.caption, data.table, data.lines, data.pens, name=self.name)
 
 
 def has_values(table: pd.DataFrame) -> bool:

@@ -11,14 +11,16 @@ import pandas as pd
 
 from results.records.percent import format_percent
 from results.report import marks
+from results.report.direct_labels import Named, choose_marker_look, label_lines
 from results.report.figure import Figure
-from results.report.ink import Pen, legend_beside, pens, plain_ticks, shares, sheet, title_sheet
+from results.report.ink import Pen, pens, plain_ticks, shares, sheet, title_sheet
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
 from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
+from results.routing.policy_pens import assign_pens
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
@@ -55,7 +57,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
     measured = list(_measured_pools(analysis))
     beside = (
         "Circles: decode pools that this run had, by the engines' own KV in use, the p90 over the samples and down to "
-        "the mean, at the mean footprint. "
+        "the mean, at the mean footprint; several are set apart sideways. "
         if measured
         else ""
     )
@@ -66,7 +68,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         "the mean, neither is an interval. Dotted: the percentiles of this trace's footprints, and the wall at "
         f"{format_percent(WALL)}. {beside}Lines are computed from measured concurrency. {describe_trials(analysis)}"
     )
-    return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
+    return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL}, assign_pens(analysis.policies))
 
 
 def _describe_deployment(one: Deployment) -> str:
@@ -94,14 +96,15 @@ def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 
 
 def draw_occupancy(figure: Figure) -> Drawing:
-    """A line per deployment over the footprint."""
+    """A line per deployment over the footprint, a circle per measured pool, each with the color of its arm's policy."""
     table = figure.table
-    drawing = sheet(7.5, 4.2)
+    drawing = sheet(8.5, 4.2)
     axes = drawing.subplots()
     ends = []
     lines = table[table["point"] != MEASURED]
-    for deployment, pen in pens(dict.fromkeys(lines["deployment"])).items():
+    for deployment in dict.fromkeys(lines["deployment"]):
         rows = lines[lines["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
+        pen = figure.pens[rows["arm"].iloc[0]]
         dashes: Dashes = (0, (5, 2)) if rows["modelled"].any() else "-"
         size = marks.column(rows, "footprint_tokens")
         low, high = (marks.column(rows, name) for name in ("occupancy_mean", "occupancy_p90"))
@@ -109,11 +112,12 @@ def draw_occupancy(figure: Figure) -> Drawing:
         axes.plot(size, high, linestyle=dashes, color=pen.color)
         ends += [_name_end(size, high, str(deployment), pen.color)] if size.size else []
     measured = table[table["point"] == MEASURED]
-    for name, pen in pens(measured["deployment"]).items():
+    for name, apart in marks.set_apart(list(dict.fromkeys(measured["deployment"]))).items():
         rows = measured[measured["deployment"] == name]
+        pen = figure.pens[rows["arm"].iloc[0]]
         high = marks.column(rows, "occupancy_p90")
         down = np.maximum(high - marks.column(rows, "occupancy_mean"), 0)
-        size = marks.column(rows, "footprint_tokens")
+        size = marks.column(rows, "footprint_tokens") * apart
         axes.errorbar(size, high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color, markerfacecolor="white",
                       capsize=2)  # fmt: skip
         ends += [_name_end(size, high, str(name), pen.color)]
@@ -128,13 +132,13 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
-    marks.label_lines(axes, ends)
+    label_lines(axes, ends)
     return drawing
 
 
-def _name_end(size: Samples, share: Samples, name: str, color: str) -> tuple[float, float, str, str]:
+def _name_end(size: Samples, share: Samples, name: str, color: str) -> Named:
     """The end of a line or a circle; one at 0, which the axis does not show, has its value in its name."""
-    return float(size[-1]), float(share[-1]), name if share[-1] > 0 else f"{name}: {format_percent(0.0)}", color
+    return Named(float(size[-1]), float(share[-1]), name if share[-1] > 0 else f"{name}: {format_percent(0.0)}", color)
 
 
 def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
@@ -184,18 +188,22 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
 def draw_interference(figure: Figure) -> Drawing:
     """Times on the left, their ratio on the right, a line per number of decodes."""
     table = figure.table
-    drawing = sheet(9.5, 3.8)
+    drawing = sheet(11, 3.8)
     times, ratio = drawing.subplots(1, 2)
     lengths = sorted(set(table["prefill_tokens"]))
+    time_ends, ratio_ends = [], []
     for name, pen in pens(f"{number} decodes" for number in sorted(set(table["decodes"]))).items():
         rows = table[table["decodes"] == int(name.split()[0])].sort_values("prefill_tokens", kind="stable")
         size = marks.column(rows, "prefill_tokens")
-        times.plot(size, rows["itl_before_s"] * 1e3, color=pen.color, marker=pen.marker, markerfacecolor="white",
-                   linestyle=":", label=f"{name}, before")  # fmt: skip
-        times.plot(size, rows["itl_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
+        before, during = (marks.column(rows, f"itl_{when}_s", 1e3) for when in ("before", "during"))
+        times.plot(size, before, color=pen.color, marker=pen.marker, markerfacecolor="white", linestyle=":")
+        times.plot(size, during, color=pen.color, marker=pen.marker)
+        for when, line in (("before", before), ("during", during)):
+            time_ends.append(Named(float(size[-1]), float(line[-1]), f"{name}, {when}", pen.color))
         value = marks.column(rows, "slowdown")
         below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
         ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
+        ratio_ends.append(Named(float(size[-1]), float(value[-1]), name, pen.color))
     for axes, values in ((times, table[["itl_before_s", "itl_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
         if len(lengths) > 1:
             axes.set_xscale("log", base=2)
@@ -206,7 +214,8 @@ def draw_interference(figure: Figure) -> Drawing:
     ratio.axhline(1, color="#808080", linestyle="--", linewidth=1)
     times.set_ylabel("ITL of the decodes (ms)")
     ratio.set_ylabel("during / before")
-    times.legend(loc="upper left")
+    label_lines(times, time_ends)
+    label_lines(ratio, ratio_ends)
     title_sheet(drawing, figure.title)
     return drawing
 
@@ -231,7 +240,7 @@ def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
         f"{_describe_predictions(analysis)} "
         f"{describe_trials(analysis)}"
     )
-    return FigureData(table, caption, {"the trace's own time": 1.0})
+    return FigureData(table, caption, {"the trace's own time": 1.0}, assign_pens(analysis.policies))
 
 
 def _describe_predictions(analysis: RoutingAnalysis) -> str:
@@ -303,14 +312,11 @@ def draw_coupling(figure: Figure) -> Drawing:
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == CELL]
     starts = set(table[table["kind"] == KINEMATIC]["label"])
-    pen_of_policy = pens(dict.fromkeys(map(strip_load, cells["label"])))
-    pen_of = {label: pen_of_policy[strip_load(label)] for label in dict.fromkeys(cells["label"])}
-    colors = {label: pen_of[label].color for label in starts} if len(starts) > 1 else {}
-    for policy, pen in pen_of_policy.items():
-        rows = cells[cells["label"].map(strip_load) == policy]
-        _plot_cells(left, rows, "sessions", "service_s", pen, policy)
-        _plot_cells(right, rows, "service_s", "amplification", pen, policy)
-    for label, pen in pen_of.items():
+    colors = {label: figure.pens[label].color for label in starts} if len(starts) > 1 else {}
+    for label, rows in cells.groupby("label", sort=False):
+        pen = figure.pens[str(label)]
+        _plot_cells(left, rows, "sessions", "service_s", pen)
+        _plot_cells(right, rows, "service_s", "amplification", pen)
         fit = table[(table["kind"] == FIT) & (table["label"] == label)]
         left.plot(fit["sessions"], fit["service_s"], color=pen.color, linewidth=1.1)
         if label in starts:
@@ -327,15 +333,23 @@ def draw_coupling(figure: Figure) -> Drawing:
     left.set_ylabel("W_turn (s)")
     right.set_xlabel("W_turn (s)")
     right.set_ylabel("wall clock / trace span")
-    legend_beside(right)
+    label_lines(right, _name_policies(cells, figure.pens))  # once: the left panel has the same marks
     title_sheet(drawing, figure.title)
     return drawing
 
 
-def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label: str) -> None:
-    letter = pen.marker.startswith("$")  # drawn filled: a hollow letter cannot be read
-    look = {"markersize": 8, "markeredgewidth": 0.3} if letter else {"markerfacecolor": "white", "markeredgewidth": 1.4}
-    axes.plot(rows[x], rows[y], marker=pen.marker, linestyle="", color=pen.color, label=label, zorder=4, **look)
+def _name_policies(cells: pd.DataFrame, pen_of: Mapping[str, Pen]) -> Iterator[Named]:
+    """Each policy at its rightmost cell on the right panel, once for all loads."""
+    known = cells[cells["service_s"].notna() & cells["amplification"].notna()]
+    for policy, rows in known.groupby(known["label"].map(strip_load), sort=False):
+        last = rows.iloc[int(np.argmax(marks.column(rows, "service_s")))]
+        pen = pen_of[last["label"]]
+        yield Named(last["service_s"], last["amplification"], str(policy), pen.color, pen.marker)
+
+
+def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen) -> None:
+    look = choose_marker_look(pen.marker)
+    axes.plot(rows[x], rows[y], marker=pen.marker, linestyle="", color=pen.color, zorder=4, **look)
 
 
 def _plot_prediction(

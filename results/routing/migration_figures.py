@@ -176,6 +176,7 @@ def draw_timeline(figure: Figure) -> Drawing:
     shade = drawing.colorbar(panels[0, 0].collections[0], ax=list(panels[:, 0]), fraction=0.03, pad=0.01)
     shade.set_label("prompt tokens pending")
     panels[-1, 0].set_xlabel("time since the first pick (s)")
+    # A legend, because the marks are many and small: a name in the mesh would cover what it is about.
     keys = _legend_keys(table)
     drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
     title_sheet(drawing, figure.title)

@@ -12,8 +12,9 @@ import pandas as pd
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.report import marks
+from results.report.direct_labels import Named, label_marks
 from results.report.figure import Figure
-from results.report.ink import legend_beside, plain_ticks, shares, sheet, title_sheet
+from results.report.ink import plain_ticks, shares, sheet, title_sheet
 from results.routing.analyze import RoutingAnalysis, mean_of_known
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
 from results.routing.shown import describe_bars, estimate_columns
@@ -76,21 +77,23 @@ def collect_apc(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_apc(figure: Figure) -> Drawing:
     """A policy's bounds are marks on its row."""
-    drawing, axes = _rows_of_policies(figure)
+    drawing, axes = _rows_of_policies(figure, marks_named=True)
     table = figure.table
     at = np.arange(len(table), dtype=np.float64)
     axes.barh(at, marks.column(table, "value"), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
     marks.draw_dots(axes, table, 1.0)
+    named = []
     for name, label, color, size in (  # the second on top of the first: they are often the same
         ("bound_any", "bound, any session", "#000000", 19),
         ("bound_intra", "bound, own session", "#56b4e9", 9),
     ):
         bound = marks.column(table, name)
-        axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, label=label, clip_on=False)
+        axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, clip_on=False)
+        named += [Named(bound[row], row, label, color) for row in np.flatnonzero(np.isfinite(bound))[:1]]
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("share of prompt tokens")
     shares(axes.xaxis)
-    legend_beside(axes, handlelength=1.5)
+    label_marks(axes, named)
     return drawing
 
 
@@ -120,7 +123,8 @@ def _instance_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def draw_instances(figure: Figure) -> Drawing:
     """Instances are circles, the median a bar, the maximum a triangle."""
     table = figure.table
-    drawing, axes = _rows_of_policies(figure)
+    drawing, axes = _rows_of_policies(figure, marks_named=True)
+    named = []
     row_of = {label: row for row, label in enumerate(dict.fromkeys(table["label"]))}
     for kind, mark, size, fill in (
         ("instance", "o", 5, "white"),
@@ -130,12 +134,13 @@ def draw_instances(figure: Figure) -> Drawing:
         rows = table[table["kind"] == kind]
         at = rows["label"].map(row_of).to_numpy(dtype=np.float64)
         value = marks.column(rows, "value", 1e3)
-        axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, label=kind, clip_on=False)
+        axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, clip_on=False)
+        named += [Named(value[row], at[row], kind, "#000000") for row in np.flatnonzero(np.isfinite(value))[:1]]
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)
     plain_ticks(axes, "x", table["value"].dropna().to_numpy(dtype=np.float64) * 1e3)
     axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
-    legend_beside(axes, handlelength=1.5)
+    label_marks(axes, named)
     return drawing
 
 
@@ -183,13 +188,13 @@ def draw_latencies(figure: Figure) -> Drawing:
     return drawing
 
 
-def _rows_of_policies(figure: Figure) -> tuple[Drawing, Axes]:
-    """A sheet with one panel and a row per label of the table."""
+def _rows_of_policies(figure: Figure, *, marks_named: bool = False) -> tuple[Drawing, Axes]:
+    """A sheet with one panel and a row per label of the table. `marks_named`: names above the panel have room."""
     labels = list(dict.fromkeys(figure.table["label"]))
     drawing = sheet(8, 1.3 + _ROW * len(labels))
     axes = drawing.subplots()
     marks.name_rows(axes, labels)
-    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.set_title(figure.title, loc="left", fontweight="bold", pad=18 if marks_named else 6)
     return drawing, axes
 
 

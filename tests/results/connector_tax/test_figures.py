@@ -29,6 +29,7 @@ from tests.results.connector_tax.synthetic import (
     write_measured_run,
     write_run,
 )
+from tests.results.overlaps import overlaps
 
 MOONCAKE = Behavior(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
 RUN = Run(
@@ -191,6 +192,17 @@ def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     assert marked[["config", "rate_per_s"]].to_numpy().tolist() == [["plain", 4.0]]
     assert marked["saturated"].tolist() == [None]
     draw(figure, DRAWERS)
+
+
+@pytest.mark.parametrize("number", [3, 6])
+def test_lines_are_named_where_they_are_and_not_in_a_legend(drawn: dict[int, Figure], number: int) -> None:
+    drawing = DRAWERS[number](drawn[number])
+    assert [axes.get_legend() for axes in drawing.axes] == [None] * len(drawing.axes)
+    assert overlaps(drawing) == []
+    configs = set(drawn[number].table["config"])
+    named = [{text.get_text() for text in axes.texts} for axes in drawing.axes]
+    assert named[0] == configs | ({"y = x"} if number == 3 else set())
+    assert number == 3 or named[1] == configs
 
 
 def test_configs_are_told_apart_without_color() -> None:

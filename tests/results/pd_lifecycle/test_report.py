@@ -13,7 +13,8 @@ import pytest
 from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
 from results.pd_lifecycle.bandwidth_curve import no_knee
 from results.pd_lifecycle.consistency import measure_drifts
-from results.pd_lifecycle.figures import build_figures
+from results.pd_lifecycle.draw import DRAWERS
+from results.pd_lifecycle.figures import BANDWIDTH, BREAKDOWN, COST, build_figures
 from results.pd_lifecycle.report import build_report, list_limits
 from results.pd_lifecycle.summary import COLUMNS, DURATIONS, build_summary_rows, values_of
 from results.pd_lifecycle.tables import build_tables
@@ -22,6 +23,7 @@ from results.records.layout import LifecycleLayout, RunLayout, write_indented_js
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.report.document import render_markdown
 from results.report.output import write_frame
+from tests.results.overlaps import overlaps
 from tests.results.pd_lifecycle.synthetic import T0_NS, Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import bounds
 
@@ -190,6 +192,19 @@ def test_the_links_limit_is_drawn_with_who_says_so(
     point = run_analysis.costs.curve[0]
     expected = None if not lines else (point.gbps.value or 0.0) / next(iter(lines.values()))
     assert point.of_link == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("number", [BANDWIDTH, COST])
+def test_marks_are_named_where_they_are_and_only_stacked_parts_in_a_legend(
+    analysis: LifecycleAnalysis, number: int
+) -> None:
+    figures = {figure.number: figure for figure in build_figures(analysis)}
+    drawing = DRAWERS[number](figures[number])
+    assert [axes.get_legend() for axes in drawing.axes] == [None] * len(drawing.axes)
+    assert overlaps(drawing) == []
+    assert "transfer" in [text.get_text() for text in drawing.axes[-1].texts]
+    stacked = DRAWERS[BREAKDOWN](figures[BREAKDOWN])
+    assert sum(axes.get_legend() is not None for axes in stacked.axes) == 1
 
 
 def test_a_preemption_within_a_cell_and_the_share_of_the_cache_are_a_check(

@@ -13,7 +13,6 @@ from results.report.marks import (
     draw_bars,
     draw_dots,
     draw_grid,
-    label_lines,
     scale_time_axis,
     set_apart,
 )
@@ -75,15 +74,6 @@ def test_no_color_stands_for_two_things() -> None:
     few = pens(["mine", "theirs", "own"], {"own": PENS[0]})
     assert few["own"] == PENS[0]
     assert len({pen.color for pen in few.values()}) == 3
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
-    axes = sheet(5, 3).subplots()
-    axes.set_ylim(0, 1)
-    label_lines(axes, [(1.0, 0.5 + 0.001 * number, f"line {number}", "#000000") for number in range(6)])
-    ups = sorted(text.get_position()[1] for text in axes.texts)
-    assert min(np.diff(ups)) > 0.04
-    assert ups[-1] <= 1.0
 
 
 def test_a_diverging_grid_is_white_at_zero_and_marks_what_is_saturated() -> None:

@@ -13,11 +13,13 @@ from matplotlib.figure import Figure as Drawing
 from results.report.figure import Figure
 from results.report.figure_files import draw
 from results.report.marks import WIDE
-from results.routing.load_figures import MEASURED, draw_occupancy
+from results.routing.load_figures import CELL, MEASURED, draw_coupling, draw_interference, draw_occupancy
 from results.routing.migration_figures import ARROW, HEAT, MOST_ARROWS, count_moves, draw_timeline
-from results.routing.policy_figures import draw_latencies
+from results.routing.policy_figures import draw_apc, draw_instances, draw_latencies
+from results.routing.policy_pens import assign_pens
 from results.routing.schematics import draw_architecture, draw_coupling_schematic
 from results.routing.sensitivity_figures import draw_thresholds
+from tests.results.overlaps import overlaps
 
 
 def latencies(*values: tuple[float, float, float]) -> Figure:
@@ -146,12 +148,12 @@ def occupancy(*measured_p90: float, modelled: float = 0.5) -> Figure:
     circles = [(f"pools {place}, measured", MEASURED, 1e4, p90) for place, p90 in enumerate(measured_p90)]
     rows = [
         {
-            "deployment": name, "modelled": False, "point": point, "footprint_tokens": tokens, "occupancy_mean": 0.001,
-            "occupancy_p90": p90,
+            "deployment": name, "arm": "sticky", "modelled": False, "point": point, "footprint_tokens": tokens,
+            "occupancy_mean": 0.001, "occupancy_p90": p90,
         }
         for name, point, tokens, p90 in (*lines, *circles)
     ]  # fmt: skip
-    return Figure(3, "", "", pd.DataFrame(rows), {"wall": 0.9})
+    return Figure(3, "", "", pd.DataFrame(rows), {"wall": 0.9}, assign_pens({"sticky": "sticky"}))
 
 
 @pytest.mark.parametrize("figure", [occupancy(0.2), occupancy(0.2, 0.0), occupancy(modelled=0.0)])
@@ -163,6 +165,57 @@ def test_a_share_of_zero_is_named_beside_the_panel_and_does_not_squeeze_it(figur
     zeros = [name for name in texts(drawing).split(" | ") if name.endswith(": 0 %")]
     assert len(zeros) == len(set(figure.table[figure.table["occupancy_p90"] == 0]["deployment"]))
     assert drawing.axes[0].get_yscale() == "log"
+
+
+def test_measured_pools_at_one_footprint_are_named_apart() -> None:
+    assert overlaps(draw_occupancy(occupancy(0.2, 0.2, 0.21, 0.21))) == []
+
+
+def test_the_bounds_of_a_policy_are_named_over_their_marks() -> None:
+    columns = ("label", "value", "low", "high", "bound_any", "bound_intra")
+    rows = [("a", 0.4, 0.3, 0.5, 0.81, 0.8), ("b", 0.5, 0.4, 0.6, 0.81, 0.8)]
+    drawing = draw_apc(Figure(2, "A title", "", pd.DataFrame(rows, columns=list(columns))))
+    assert overlaps(drawing) == []
+    assert drawing.axes[0].get_legend() is None
+    assert texts(drawing) == "bound, any session | bound, own session"
+
+
+def test_instances_median_and_maximum_are_named_over_their_marks() -> None:
+    rows = [
+        {"label": label, "kind": kind, "value": value, "low": None, "high": None}
+        for label in ("a", "b")
+        for kind, value in (("instance", 0.1), ("instance", 0.12), ("median", 0.11), ("max", 0.12))
+    ]
+    drawing = draw_instances(Figure(4, "A title", "", pd.DataFrame(rows)))
+    assert overlaps(drawing) == []
+    assert drawing.axes[0].get_legend() is None
+    assert texts(drawing) == "instance | median | max"
+
+
+def test_the_lines_of_a_joining_prefill_are_named_at_their_ends() -> None:
+    rows = [
+        {"prefill_tokens": tokens, "decodes": decodes, "itl_before_s": 0.02, "itl_during_s": 0.021, "slowdown": 1.05,
+         "slowdown_low": 1.0, "slowdown_high": 1.1}
+        for tokens in (512, 1024)
+        for decodes in (4, 8)
+    ]  # fmt: skip
+    drawing = draw_interference(Figure(5, "", "", pd.DataFrame(rows)))
+    assert overlaps(drawing) == []
+    assert [axes.get_legend() for axes in drawing.axes] == [None, None]
+    assert "4 decodes, before | 4 decodes, during | 8 decodes, before" in texts(drawing)
+
+
+@pytest.mark.parametrize("count", [3, 13, 40])
+def test_policies_at_one_point_are_named_apart(count: int) -> None:
+    policies = {f"policy {number}": f"{number}.py" for number in range(count)}
+    rows = [
+        {"kind": CELL, "load": "", "label": label, "trial": 0, "sessions": 3.0, "service_s": 1.0 + 0.001 * place,
+         "low": None, "high": None, "amplification": 1.0}
+        for place, label in enumerate(policies)
+    ]  # fmt: skip
+    drawing = draw_coupling(Figure(9, "", "", pd.DataFrame(rows), pens=assign_pens(policies)))
+    assert overlaps(drawing) == []
+    assert [text.get_text() for text in drawing.axes[1].texts] == list(policies)
 
 
 def texts(drawing: Drawing) -> str:

@@ -1,0 +1,74 @@
+"""How each policy is drawn: in one color in every figure and every run, whatever else was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from zlib import crc32
+
+from results.report.ink import Pen, lettered_pens, write_marker
+from results.routing.loads import strip_load
+
+POLICY_PENS: Mapping[str, Pen] = {
+    "round_robin": Pen("#000000", "o", "-"),
+    "load_only": Pen("#7f7f7f", "s", "-"),
+    "leastwork": Pen("#56b4e9", "^", "-"),
+    "leastwork_spread": Pen("#3000d8", "<", "-"),
+    "lmetric": Pen("#e69f00", "v", "-"),
+    "kv_linear": Pen("#a83000", ">", "-"),
+    "kv_aware": Pen("#cc79a7", "P", "-"),
+    "sticky": Pen("#009e73", "X", "-"),
+    "approach_a": Pen("#784860", "*", "-"),
+    "unified": Pen("#0072b2", "p", "-"),
+    "unified_spread": Pen("#600078", "h", "-"),
+    "static_pd": Pen("#004d40", "d", "-"),
+    "ear": Pen("#d55e00", "D", "-"),
+}
+"""By the policy's name. No two share a color or a marker: color-blind readers tell load_only from sticky by the marker.
+Dashes say what a line is (a model, a prediction), never whose."""
+USER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", "1", "-"))
+"""Of policies in files of the user's own."""
+
+
+def assign_pens(policies: Mapping[str, str]) -> dict[str, Pen]:
+    """A pen per label. `policies`: each label's policy, in the order of tables.
+
+    Labels of one policy have its color; the first of them has its marker, the others 2, 3, and so on. One label under
+    several loads counts once.
+    """
+    own = {**POLICY_PENS, **_assign_user_pens(map(_name_policy, policies.values()))}
+    settings: dict[str, list[str]] = {}
+    chosen = {}
+    for label, policy in policies.items():
+        name = _name_policy(policy)
+        known = settings.setdefault(name, [])
+        if strip_load(label) not in known:
+            known.append(strip_load(label))
+        place = known.index(strip_load(label))
+        chosen[label] = replace(own[name], marker=write_marker(str(place + 1))) if place else own[name]
+    return chosen
+
+
+def _name_policy(policy: str) -> str:
+    """Of a policy in a file of the user's own, the file's name without its folder: a copy elsewhere is the same one."""
+    return PurePath(policy).name
+
+
+def _assign_user_pens(names: Iterable[str]) -> dict[str, Pen]:
+    """Pens of the names that are not Tracon's own, by name.
+
+    Each prefers a pen by its name alone, so that it seldom depends on which others are in the run. The names beyond
+    the pens have letters.
+    """
+    chosen: dict[str, Pen] = {}
+    letters = lettered_pens()
+    for name in sorted({name for name in names if name not in POLICY_PENS}):
+        first = crc32(name.encode()) % len(USER_PENS)
+        free = [pen for pen in _turn(USER_PENS, first) if pen not in chosen.values()]
+        chosen[name] = free[0] if free else next(letters)
+    return chosen
+
+
+def _turn(pens: Sequence[Pen], first: int) -> Sequence[Pen]:
+    return (*pens[first:], *pens[:first])
