@@ -25,6 +25,9 @@ _DONE = re.compile(
 )
 _ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
 _NAMED_ERROR = re.compile(rb"^event: ?(?:error|response\.failed)\r?\ndata: ?(.*)$", re.MULTILINE)
+_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+FIRST_EVENT_BYTES = 2048
+"""An event without a choice is shorter."""
 _EVENT = re.compile(rb"^event: ?(\S+)", re.MULTILINE)
 _BEFORE_OUTPUT = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
@@ -70,6 +73,17 @@ def is_preamble(stream: bytes, *, follows: bool = False) -> bool:
     """
     names = _EVENT.findall(stream)
     return (follows or bool(names)) and _BEFORE_OUTPUT.issuperset(names)
+
+
+def is_empty(stream: bytes) -> bool:
+    """Whether a stream of completions has only events without a choice, or [DONE]: no token has come.
+
+    vLLM ends a completion so that it aborts before the first token, as it does at its shutdown.
+    """
+    if stream.find(b'"choices":[]', 0, FIRST_EVENT_BYTES) < 0 and stream.find(b"[DONE]", 0, FIRST_EVENT_BYTES) < 0:
+        return False  # nearly every stream: its first event has a token, and may echo a long prompt
+    events = _DATA.findall(stream)
+    return bool(events) and all(event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events)
 
 
 def is_done(tail: bytes) -> bool:

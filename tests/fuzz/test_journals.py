@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import shutil
 import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -102,40 +104,108 @@ def test_a_damaged_row_of_a_cell_is_named_with_its_file(change: str, journal: by
         assert "is damaged: the row of cell" in store.find_problems()[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A run's file and its write-ahead log while the run goes on, the file after it, and its events: the plan, then
+    pairs."""
+
+    file: bytes
+    log: bytes
+    closed: bytes
+    events: tuple[Recorded, ...]
+
+
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, tuple[Recorded, ...]]:
-    """A run's file and its write-ahead log while the run goes on, and its events: the plan, then pairs."""
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     folder = tmp_path_factory.mktemp("logged")
     with a_run(folder) as store:
         for number in range(6):
             note = Noted("info", "run", f"note {number}")
             store.append(note, note)
-        log = folder / f"{STATE_FILE}-wal"
-        return (folder / STATE_FILE).read_bytes(), log.read_bytes(), tuple(store.events())
+        file, log = ((folder / name).read_bytes() for name in (STATE_FILE, f"{STATE_FILE}-wal"))
+        events = tuple(store.events())
+    return Logged(file, log, (folder / STATE_FILE).read_bytes(), events)
 
 
-@given(data=st.data())
-@settings(max_examples=examples(60))
-def test_a_write_ahead_log_cut_at_any_byte_loses_whole_transactions_at_its_end(
-    data: st.DataObject,
-    logged: tuple[bytes, bytes, tuple[Recorded, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    file, log, events = logged
-    cut = data.draw(st.integers(0, len(log)))
-    folder = tmp_path_factory.getbasetemp() / "cut_log"
+PAGE, HEADER, FRAME = 4096, 32, 24
+"""Bytes of a page, and of the heads of the log and of each of its frames, which hold a page each."""
+NEAR, STRIDE = 2, 509
+"""Of the short form: the cuts around an edge, and every how many bytes between."""
+
+
+def cuts_near(edges: Sequence[int], size: int) -> list[int]:
+    """Around the edges of heads and pages, and every STRIDE-th byte between."""
+    near = {cut for edge in edges for cut in range(edge - NEAR, edge + NEAR + 1)}
+    return sorted(cut for cut in near | set(range(0, size, STRIDE)) | {size} if 0 <= cut <= size)
+
+
+def edges_of(log: bytes) -> list[int]:
+    """Where heads and pages of a write-ahead log begin and end."""
+    frames = range(HEADER, len(log) + 1, FRAME + PAGE)
+    return [0, *frames, *(frame + FRAME for frame in frames)]
+
+
+def check_cut_log(logged: Logged, cut: int, folder: Path, *, goes_on: bool) -> None:
+    """What is left are the transactions before the cut; `goes_on`: so does the run (each such check waits for the
+    disk)."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    (folder / STATE_FILE).write_bytes(file)
-    (folder / f"{STATE_FILE}-wal").write_bytes(log[:cut])
+    (folder / STATE_FILE).write_bytes(logged.file)
+    (folder / f"{STATE_FILE}-wal").write_bytes(logged.log[:cut])
     for read_only in (True, False):
         with RunStore.open(folder, read_only=read_only) as store:
             left = tuple(store.events())
-            assert left == events[: len(left)]
+            assert left == logged.events[: len(left)]
             assert len(left) % 2 == 1, "a pair is one transaction"
-            assert (len(left) == len(events)) >= (cut == len(log))
+            assert (len(left) == len(logged.events)) >= (cut == len(logged.log))
             assert store.find_problems() == ()
             assert store.view().last_seq == len(left)
-    with RunStore.open(folder) as store:
-        store.append(Noted("info", "run", "goes on"))
-        assert store.find_problems() == ()
+    if goes_on:
+        with RunStore.open(folder) as store:
+            store.append(Noted("info", "run", "goes on"))
+            assert store.find_problems() == ()
+
+
+def check_cut_file(logged: Logged, cut: int, folder: Path) -> None:
+    """Everything is left, where the cut took nothing but zeros, or the file is refused by its name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / STATE_FILE).write_bytes(logged.closed[:cut])
+    for read_only in (True, False):
+        try:
+            with RunStore.open(folder, read_only=read_only) as store:
+                whole = tuple(store.events()) == logged.events and store.find_problems() == ()
+        except StateError as error:
+            assert STATE_FILE in str(error)
+            assert error.remedy
+        else:
+            assert whole, f"cut at {cut}"
+            assert not logged.closed[cut:].strip(b"\0"), f"cut at {cut}"
+
+
+def test_a_write_ahead_log_that_is_cut_loses_whole_transactions_at_its_end(logged: Logged, tmp_path: Path) -> None:
+    """Near the heads of its frames; `make test-long` cuts it at every byte."""
+    for cut in cuts_near(edges_of(logged.log), len(logged.log)):
+        check_cut_log(logged, cut, tmp_path / "cut", goes_on=True)
+
+
+def test_a_state_file_that_is_cut_is_whole_or_refused(logged: Logged, tmp_path: Path) -> None:
+    """Near the edges of its pages; `make test-long` cuts it at every byte."""
+    size = len(logged.closed)
+    for cut in cuts_near(range(0, size + 1, PAGE), size):
+        check_cut_file(logged, cut, tmp_path / "cut")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_write_ahead_log_cut_at_every_byte(logged: Logged, tmp_path: Path) -> None:
+    edges = set(edges_of(logged.log))
+    for cut in range(len(logged.log) + 1):
+        check_cut_log(logged, cut, tmp_path / "cut", goes_on=cut in edges)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_state_file_cut_at_every_byte(logged: Logged, tmp_path: Path) -> None:
+    for cut in range(len(logged.closed) + 1):
+        check_cut_file(logged, cut, tmp_path / "cut")

@@ -23,7 +23,7 @@ from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, s
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.request_lifecycle import RequestLifecycle
-from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_preamble, pause_s, read_error_event
+from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_empty, is_preamble, pause_s, read_error_event
 from runners.router.server.front import ClientConnection, HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
@@ -156,8 +156,10 @@ class Exchange(RequestLifecycle):
         self._tail.append(data)
         if self._holds_preamble:
             self._hold_preamble(data)
+        elif self._answer.events and len(self._preamble) < PREAMBLE_LIMIT_BYTES and is_empty(data):
+            self._preamble += data
         else:
-            self._open_response(data)
+            self._open_response(self._preamble + data)
 
     def _hold_preamble(self, data: bytes) -> None:
         before = len(self._preamble)
@@ -171,6 +173,9 @@ class Exchange(RequestLifecycle):
         tail = b"".join(self._tail) if self._answer.events else b""
         if not proven and self._answer.events and not is_done(tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
+            return
+        if not self._is_open and not self._holds_preamble and is_done(self._preamble):
+            self.request_failed(Failure("event", "the stream ended before its first token"))
             return
         if not self._is_open:  # a stream that ended before any output, or an empty body
             self._open_response(self._preamble)

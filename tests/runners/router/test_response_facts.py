@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runners.router.response_facts import Usage, is_done, is_preamble, pause_s, read_error_event, read_usage
+from runners.router.response_facts import Usage, is_done, is_empty, is_preamble, pause_s, read_error_event, read_usage
 from tests.servers.api_streams import (
     MESSAGES,
     RESPONSE_OUTPUT,
@@ -129,3 +129,15 @@ def test_an_instance_may_ask_for_a_pause() -> None:
     assert pause_s({b"retry-after": b"3"}, refusal=False) == 0.0
     assert pause_s({b"x-recommended-pause-ms": b"-5"}, refusal=True) == 0.0
     assert pause_s({b"x-recommended-pause-ms": b"9" * 5000}, refusal=True) == 0.0
+
+
+def test_a_stream_without_a_choice_is_empty_until_one_comes() -> None:
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n'
+    token = b'data: {"choices":[{"text":"\\"choices\\":[] data: [DONE]"}]}\n\n'
+    assert is_empty(usage)
+    assert is_empty(b"4f\r\n" + usage + b"\r\n")
+    assert is_empty(usage + b"data: [DONE]\n\n")
+    assert is_empty(b"data: [DONE]\n\n")
+    assert not is_empty(token)
+    assert not is_empty(usage + token)
+    assert not is_empty(b"")

@@ -170,3 +170,38 @@ async def test_events_before_the_output_are_searched_once(monkeypatch: pytest.Mo
         answer = await routed.post(path="/v1/responses")
         assert answer.content == b"".join(a.script)
     assert sum(searched) < 3 * len(answer.content)
+
+
+NO_TOKEN = b'data: {"id":"cmpl-1","model":"m","choices":[],"usage":{"prompt_tokens":8,"completion_tokens":0}}\n\n'
+"""The only event of a completion that vLLM 0.32 aborts before its first token, at its shutdown, before [DONE]."""
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("script", [(NO_TOKEN, DONE), (NO_TOKEN + DONE,), (DONE,)])
+async def test_a_stream_that_ends_before_its_first_token_is_retried_unseen(
+    script: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
+        a.script, a.itl_s = script, 0.01
+        answers = [await routed.post() for _ in range(2)]
+        assert {by(answer) for answer in answers} == {"b"}
+        assert all(b'"text"' in answer.content and DONE in answer.content for answer in answers)
+        outcomes = [record.outcome for record in await routed.records(4) if record.outcome]
+        assert [outcome.status for outcome in outcomes].count("retried") == 2, "round robin asks `a` first, twice"
+        assert "the stream ended before its first token" in {outcome.error for outcome in outcomes}
+
+
+async def test_a_stream_without_a_token_is_an_error_where_no_instance_is_left(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path, health=STEADY) as routed:
+        a.script = (NO_TOKEN, DONE)
+        answer = await routed.post()
+        assert answer.status_code == 502
+        assert "the stream ended before its first token" in answer.text
+        assert (await routed.outcome_of()).status == "error"
+
+
+async def test_a_first_event_without_a_token_is_passed_on_with_what_follows() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        token = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"a"}]}\n\n'
+        a.script, a.itl_s = (NO_TOKEN, token, DONE), 0.01
+        assert (await routed.post()).content == NO_TOKEN + token + DONE
