@@ -43,7 +43,8 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!IZERS_)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$", re.IGNORECASE
+    r"TOKEN(?!IZERS_)|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|BEARER|JWT|_PWD$|_PASS$|_PAT$",
+    re.IGNORECASE,
 )
 _SECRET_OPTION = re.compile(
     r"--?(?:[\w.-]*(?:apikey|token|password|passwd|passphrase|requirepass|secret|credentials?)"
