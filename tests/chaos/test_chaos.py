@@ -36,6 +36,7 @@ from tests.chaos import audit, campaign, processes, table
 from tests.chaos.audit import Findings
 from tests.chaos.campaign import LOAD_ENDED, Campaign, Outcome
 from tests.chaos.faults import CONNECTOR_TAX, KINDS, MOMENTS_OF, PD_LIFECYCLE, ROUTING, Fault, Script, draw_batch
+from tests.chaos.turns import Span
 from tests.state.plans import CELLS, a_run
 
 CELL = CELLS[-1].cell
@@ -73,6 +74,7 @@ class Following:
         self.view = SimpleNamespace(current_cells=(), live_instances=())
         self.news: list[Event | str] = []
         self.wanted: list[bool] = []
+        self.starved: list[Span] = []
         self._coming = list(coming)
 
     def works(self) -> bool:
@@ -137,6 +139,17 @@ def test_a_fault_strikes_after_its_delay_and_is_missed_if_moment_or_target_never
         child.kill()
     outcome, _ = follow([stop_engine("present", 0.01)], [], None, monkeypatch)
     assert len(outcome.missed) == 1, "it has no target"
+
+
+def test_the_audit_is_told_when_a_router_could_not_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        _, router = follow([Fault("stop router", "present", 0.01, 0.1, 0.5)], [], child.pid, monkeypatch)
+        _, engine = follow([stop_engine("present")], [], child.pid, monkeypatch)
+        _, run = follow([Fault("memory of run", "present", 0.01, 0.1, 0.5)], [], child.pid, monkeypatch)
+        child.kill()
+    assert engine.starved == []
+    assert [(end - begin) / 1e9 for begin, end in router.starved] == [pytest.approx(0.1, abs=2.0)]
+    assert [(end - begin) / 1e9 > 100.0 for begin, end in run.starved] == [True], "a router may have inherited it"
 
 
 def play_batch(

@@ -27,13 +27,13 @@ async def test_kv_events_decide_what_counts_as_cached(tmp_path: Path) -> None:
             with kv_publisher(endpoint) as publisher:
                 index = routed.server._fleet.indexes["a"]
                 async with asyncio.timeout(8):
-                    while not len(index):  # type: ignore[arg-type]
+                    while not len(index):
                         publisher.number = 0
                         publisher.publish(stored(1, prompt))
                         await asyncio.sleep(0.02)
                 await routed.post("t", prompt=[*prompt, 7, 8])
                 publisher.publish({"type": "AllBlocksCleared"})
-                await until(lambda: len(index) == 0)  # type: ignore[arg-type]
+                await until(lambda: len(index) == 0)
                 await routed.post("u", prompt=[*prompt, 7, 8])
         first, second, third = await routed.records(3)
         assert [r.request.cached_tokens["a"] for r in (first, second, third)] == [0, 16, 0]

@@ -178,7 +178,7 @@ async def test_an_instance_that_dies_and_comes_back_does_so_at_its_moment(tmp_pa
             await a.kill()
             await world.serve_all(9, 9, 9, 9)
             index = routed.server._fleet.indexes["a"]
-            await until(lambda: not len(index))  # type: ignore[arg-type]
+            await until(lambda: not len(index))
             await world.serve_all(9, 9, 9, 9, 8, 8, 8, 8)
             await a.start()
             await until(lambda: routed.available() == {"a", "b"})
