@@ -25,9 +25,6 @@ class Index(Protocol):
 
     block_tokens: int
 
-    def __len__(self) -> int:
-        """Blocks held."""
-
     def count_matching(self, keys: Sequence[int]) -> int:
         """Tokens of the longest cached prefix of the path `keys`; a multiple of `block_tokens`."""
 

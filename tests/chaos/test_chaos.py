@@ -51,6 +51,7 @@ from tests.chaos.faults import (
     Script,
     draw_batch,
 )
+from tests.chaos.turns import Span
 from tests.state.plans import CELLS, a_run
 
 CELL = CELLS[-1].cell
@@ -102,6 +103,7 @@ class Following:
         self.view = SimpleNamespace(current_cells=(), live_instances=(), instances={})
         self.news: list[Event | str] = []
         self.wanted: list[bool] = []
+        self.starved: list[Span] = []
         self._coming = list(coming)
 
     def works(self) -> bool:
@@ -228,6 +230,17 @@ def test_a_kind_that_older_batches_lack_comes_only_where_it_is_named(
     faults = [fault for script in draw_batch(1, 30, kinds, 8) for fault in script.faults]
     assert all(fault.moment in MOMENTS_OF[fault.role] for fault in faults)
     assert all(fault.hold_s > 0 for fault in faults if fault.kind == PORT)
+
+
+def test_the_audit_is_told_when_a_router_could_not_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        _, router = follow([Fault("stop router", "present", 0.01, 0.1, 0.5)], [], child.pid, monkeypatch)
+        _, engine = follow([stop_engine("present")], [], child.pid, monkeypatch)
+        _, run = follow([Fault("memory of run", "present", 0.01, 0.1, 0.5)], [], child.pid, monkeypatch)
+        child.kill()
+    assert engine.starved == []
+    assert [(end - begin) / 1e9 for begin, end in router.starved] == [pytest.approx(0.1, abs=2.0)]
+    assert [(end - begin) / 1e9 > 100.0 for begin, end in run.starved] == [True], "a router may have inherited it"
 
 
 def play_batch(

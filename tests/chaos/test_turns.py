@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from results.records.layout import RunLayout, TrialLayout, spec_beside
 from results.records.schemas import RequestStatus
 from runners.load.client import Connection, LoadClient
@@ -150,6 +150,14 @@ def test_a_turn_of_which_the_router_has_no_record_is_seen_where_it_lived_on(turn
     assert len(lost([turn, later], [recorded], starved=[(at(2.5), at(3))])) == 1
     assert lost([turn], []) == [], "a router that is killed loses what it wrote last"
     assert lost([turn, later], [decision(0, status="error" if turn.error else "ok"), recorded]) == []
+
+
+def test_a_record_of_a_turn_whose_kv_moved_may_wait_for_its_counts() -> None:
+    moved = KvTransfer("t", "handover", "mooncake", "a", "b", "transferred")
+    waits = msgspec.structs.replace(decision(1, 5.0), outcome=RoutedOutcome("ok", transfer=moved))
+    late = msgspec.structs.replace(decision(1, 9.0), outcome=RoutedOutcome("ok", transfer=moved))
+    assert lost([row(), row(1, 5.0, 5.1)], [waits]) == []
+    assert len(lost([row(), row(1, 9.0, 9.1)], [late])) == 1
 
 
 def test_a_turn_that_was_refused_or_never_reached_the_router_needs_no_record() -> None:

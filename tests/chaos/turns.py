@@ -16,9 +16,11 @@ from results.records.decisions import DecisionRecord
 from results.records.schemas import TIMED_OUT, RequestStatus
 from runners.load.replay_plan import FROM_END, PlannedTurn, ReplayPlan, request_prefix
 from runners.load.replay_spec import ReplaySpec
+from runners.router.ledger import COUNTED_WITHIN_S
 
-LOG_LAG_S = 1.0
-"""A router that is killed loses the records of its last 0.3 s; on a busy machine, of a little more."""
+LOG_LAG_S, COUNTED_LAG_S = 1.0, COUNTED_WITHIN_S + 1.0
+"""A router that is killed loses the records of its last 0.3 s, on a busy machine of a little more; where it moves KV,
+those that wait for the counts of their transfers too."""
 LATE_S = 10.0
 """What a client may be late for: the longest stop of a process takes 6 s."""
 HANG_S = 45.0
@@ -109,12 +111,12 @@ def why_lost(turn: SentTurn) -> str:
 def _list_unrecorded(seen: Traffic) -> Iterator[str]:
     """Turns that reached the router and are not in its log, though it wrote what came later."""
     decided = {decision.request.request for decision in seen.decisions}
-    alive_ns = _last_sign_of_router(seen)
+    alive_ns, lag_ns = _last_sign_of_router(seen), _log_lag_ns(seen.decisions)
     missing = [turn for turn in seen.turns if turn.request not in decided and _reached_router(turn)]
     unexplained = [
         turn
         for turn in missing
-        if (seen.is_log_closed or (turn.t_end_ns or 0) + LOG_LAG_S * 1e9 < alive_ns) and not _is_in(turn, seen.starved)
+        if (seen.is_log_closed or (turn.t_end_ns or 0) + lag_ns < alive_ns) and not _is_in(turn, seen.starved, lag_ns)
     ]
     for turn in unexplained[seen.records_lost :]:
         how = "was cut" if (turn.error or "").startswith(CUT_CONNECTION) else "was answered"
@@ -128,10 +130,17 @@ def _reached_router(turn: SentTurn) -> bool:
     return turn.http_status == 200 or (turn.error or "").startswith(CUT_CONNECTION)
 
 
-def _is_in(turn: SentTurn, spans: Sequence[Span]) -> bool:
-    lag_ns = LOG_LAG_S * 1e9
+def _log_lag_ns(decisions: Sequence[DecisionRecord]) -> int:
+    """How long a record may wait; of a log that is empty, the longer time."""
+    outcomes = [decision.outcome for decision in decisions]
+    moves_kv = not outcomes or any(outcome is not None and outcome.transfer is not None for outcome in outcomes)
+    return round((COUNTED_LAG_S if moves_kv else LOG_LAG_S) * 1e9)
+
+
+def _is_in(turn: SentTurn, spans: Sequence[Span], lag_ns: int) -> bool:
+    """Whether a span may have cost the turn or its record, which is written up to `lag_ns` after its end."""
     sent_ns, end_ns = turn.t_send_ns or 0, turn.t_end_ns or 0
-    return any(begin - lag_ns <= end_ns and sent_ns <= end + lag_ns for begin, end in spans)
+    return any(begin - lag_ns <= end_ns and sent_ns <= end for begin, end in spans)
 
 
 def _last_sign_of_router(seen: Traffic) -> int:

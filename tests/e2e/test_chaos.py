@@ -36,7 +36,7 @@ def test_a_run_that_meets_five_faults_loses_and_leaves_nothing(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_runs_that_meet_many_faults_lose_and_leave_nothing(tmp_path: Path) -> None:
-    """Two faults of each kind. Its journal is new each time; `python -m tests.benchmarks.chaos` resumes."""
+    """Two faults of each kind. Its journal is new each time; `tests.benchmarks.chaos` resumes, with any seed."""
     kinds = KINDS if os.geteuid() == 0 else tuple(kind for kind in KINDS if kind != DISK)
     options = ("--seed", "5", "--batch", str(2 * len(kinds)), "--seconds", "3000")
     play(tmp_path / "journal.jsonl", *options, kinds=kinds)

@@ -18,7 +18,7 @@ from runners.router.instances.internal_request import InternalRequestFailed, fet
 from runners.router.instances.kv_events import BLOCKS_LIMIT, EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
-from runners.router.prefix_index import Index, PrefixIndex, block_keys
+from runners.router.prefix_index import PrefixIndex, block_keys
 from runners.router.reporting import Report
 from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterError, RouterSpec, instance_problem
 
@@ -53,7 +53,7 @@ class Fleet:
 
     def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, report: Report) -> None:
         self.pools: dict[str, Pool] = {}
-        self.indexes: dict[str, Index] = {}
+        self.indexes: dict[str, PrefixIndex | EventIndex] = {}
         self.block_tokens = spec.block_tokens
         self.specs: dict[str, InstanceSpec] = {}
         self.on_lost: Callable[[str, str], None] = lambda instance, why: None
@@ -216,7 +216,7 @@ class Fleet:
         await self._probes.add_instance(name)
         self.on_recovered(name)
 
-    def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
+    def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> PrefixIndex | EventIndex:
         if self._spec.index == "approximate":
             if capacity_tokens is None:
                 return PrefixIndex(self.block_tokens, UNKNOWN_CAPACITY_BLOCKS)
