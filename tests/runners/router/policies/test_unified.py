@@ -99,17 +99,17 @@ def follow_the_specification(request: RoutedRequest, cluster: ClusterView, keys:
     """`Current Algorithm` as it is written, of instances that are all up: where the request goes."""
     loads, count = cluster.instances, len(cluster.instances)
     hit = request.cached_tokens
-    for load in loads:
-        if load.instance == request.owner:
-            cache_ratio = hit.get(load.instance, 0) / request.input_tokens
+    for one in loads:
+        if one.instance == request.owner:
+            cache_ratio = hit.get(one.instance, 0) / request.input_tokens
             avg_num_requests = sum(one.num_requests for one in loads) / count
-            if cache_ratio > 0.5 and load.num_requests <= avg_num_requests * 2.0:
-                return load.instance
+            if cache_ratio > 0.5 and one.num_requests <= avg_num_requests * 2.0:
+                return one.instance
 
-    def score(load: InstanceLoad) -> tuple[int, ...]:
-        new_uncached_tokens = request.input_tokens - hit.get(load.instance, 0)
-        p_tokens = load.pending_prefill_tokens + new_uncached_tokens
-        return tuple((p_tokens * load.num_requests, new_uncached_tokens, load.num_requests)[key] for key in keys)
+    def score(one: InstanceLoad) -> tuple[int, ...]:
+        new_uncached_tokens = request.input_tokens - hit.get(one.instance, 0)
+        p_tokens = one.pending_prefill_tokens + new_uncached_tokens
+        return tuple((p_tokens * one.num_requests, new_uncached_tokens, one.num_requests)[key] for key in keys)
 
     first = cluster.fallbacks % count
     return min((*loads[first:], *loads[:first]), key=score).instance  # of equals the first from the turn on
