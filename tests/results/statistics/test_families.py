@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,6 +252,27 @@ def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
     assert excluded_text(covering) == "effects above 8.0 % are excluded"
     assert excluded_text(replace(covering, low=0.01)) == ""
     assert excluded_text(replace(covering, launches=2)) == "", "a spread excludes nothing"
+    assert excluded_text(Estimate(0.0, 0.0, 0.0, 100, launches=3)) == "", "launches that all agree exclude nothing"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "form", "text"),
+    [
+        ((0.97, 0.9, 1.05), {"none": 1.0, "both_sides": True}, "effects below -10.0 % and above +5.0 % are excluded"),
+        ((-0.02, -0.06, 0.01), {"unit": "pp", "of": "gaps"}, "gaps above 1.0 pp are excluded"),
+        (
+            (0.004, -0.01, 0.02),
+            {"unit": "ms", "both_sides": True},
+            "effects below -10.0 ms and above +20.0 ms are excluded",
+        ),
+        ((0.5, 0.4, 0.6), {"none": 1.0, "both_sides": True}, ""),
+        ((0.97, 0.9, 1.05), {}, ""),
+    ],
+)
+def test_what_is_excluded_is_said_of_ratios_and_differences_of_either_sign(
+    estimate: tuple[float, float, float], form: Mapping[str, Any], text: str
+) -> None:
+    assert excluded_text(Estimate(*estimate, launches=3), **form) == text
 
 
 def test_numbers_of_two_series_have_no_joint_draws() -> None:
