@@ -44,11 +44,14 @@ def best_values_table(analysis: RoutingAnalysis) -> Table:
 
 
 def _list_level(row: Standing) -> str | None:
-    """Each label that is not distinguishable from the best, with the loss above which all are excluded."""
-    unit = "%" if metric_named(row.metric).is_time else "pp"
+    """Each label that is not distinguishable from the best, with how much worse it is at most: a ratio, or points."""
+    is_time = metric_named(row.metric).is_time
     limits = {label: excluded_above(loss) for label, loss in row.losses.items()}
-    texts = (label if most is None else f"{label} ({100 * most:.1f} {unit})" for label, most in limits.items())
-    return ", ".join(texts) or None
+    texts = {
+        label: label if most is None else f"{label} ({figure(1 + most, 3) if is_time else f'{100 * most:.1f} pp'})"
+        for label, most in limits.items()
+    }
+    return ", ".join(texts.values()) or None
 
 
 WINNERS: shown.TableKind[Standing] = shown.TableKind(
@@ -64,7 +67,8 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
     "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says. The intervals "
     "of a row hold for every two policies at once, because the same trials choose the best (Tukey and Kramer), with "
     "one residual for all policies; one that varies more is judged by its own differences. Not distinguishable: in "
-    "parentheses the loss against the best above which all are excluded. pairs.csv has each pair by itself.",
+    "parentheses the ratio to the best (of APC: points below it) beyond which all are excluded. pairs.csv has each "
+    "pair by itself.",
 )
 
 

@@ -279,7 +279,7 @@ def test_what_is_not_distinguishable_from_the_best_names_the_loss_that_is_exclud
     low, high = bounds(row.losses["sticky"])
     assert low <= 0 < high < 0.2
     (column,) = (column for column in WINNERS.columns if column.heading == "not distinguishable")
-    assert column.show(row) == f"sticky ({100 * high:.1f} %)"
+    assert column.show(row) == f"sticky ({1 + high:.2f})"
     loss = _measure_loss(Together(-0.03, 0.01, 0.5), metric_named("apc"), trials=8)
     assert bounds(loss) == (-0.01, 0.03), "a lower APC is a loss"
     assert column.show(replace(row, metric="apc", losses={"sticky": loss})) == "sticky (3.0 pp)"
