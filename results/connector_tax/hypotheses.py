@@ -27,7 +27,6 @@ from results.statistics.judgement import (
     Judgement,
     Outcome,
     decisive,
-    excluded_above,
     excluded_text,
     leave_undecided,
     list_some,
@@ -294,9 +293,8 @@ def _judge_growth(slope: Estimate) -> tuple[Outcome, str]:
         return Outcome.FAILS, f"it falls: {slope.points()} per doubling"
     if slope.high < FLAT_BELOW:
         return Outcome.FAILS, f"it is flat: {slope.points()} per doubling"
-    limit = excluded_above(slope)
-    above = "" if limit is None else f"; growth above {limit * 100:.1f} pp per doubling is excluded"
-    return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero{above}"
+    excluded = excluded_text(slope, of="slopes", unit="pp per doubling")
+    return Outcome.UNDECIDED, "; ".join(filter(None, (f"{slope.points()} per doubling covers zero", excluded)))
 
 
 def _judge_against(estimate: Estimate, limit: float, *, remedy: str, of: str = "effects") -> tuple[Outcome, str]:
@@ -340,6 +338,5 @@ def _why_undecided(
     if estimate.low is None or estimate.high is None:
         return f"{shown}: no verdict, {estimate.reason}"
     crossed = [f"{100 * limit:.0f} {unit}" for limit in limits if estimate.low <= limit <= estimate.high]
-    most = excluded_above(estimate)
-    excluded = "" if most is None else f"; {of} above {100 * most:.1f} {unit} are excluded"
-    return f"{shown} straddles {' and '.join(crossed)}{excluded}"
+    excluded = excluded_text(estimate, of=of, unit=unit)
+    return "; ".join(filter(None, (f"{shown} straddles {' and '.join(crossed)}", excluded)))

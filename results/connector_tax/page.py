@@ -16,7 +16,7 @@ from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
-from results.statistics.judgement import Outcome, Verdict, few_launches, judged, name_remedy
+from results.statistics.judgement import Outcome, Verdict, excluded_above, few_launches, judged, name_remedy
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {metric: TITLES[metric] for metric in RATIOS}
@@ -179,10 +179,8 @@ def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
 
 def _describe_verdict(row: TaxRow) -> str:
     """Where the interval covers no effect: which effects it excludes, in the precision of the tables."""
-    estimate = row.estimate
-    if row.verdict != Verdict.NOT_DISTINGUISHABLE or estimate.high is None:
-        return ""
-    return f" (above {format_percent(estimate.high, 1)} excluded)"
+    limit = excluded_above(row.estimate) if row.verdict == Verdict.NOT_DISTINGUISHABLE else None
+    return "" if limit is None else f" (above {format_percent(limit, 1)} excluded)"
 
 
 def _sum_up(rows: Sequence[TaxRow]) -> str:

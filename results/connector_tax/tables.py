@@ -29,7 +29,7 @@ from results.report.table import NOT_MEASURED, Column, Table, Value, format_or_r
 from results.report.terms import term
 from results.statistics.blocks import show_count
 from results.statistics.estimates import samples_needed
-from results.statistics.judgement import Verdict, excluded_text
+from results.statistics.judgement import Verdict, excluded_text, judged, list_some
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phase A"
@@ -222,12 +222,12 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
 
 def _latency_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
-    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, CONFIG), rows, LATENCIES, _withheld_text(rows))
+    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, CONFIG), rows, LATENCIES, _note_taxes(rows))
 
 
 def _shape_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase != "A" and row.metric in RATIOS]
-    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _withheld_text(rows))
+    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _note_taxes(rows))
 
 
 def _step_taxes(analysis: Analysis) -> Table:
@@ -279,6 +279,35 @@ def _withheld_text(rows: Iterable[TaxRow]) -> str:
     """Why taxes that were measured have no verdict, each reason once."""
     why = dict.fromkeys(row.withheld for row in rows if row.withheld and row.estimate.value is not None)
     return f"No verdict: {'; '.join(why)}." if why else ""
+
+
+def _note_taxes(rows: Sequence[TaxRow]) -> str:
+    return " ".join(filter(None, (_withheld_text(rows), _compare_own_spread(rows))))
+
+
+def _compare_own_spread(rows: Iterable[TaxRow]) -> str:
+    """The taxes that the spread of their own launches judges otherwise than the residual of all configs; both hold for
+    each tax by itself. Empty where none has both."""
+    count, texts = 0, list[str]()
+    for row in rows:
+        if row.verdict is None or row.own is None or row.alone is None:
+            continue
+        own, pooled = judged(row.own), judged(row.alone)
+        if own is None or pooled is None:
+            continue
+        count += 1
+        if own != pooled:
+            where = f"{row.config} {TITLES[row.metric]} ({name_rate(row.reference, row.rate_per_s)}, {row.shape})"
+            texts.append(f"{where} {row.own.percent()} {_name_verdict(own)}, not {_name_verdict(pooled)}")
+    if not count:
+        return ""
+    by = "By the spread of each config's own launches (`own_low`, `own_high`), each tax by itself,"
+    same = f"{count - len(texts)} of {count} verdicts are those of the residual that the configs share"
+    return f"{by} {same}{f'; {list_some(texts)}' if texts else ''}."
+
+
+def _name_verdict(verdict: Verdict) -> str:
+    return "undecided" if verdict == Verdict.NOT_DISTINGUISHABLE else str(verdict)
 
 
 def _show_tax(row: TaxRow) -> str:

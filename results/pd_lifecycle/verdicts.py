@@ -24,7 +24,15 @@ from results.records.events import RESIDUAL_BELOW
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, divide, holm, mean
-from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
+from results.statistics.judgement import (
+    Judgement,
+    Outcome,
+    excluded_above,
+    excluded_text,
+    few_launches,
+    leave_undecided,
+    list_some,
+)
 from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_of_rule, find_p_value
 
@@ -111,7 +119,8 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     else:
         outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
         missing = f"no (C, N) with N >= {min_new_tokens} was measured"
-        reason = f"not significant at {list_some(rest)}" if ratios else missing
+        excluded = _exclude_at_each("differences", [ratios[name] for name in rest], none=1.0)
+        reason = f"not significant at {list_some(rest)}{excluded}" if ratios else missing
     decided = below or rest or above
     shown = ratios[decided[0]] if decided else unknown(reason)
     values = [one.value for one in ratios.values() if one.value is not None]
@@ -303,6 +312,7 @@ def judge_overhead(
         reason = list_some([f"C={one.prior_context}: {one.text}" for one in located or break_evens])
     else:
         reason = _one_sign_text(cells, [cell for cell in cells if cell.sign is not None])
+        reason += _exclude_at_each("overheads", [cell.change for cell in cells if cell.sign is None])
     first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
     return Judgement(
         name="5" if baseline == COMBINED_ENGINE else "5 plain",
@@ -342,6 +352,19 @@ def _decide_threshold(cells: Sequence[OverheadCell]) -> Outcome:
         return Outcome.FAILS
     both = len({cell.sign for cell in cells if cell.sign is not None}) > 1
     return Outcome.HOLDS if both else Outcome.UNDECIDED
+
+
+def _exclude_at_each(of: str, estimates: Sequence[Estimate], none: float = 0.0) -> str:
+    """What every interval over launches that covers no effect excludes by itself; empty without such an interval.
+
+    `of`: as in `excluded_text`.
+    """
+    covering = [one for one in estimates if excluded_above(one, none) is not None]
+    if not covering:
+        return ""
+    low, high = min(one.low or 0.0 for one in covering), max(one.high or 0.0 for one in covering)
+    text = excluded_text(replace(covering[0], low=low, high=high), none=none, of=of, both_sides=True)
+    return f"; {text} at each of {len(covering)} (C, N) by itself"
 
 
 def _list_tangles(cells: Sequence[OverheadCell]) -> list[str]:

@@ -11,7 +11,8 @@ from results.records.count import format_count
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
-from results.statistics.judgement import Outcome, Verdict, decisive, judged
+from results.routing.transport_rules import describe_lost
+from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged, list_some
 
 OVERLAP_WITHIN = 0.05
 """The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
@@ -43,8 +44,16 @@ def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
         return (Outcome.HOLDS if better else Outcome.FAILS), text
     if not reference.failed_turns + reference.lost_transfers:
         return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
-    why = "better by one number and worse by another" if better else "not distinguishable"
+    why = "better by one number and worse by another" if better else _describe_level(fixed)
     return Outcome.UNDECIDED, f"{why}: {text}"
+
+
+def _describe_level(fixed: Sequence[FloorVariant]) -> str:
+    """Of bonuses that do not differ from the reference: which differences in lost transfers each excludes."""
+    lost = ((one.label, one.differences.get("lost_share", Estimate(None))) for one in fixed)
+    texts = [f"{label} {describe_lost(share)}" for label, share in lost if share.value is not None]
+    differences = f"; difference in transfers failed or recomputed: {list_some(texts, most=2)}" if texts else ""
+    return f"not distinguishable{differences}"
 
 
 def _describe_fall(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
@@ -92,7 +101,7 @@ def _compare_with_others(
         elif worse and not better:
             behind.append(f"{other.label} (by {', '.join(worse)})")
         else:
-            level.append(other.label)
+            level.append(f"{other.label}{_exclude_ttft(one, other)}")
     slower = list(_list_slower(one, (reference, *working, *unclear)))
     alone = bool(others) and not working and not unclear
     parts = [
@@ -107,6 +116,13 @@ def _compare_with_others(
     yes = (bool(ahead) or alone) and not slower
     text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
     return (Outcome.HOLDS if yes else Outcome.UNDECIDED), text
+
+
+def _exclude_ttft(one: FloorVariant, other: FloorVariant) -> str:
+    """In parentheses: of two that are not distinguishable, the effects on TTFT p90 that their ratio excludes."""
+    ratio = one.against.get(other.label, {}).get(TTFT_RATIO, Estimate(None))
+    excluded = excluded_text(ratio, none=1.0, both_sides=True)
+    return f" (TTFT p90: {excluded})" if excluded else ""
 
 
 def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
@@ -145,7 +161,8 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
         return Outcome.UNDECIDED, f"neither spreads the sessions: {text}"
     better, worse = _better_and_worse(mean, most)
     if bool(better) == bool(worse):
-        return Outcome.UNDECIDED, f"both spread the sessions, and neither is distinguishably better: {text}"
+        why = f"both spread the sessions, and neither is distinguishably better{_exclude_ttft(mean, most)}"
+        return Outcome.UNDECIDED, f"{why}: {text}"
     why = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
     return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
 
@@ -219,7 +236,7 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     least = [decisive(one.values["lost_share"]).low for one in fixed]
     if all(low is not None and low > 0 for low in least):
         return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {text}"
-    return Outcome.UNDECIDED, f"not distinguishable: {text}"
+    return Outcome.UNDECIDED, f"{_describe_level(fixed)}: {text}"
 
 
 def count_compared(floor: LoadFloor) -> int:

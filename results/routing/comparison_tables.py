@@ -11,6 +11,7 @@ from results.routing.cautions import list_cautions
 from results.routing.loads import join_load
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.pairs import Pair, Standing, TurnPair, pair_of
+from results.statistics.judgement import excluded_above
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
     "Read this first",
@@ -42,20 +43,32 @@ def best_values_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Best values", columns, analysis.standings, note)
 
 
+def _list_level(row: Standing) -> str | None:
+    """Each label that is not distinguishable from the best, with how much worse it is at most: a ratio, or points."""
+    is_time = metric_named(row.metric).is_time
+    limits = {label: excluded_above(loss) for label, loss in row.losses.items()}
+    texts = {
+        label: label if most is None else f"{label} ({figure(1 + most, 3) if is_time else f'{100 * most:.1f} pp'})"
+        for label, most in limits.items()
+    }
+    return ", ".join(texts.values()) or None
+
+
 WINNERS: shown.TableKind[Standing] = shown.TableKind(
     "Who wins what",
     lambda analysis: analysis.standings,
     (
         *BEST_COLUMNS,
         Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
-        Column("not distinguishable", lambda row: ", ".join(row.level) or None),
+        Column("not distinguishable", _list_level),
         Column("no interval over trials", lambda row: ", ".join(row.unjudged) or None),
         Column("why none", lambda row: row.why or None),
     ),
     "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says. The intervals "
     "of a row hold for every two policies at once, because the same trials choose the best (Tukey and Kramer), with "
-    "one residual for all policies; one that varies more is judged by its own differences. pairs.csv has each pair by "
-    "itself.",
+    "one residual for all policies; one that varies more is judged by its own differences. Not distinguishable: in "
+    "parentheses the ratio to the best (of APC: points below it) beyond which all are excluded. pairs.csv has each "
+    "pair by itself.",
 )
 
 
@@ -82,7 +95,8 @@ def ratios_table(analysis: RoutingAnalysis) -> Table:
     note = (
         "Inside a trial the policy's time over the baseline's, over the turns that both completed; geometric mean over "
         "the trials, its interval from the logarithms: below 1 is less. Policies are judged by these: one slow trial "
-        "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1. Each holds by itself."
+        "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1, and excludes effects "
+        "beyond its bounds. Each holds by itself."
     )
     columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}, as ratios", columns, _list_others(analysis), note)
@@ -103,8 +117,8 @@ def differences_table(analysis: RoutingAnalysis) -> Table:
 
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
-        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. Each "
-        "holds by itself. All pairs stand in pairs.csv."
+        "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero, and "
+        "excludes effects beyond its bounds. Each holds by itself. All pairs stand in pairs.csv."
     )
     columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}", columns, _list_others(analysis), note)
@@ -146,7 +160,8 @@ def known_outputs_table(analysis: RoutingAnalysis) -> Table:
     )
     note = (
         "Two arms that differ in one thing: whether the router reserves KV for the answer by the output length of the "
-        "trace, which no production router knows. Below 1 the arm that knows it was faster."
+        "trace, which no production router knows. Below 1 the arm that knows it was faster. n.d.: the interval covers "
+        "no effect, and excludes effects beyond its bounds."
     )
     title = "Effect of knowing the output length"
     return make_table(title, columns, tuple(analysis.knowing.items()), note)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from results.measures import latency
@@ -108,6 +108,9 @@ class Standing:
     """Why `unjudged` has labels; empty where it has none."""
     load: str = ""
     """As in Load: only policies under one load are compared."""
+    losses: Mapping[str, Estimate] = field(default_factory=dict)
+    """By how much each of `level` is worse than the best, by the bounds that hold for every two labels at once: a share
+    of the best's time, or a difference of shares."""
 
     @property
     def title(self) -> str:
@@ -209,14 +212,24 @@ def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> S
     counted = [label for label in known if len(measurements.get(label, metric).trials) >= MIN_PAIRED]
     first = min(counted or known, key=lambda label: sign * known[label])  # of equals the first, in the order of labels
     best, compared = _find_best(measurements, load.labels, first, metric)
-    behind, level, unjudged = list[str](), list[str](), list[str]()
+    behind, losses, unjudged = list[str](), dict[str, Estimate](), list[str]()
     for label, bounds in compared.items():
         if isinstance(bounds, str):
             unjudged.append(label)
+        elif bounds.low > 0 if sign > 0 else bounds.high < 0:
+            behind.append(label)
         else:
-            (behind if (bounds.low > 0 if sign > 0 else bounds.high < 0) else level).append(label)
+            losses[label] = _measure_loss(bounds, metric, len(measurements.get(label, metric).trials))
     why = "; ".join(dict.fromkeys(bounds for bounds in compared.values() if isinstance(bounds, str)))
-    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(unjudged), why, load.text)
+    names = tuple(behind), tuple(losses), tuple(unjudged)
+    return Standing(metric.name, best, values[best], *names, why, load.text, losses)
+
+
+def _measure_loss(bounds: Together, metric: Metric, trials: int) -> Estimate:
+    """How much worse than the best: `bounds` are of the difference to it, of times of their logarithms."""
+    low, high = (-bounds.high, -bounds.low) if metric.higher_is_better else (bounds.low, bounds.high)
+    loss = Estimate((low + high) / 2, low, high, launches=trials)
+    return loss.transform(math.expm1) if metric.is_time else loss
 
 
 def _find_best(

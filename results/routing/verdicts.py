@@ -21,7 +21,16 @@ from results.routing.recomputing import AgainstRecomputing
 from results.routing.scale import ENOUGH, Lack, Scale
 from results.routing.specification import AFFINITY_ONLY, BASELINES, FULL, MIGRATION_ONLY
 from results.statistics.estimates import proportion
-from results.statistics.judgement import Judgement, Outcome, Verdict, judged, leave_undecided, list_some, take_point
+from results.statistics.judgement import (
+    Judgement,
+    Outcome,
+    Verdict,
+    excluded_text,
+    judged,
+    leave_undecided,
+    list_some,
+    take_point,
+)
 from results.statistics.student import find_p_value
 from results.statistics.trials import MIN_PAIRED
 
@@ -273,7 +282,7 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sc
     """
     full = labels[FULL]
     missing = [name for name in BASELINES if not labels.get(name)]
-    better, worse, level, unsteady = list[str](), list[str](), list[str](), list[str]()
+    better, worse, level, excluded, unsteady = list[str](), list[str](), list[str](), list[str](), list[str]()
     p_values, p_worse, points = list[float](), list[float](), list[bool]()
     for name in BASELINES:
         if not labels.get(name):
@@ -287,12 +296,14 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sc
             verdict, p = judged(measured, none), find_p_value(measured, none)
             if verdict is None or verdict == Verdict.NOT_DISTINGUISHABLE:
                 level.append(text)
+                excluded += [f"{text}: {one}"] if (one := _name_excluded((measured, none), share=not none)) else []
             else:
                 (better if verdict == good else worse).append(text)
             p_values += [] if p is None else [p]
             p_worse += [] if p is None or text not in worse else [p]
             points += [] if measured.value is None else [judged(take_point(measured), none) == good]
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
+    reason += f" ({list_some(excluded, most=2)})" if excluded else ""
     reason += f"; worse: {', '.join(worse)}" if worse else ""
     why = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES))).reason
     reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({why})" if unsteady else ""
@@ -364,7 +375,7 @@ def _judge_within(name: str, claim: str, tested: tuple[Estimate, float], within:
     elif verdict == Verdict.LOWER:
         outcome, reason = Outcome.FAILS, f"at least {format_percent(none - measured.high, 1)} below: {text}"
     else:
-        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
+        outcome, reason = Outcome.UNDECIDED, _allow_both(tested, share=not none, text=text)
     of, above = ("ratio", figure(limit, 2)) if none else ("difference", f"-{format_percent(within)}")
     return Judgement(
         name,
@@ -388,7 +399,7 @@ def _judge_direction(
     if verdict is None:
         outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
     elif verdict == Verdict.NOT_DISTINGUISHABLE:
-        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
+        outcome, reason = Outcome.UNDECIDED, _allow_both(tested, share)
     else:
         outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
         reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
@@ -396,6 +407,17 @@ def _judge_direction(
     quantity = "ratio" if none else SHARES if share else "difference in seconds" if measured.value is not None else ""
     p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
     return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
+
+
+def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> str:
+    """Why a claim is undecided: what its interval excludes, else `text`; `share`: as in `_judge_direction`."""
+    return f"the interval allows both: {_name_excluded(tested, share) or text}"
+
+
+def _name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
+    """Of a claim in either direction; empty where the interval does not cover no effect."""
+    measured, none = tested
+    return excluded_text(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
 
 
 def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict, share: bool) -> str:

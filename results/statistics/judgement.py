@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from results.records.estimate import Estimate
-from results.records.percent import format_percent
 from results.statistics.estimates import LEVEL, holm
 from results.statistics.trials import MIN_PAIRED
 
@@ -156,17 +155,32 @@ def _require_survival(judgement: Judgement, p: float, corrected: float, count: i
     return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)
 
 
-def excluded_above(estimate: Estimate) -> float | None:
-    """The upper bound of an interval over launches that covers no effect: larger effects are excluded; else None."""
-    if withheld(estimate) or estimate.low is None or estimate.high is None:
+def excluded_above(estimate: Estimate, none: float = 0.0) -> float | None:
+    """The upper bound of an interval over launches that covers no effect: larger effects are excluded; else None.
+
+    None too where the interval has no width: launches that agree to the last digit exclude nothing.
+    """
+    if withheld(estimate) or estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return None
-    return estimate.high if estimate.low <= 0 <= estimate.high else None
+    return estimate.high if estimate.low <= none <= estimate.high else None
 
 
-def excluded_text(estimate: Estimate) -> str:
-    """Of a fraction: `effects above 12.0 % are excluded`, or empty."""
-    limit = excluded_above(estimate)
-    return "" if limit is None else f"effects above {format_percent(limit, 1)} are excluded"
+def excluded_text(
+    estimate: Estimate, *, none: float = 0.0, of: str = "effects", unit: str = "%", both_sides: bool = False
+) -> str:
+    """Which effects an interval that covers no effect excludes: `effects above 12.0 % are excluded`; else empty.
+
+    `none`: as in `judged`; a ratio's effect is a share of 1. `of`: what is estimated, in the plural. `unit`: begins
+    with `%`, `pp` of a difference of fractions, or `ms` of one in seconds. `both_sides`: `effects below -5.0 % and
+    above +12.0 % are excluded`, where an effect may have either sign.
+    """
+    high = excluded_above(estimate, none)
+    if high is None or estimate.low is None:
+        return ""
+    scale = 1e3 if unit.startswith("ms") else 100.0
+    low, high = (scale * (bound - none) for bound in (estimate.low, high))
+    limits = f"below {low:+.1f} {unit} and above {high:+.1f} {unit}" if both_sides else f"above {high:.1f} {unit}"
+    return f"{of} {limits} are excluded"
 
 
 def judged(estimate: Estimate, none: float = 0.0) -> Verdict | None:

@@ -279,14 +279,14 @@ class _Narrator:
     def __call__(self, line: RouterLine) -> None:
         from rich.text import Text
 
-        from runners.router.policies import describe_policy, policy_class
+        from runners.router.policies import describe_rule
 
         say = terminal.err().print
         if line.ready is not None:
             names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
             say(Text.assemble("router ", (line.ready.url, "bold"), f" before {names}"), soft_wrap=True)
-            summary = describe_policy(policy_class(self._spec.policy)).summary
-            say(f"policy {self._spec.policy}: {summary}", markup=False, soft_wrap=True)
+            rule = describe_rule(self._spec.policy, self._spec.parameters)
+            say(f"policy {rule}", markup=False, soft_wrap=True)
             for number, page in enumerate(line.ready.pages, 1):
                 say(f"process {number}: its metrics and admin pages are at {page}", markup=False, soft_wrap=True)
             say(f"blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")

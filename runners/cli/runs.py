@@ -112,7 +112,7 @@ def run(
         require_gpu_room(experiment_named(experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
-    unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
+    unrest = explain_unrest(read_rest(), prepared.profile.engine.kind) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
@@ -139,6 +139,7 @@ def resume(
     json: JsonOption = False,
 ) -> None:
     """Continue a run that was paused, stopped or killed. Finished cells are never measured again."""
+    from results.records.events import Noted, RunState
     from runners.campaign.start import spawn_run_process
     from runners.cli.asking import skip_stages
     from state.lease import lease_state
@@ -146,14 +147,19 @@ def resume(
 
     folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
+        view = store.view()
         if lease_state(store).live:
             _refuse_pace_of_live_run(pace)
+            if view.state is RunState.PAUSED:  # else its own engines keep the host busy
+                _warn_of_unrest(view)
             _ask_run(folder, "resume", "", "", json=json)
             return
         if not accept_changes:
-            _refuse_changes(store.view())
+            _refuse_changes(view)
         if pace is not None:
             _choose_pace(store, pace)
+        if unrest := _warn_of_unrest(view):
+            store.append(Noted("warning", folder.name, unrest))
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
     accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -321,7 +327,7 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
 
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
-    unrest = explain_unrest(read_rest()) if prepared.draft.needs_engine else ""
+    unrest = explain_unrest(read_rest(), prepared.profile.engine.kind) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
@@ -379,6 +385,19 @@ def _refuse_changes(view: RunView) -> None:
             f"what shapes the numbers of {view.run} has changed since it began: {changes}",
             remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
         )
+
+
+def _warn_of_unrest(view: RunView) -> str:
+    """Print why the host that measures the rest of the run is not at rest; empty where it is, or needs not be."""
+    from runners.samplers.rest import explain_unrest, read_rest
+    from state.run import CELL_ENDED
+
+    inputs = view.plan.inputs
+    measures = not inputs.get("simulated") and any(cell.state not in CELL_ENDED for cell in view.cells.values())
+    unrest = explain_unrest(read_rest(), inputs["profile"]["engine"]["kind"]) if measures else ""
+    if unrest:
+        terminal.err().print(unrest, style="yellow", markup=False)
+    return unrest
 
 
 def _choose_pace(store: RunStore, pace: float) -> None:

@@ -265,7 +265,7 @@ def main() -> None:
         parser.error("sigma needs at least two launches")
     options = Options(given.launches, given.loads, given.rate, given.input, given.output, given.seconds, given.seed)
     variants = (BASELINE, *(CAUSES[name] for name in dict.fromkeys(given.cause)))
-    unrest = explain_unrest(read_rest())
+    unrest = explain_unrest(read_rest(), "cpu")
     with tempfile.TemporaryDirectory() as folder:
         measured = asyncio.run(measure(variants, options, Path(folder)))
     if given.json:

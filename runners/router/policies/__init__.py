@@ -133,6 +133,19 @@ def describe_policy(cls: type[Policy]) -> PolicyInfo:
     return PolicyInfo(cls.name, summary, cls.source, _describe_parameters(cls))
 
 
+def describe_rule(policy: str, parameters: Mapping[str, object]) -> str:
+    """The rule that runs, in a line: `unified with spread_cold=true, which is unified_spread: ...`.
+
+    `policy` and `parameters`: as `make_policy` takes them. A summary describes the defaults, so what is set beside
+    them is named.
+    """
+    made = make_policy(policy, parameters)
+    rule = getattr(made, "described_by", type(made))
+    setting = ", ".join(f"{name}={value}" for name, value in parameters.items())
+    parts = (policy, f" with {setting}" if setting else "", "" if rule is type(made) else f", which is {rule.name}")
+    return f"{''.join(parts)}: {describe_policy(rule).summary}"
+
+
 def _describe_parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
     if not _has_fields(cls):  # a user's plain class has only its signature
         return tuple(

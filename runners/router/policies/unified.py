@@ -84,6 +84,13 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
     )
     rdma_overhead_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.0
 
+    @property
+    def described_by(self) -> type[Unified]:
+        """The class whose description is true of these settings: `spread_cold` alone tells the two apart."""
+        if type(self) not in (Unified, UnifiedSpread):
+            return type(self)
+        return UnifiedSpread if self.spread_cold else Unified
+
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
         owner = may.find_load(request.owner)

@@ -92,6 +92,28 @@ def test_every_tax_comes_from_the_launches_of_the_confirm_stage(analysis: Analys
     assert tax_of(analysis, "mooncake_both", "A", "4096x256").verdict == Verdict.HIGHER
 
 
+def test_the_tables_of_taxes_name_those_that_their_own_launches_judge_otherwise(analysis: Analysis) -> None:
+    def note(of: Analysis, title: str = "Substrate tax (Phase A shape)") -> str:
+        return next(table.note for table in build_tables(of) if table.title == title)
+
+    same = "by itself, 12 of 12 verdicts are those of the residual that the configs share."
+    assert note(analysis).endswith(same)
+    row = tax_of(analysis, "mooncake_both", "A", "4096x256")
+    assert row.own is not None
+    assert row.alone is not None
+    wide = replace(row, own=replace(row.own, low=-0.05))
+    unsure = replace(analysis, taxes=tuple(wide if one is row else one for one in analysis.taxes))
+    assert wide.own is not None
+    assert note(unsure).endswith(
+        "by itself, 11 of 12 verdicts are those of the residual that the configs share; mooncake_both TTFT p90 "
+        f"(ref_safe, 4096x256) {wide.own.percent()} undecided, not higher."
+    )
+    assert "by itself, 30 of 30 verdicts" in note(unsure, "Tax by shape")
+    few = replace(wide, own=replace(wide.own, launches=2), verdict=None)
+    without = replace(analysis, taxes=tuple(few if one is row else one for one in analysis.taxes))
+    assert "11 of 11 verdicts" in note(without), "a tax without a verdict is not compared"
+
+
 def test_the_same_load_has_one_tax_wherever_it_is_shown(analysis: Analysis) -> None:
     """Phase A's shape at ref_safe is a shape of Phase B: one launch measured it, not two."""
     for config in ("noop_connector", "mooncake_both", "nixl_both"):

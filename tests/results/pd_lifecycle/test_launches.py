@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -33,7 +34,7 @@ from results.pd_lifecycle.tables import build_tables
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.report.figure_files import draw
-from results.statistics.judgement import Outcome
+from results.statistics.judgement import Judgement, Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import covers
 
@@ -115,6 +116,26 @@ def test_launches_that_differ_do_not_make_an_overhead() -> None:
     assert shown[1] > 0.4 * runs, "the launch as unit is what makes the difference"
 
 
+def test_an_overhead_without_a_sign_names_the_overheads_that_are_excluded() -> None:
+    cells = measure_overheads(tuple(_launched(np.random.default_rng(4), by_launch=0.02)))
+    criterion = verdicts.judge_overhead(cells, find_break_evens(cells))
+    assert criterion.outcome is Outcome.UNDECIDED
+    covering = [
+        one.change for one in cells if one.sign is None and (one.change.low or 0) <= 0 <= (one.change.high or 0)
+    ]
+    low, high = min(one.low or 0 for one in covering), max(one.high or 0 for one in covering)
+    assert (
+        f"no sign is significant at any of 6 (C, N); overheads below {100 * low:+.1f} % and above {100 * high:+.1f} % "
+        f"are excluded at each of {len(covering)} (C, N) by itself"
+    ) in criterion.reason
+    assert "excluded" not in judge_one_launch().reason
+
+
+def judge_one_launch() -> Judgement:
+    cells = measure_overheads(tuple(_launched(np.random.default_rng(4), launches=1)))
+    return verdicts.judge_overhead(cells, find_break_evens(cells))
+
+
 def test_a_slow_repetition_moves_the_mean_and_not_what_decides() -> None:
     records = list(_launched(np.random.default_rng(2), overhead=0.5, noise=0.01, repetitions=12))
     slow = next(index for index, one in enumerate(records) if one.counted)
@@ -185,6 +206,7 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
     differing = [one for trial, alpha in enumerate((40.0, 40.0, 0.01)) for one in launch(trial, alpha)]
     unsure = verdicts.judge_dominance(differing, 4000)
     assert unsure.outcome is Outcome.UNDECIDED
+    assert re.search(r"; differences below -\d+\.\d % and above \+\d+\.\d % are excluded at each of \d", unsure.reason)
     sure = verdicts.judge_dominance(alike, 4000)
     assert 0 < (sure.p or 0) < 0.05 < (unsure.p or 0)
     assert verdicts.judge_dominance(alike[: len(alike) // 3], 4000).p is None, "one launch gives no p"

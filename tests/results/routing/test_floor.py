@@ -208,7 +208,9 @@ def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecid
         return answered(run_of(plain, bonus, other))["D3"]
 
     level = asked(same, same)
-    assert (level.outcome, level.reason.startswith("B works; not distinguishable from A:")) == (Outcome.UNDECIDED, True)
+    excluded = "effects below -10.0 % and above +10.0 % are excluded"
+    assert level.outcome == Outcome.UNDECIDED
+    assert level.reason.startswith(f"B works; not distinguishable from A (TTFT p90: {excluded}):")
     dear = asked(slow, {**ahead, TTFT_RATIO: same[TTFT_RATIO]})
     assert dear.outcome == Outcome.UNDECIDED
     assert "better than A (by overlap kept); TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.reason
@@ -345,6 +347,9 @@ def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estim
     said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
     assert said.outcome == (answer or Outcome.UNDECIDED)
     assert ("is better by TTFT p90" in said.reason) == (answer is not None)
+    assert ("better (TTFT p90: effects below -20.0 % and above +40.0 % are excluded)" in said.reason) == (
+        answer is None
+    )
 
 
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
@@ -407,6 +412,11 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
     said = answered(run_of(variant("plain", transfers=20, lost_transfers=2), bonus))
     assert (said["Q1"].outcome, said["Q1"].point) == (Outcome.UNDECIDED, "holds")
     assert (said["D1"].outcome, said["D1"].point) == (Outcome.UNDECIDED, "holds")
+    excluded = "-10.0 pp [-30.0, +10.0] (differences below -30.0 pp and above +10.0 pp are excluded)"
+    for name in ("D1", "Q1"):
+        assert said[name].reason.startswith(
+            f"not distinguishable; difference in transfers failed or recomputed: b {excluded}: plain: "
+        )
     assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1", "Q1.D"}
 
 
@@ -481,6 +491,20 @@ def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
     assert "plain (at 4 s): 12 decode requests brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
     assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
     assert found.reference == "plain"
+
+
+def test_a_timeout_or_a_window_that_changes_nothing_says_what_is_excluded() -> None:
+    (pair,) = of_timeouts(SHORT, LONG).timeouts
+    unsure = replace(pair, lost_share=Estimate(-0.02, -0.08, 0.04, launches=3))
+    floor = replace(of_timeouts(SHORT, LONG), timeouts=(unsure,))
+    said = answered(floor)["D2"]
+    assert said.outcome == Outcome.UNDECIDED
+    assert "-2.0 pp [-8.0, +4.0] (differences below -8.0 pp and above +4.0 pp are excluded)" in said.reason
+    quarantine = QuarantinePair("hair", "plain", "1", "3", unsure.lost_share)
+    failing = replace(floor, quarantines=(quarantine,), transport=TransportFacts(8, 3, 2, 3, 3, 2))
+    window = answered(failing)["Q1.D"]
+    assert window.outcome == Outcome.UNDECIDED
+    assert "(differences below -8.0 pp and above +4.0 pp are excluded)" in window.reason
 
 
 def test_only_the_decode_request_is_held_against_the_timeout() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from results.records.estimate import Estimate
+from results.routing.comparison_tables import WINNERS
 from results.routing.loads import Load
 from results.routing.measurements import (
     MIN_SESSIONS,
@@ -21,6 +22,7 @@ from results.routing.measurements import (
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Standing,
+    _measure_loss,
     compare_labels,
     compare_turns,
     compare_two,
@@ -31,6 +33,7 @@ from results.routing.pairs import (
 from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
+from results.statistics.blocks import Together
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
@@ -265,7 +268,22 @@ def test_a_winner_is_alone_only_where_all_others_are_distinguishably_worse() -> 
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
+    assert p50.losses == {}
     assert not _standing(_of(WORLD, SLOW, third), "ttft_p50_s", "sticky", "unified").alone
+
+
+def test_what_is_not_distinguishable_from_the_best_names_the_loss_that_is_excluded() -> None:
+    found = _of(replace(WORLD, trials=8), FAST, Truth("sticky"), SLOW)
+    row = _standing(found, "ttft_p50_s", "round_robin", "sticky", "unified")
+    assert (row.best, row.level, tuple(row.losses)) == ("round_robin", ("sticky",), ("sticky",))
+    low, high = bounds(row.losses["sticky"])
+    assert low <= 0 < high < 0.2
+    (column,) = (column for column in WINNERS.columns if column.heading == "not distinguishable")
+    assert column.show(row) == f"sticky ({1 + high:.2f})"
+    loss = _measure_loss(Together(-0.03, 0.01, 0.5), metric_named("apc"), trials=8)
+    assert bounds(loss) == (-0.01, 0.03), "a lower APC is a loss"
+    assert column.show(replace(row, metric="apc", losses={"sticky": loss})) == "sticky (3.0 pp)"
+    assert column.show(replace(row, losses={"sticky": replace(loss, high=-0.001)})) == "sticky", "it is no worse"
 
 
 @pytest.mark.parametrize("names", [("round_robin", "unified"), ("unified", "round_robin")])

@@ -331,7 +331,24 @@ def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specifica
         assert (sticky.outcome, locality.outcome) == (Outcome.UNDECIDED, Outcome.UNDECIDED)
         assert sticky.point == "holds: 1.22 times (specified: 20.3 s and 10.3 s)"
         assert locality.point == "fails: -6.0 pp (specified: 77.2 % (sticky) and 79.4 %)"
+        assert locality.reason == "the interval allows both: -6.0 pp [-10.0, -2.0]", "no effect is not in it"
         assert claims["ablation: migration only loses locality"].point == "", "no value, no point"
+
+
+def test_an_undecided_claim_says_which_effects_its_interval_excludes() -> None:
+    labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
+    wide = compare_two("worker_ttft_p90_median_s", "sticky", "unified", math.log(0.9), math.log(1.3))
+    claims = judge(labels, [wide, compare_two("apc", "leaves", "ear", -0.4, 0.2)])
+    slow, local = claims["3.3: sticky slows every instance"], claims["ablation: migration only loses locality"]
+    both = "the interval allows both: effects below"
+    assert slow.reason == f"{both} -10.0 % and above +30.0 % are excluded"
+    assert local.reason == f"{both} -40.0 pp and above +20.0 pp are excluded"
+    within = judge(labels, [compare_two("apc", "stays", "ear", -0.1, 0.02)])["ablation: affinity only keeps locality"]
+    assert within.reason == f"{both} -10.0 pp and above +2.0 pp are excluded"
+    pairs = against_all((math.log(0.8), math.log(1.1)), MORE)
+    dominates = judge(WITH_BASELINES, pairs)["C3: EAR dominates"]
+    assert "in 20 comparisons (" in dominates.reason
+    assert "against load-balance: effects below -20.0 % and above +10.0 % are excluded; " in dominates.reason
 
 
 def test_dominance_by_the_point_counts_every_comparison() -> None:

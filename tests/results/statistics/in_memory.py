@@ -65,7 +65,8 @@ def summary(
 
 
 SEEDS = range(20)
-"""Each gives one run; a 95 % interval misses the truth in one of them, and in five or more once in 400 times."""
+"""Each gives one run; a 95 % interval misses the truth in one of them, and in five or more once in 400 times. One that
+misses it in four runs of ten has five or more in 95 of 100 times."""
 MANY_SEEDS = range(400)
 SIMULATIONS = pytest.mark.parametrize(
     "seeds", [pytest.param(SEEDS, id="20"), pytest.param(MANY_SEEDS, id="400", marks=pytest.mark.long)]

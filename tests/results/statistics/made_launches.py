@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from results.statistics.block_model import Launches
+from results.statistics.estimates import Samples
 from results.statistics.largest_t import pairs_critical
 
 CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
@@ -25,6 +26,17 @@ def draw(rng: np.random.Generator, blocks: int, effects: Mapping[str, float] | N
         }
         for name in CONFIGS
     }
+
+
+def draw_runs(rng: np.random.Generator, runs: int, blocks: int) -> Samples:
+    """As `draw`, of many runs: runs x configs x blocks."""
+    shift = rng.normal(0, 3 * SIGMA, (runs, 1, blocks))
+    return shift + rng.normal(0, SIGMA, (runs, len(CONFIGS), blocks))
+
+
+def launches_of(run: Samples) -> Launches:
+    """One run of `draw_runs`."""
+    return {name: dict(enumerate(row.tolist())) for name, row in zip(CONFIGS, run, strict=True)}
 
 
 def equicorrelated(size: int, rho: float) -> np.ndarray:

@@ -188,7 +188,40 @@ def test_what_is_reserved_for_an_answer_is_an_option(
     assert served[0].reserved_output == expected
 
 
-def test_it_says_by_which_rule_it_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = _Narrator(RouterSpec((InstanceSpec("a", "http://h:1"),)))
-    tell(RouterLine(ready=RouterReady("http://127.0.0.1:1", 1, ("a",), 16)))
-    assert "policy unified_spread: As unified, but new sessions go" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize(
+    ("options", "announced"),
+    [
+        ((), "policy unified_spread: As unified, but new sessions go"),
+        (("--policy", "unified"), "policy unified: The session's owner if"),
+        (
+            ("--policy", "unified", "--set", "spread_cold=true"),
+            "policy unified with spread_cold=true, which is unified_spread: As unified, but new sessions go",
+        ),
+        (
+            ("--policy", "unified_spread", "--set", "spread_cold=false"),
+            "policy unified_spread with spread_cold=false, which is unified: The session's owner if",
+        ),
+        (
+            ("--policy", "unified", "--set", "overload_factor=1.3", "--set", "bs_offset=1"),
+            "policy unified with overload_factor=1.3, bs_offset=1: The session's owner if",
+        ),
+    ],
+)
+def test_it_says_by_which_rule_it_decides(
+    options: tuple[str, ...], announced: str, served: list[RouterSpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    route("-i", "http://h:1", *options)
+    _Narrator(served[0])(RouterLine(ready=RouterReady("http://127.0.0.1:1", 1, ("i0",), 16)))
+    assert announced in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_rule_of_a_file_s_own_variant_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from runners.router.policies.unified import Unified\n\n\n"
+        "class Own(Unified, frozen=True, kw_only=True):\n"
+        '    """My own rule."""\n\n    name = "own"\n    source = "mine"\n'
+    )
+    spec = RouterSpec((InstanceSpec("a", "http://h:1"),), policy=str(own), parameters={"spread_cold": True})
+    _Narrator(spec)(RouterLine(ready=RouterReady("http://127.0.0.1:1", 1, ("a",), 16)))
+    assert "with spread_cold=True: My own rule." in " ".join(capsys.readouterr().err.split())

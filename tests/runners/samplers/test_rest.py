@@ -29,16 +29,31 @@ AT_REST = HostRest(0.2, 2, 0.03, 0.0)
     ],
 )
 def test_each_sign_of_unrest_is_named_with_its_cost(rest: HostRest, sign: str) -> None:
-    text = explain_unrest(rest)
+    text = explain_unrest(rest, "cpu")
     assert sign in text
     assert "0.04 to 0.12 on a host at rest and 0.25 to 0.37 on a busy one" in text
     assert "about 15 times as many launches" in text
 
 
+def test_what_unrest_costs_an_engine_on_a_gpu_is_not_made_up() -> None:
+    text = explain_unrest(HostRest(3.2, 2, 0.03, 0.0), "cuda")
+    assert text.startswith("This host is not at rest: load average 3.2 on 2 cores.")
+    assert "by how much is not measured for engines on a GPU" in text
+    assert "sigma" not in text
+    assert "times as many" not in text
+
+
+def test_a_plan_for_gpus_states_no_cost_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: HostRest(9.0, 2, 0.9, 0.0))
+    command = ["plan", "connector-tax", "--profile", "h20-qwen3-coder-30b", "--json"]
+    (note,) = [one for one in json.loads(CliRunner().invoke(app, command).stdout)["notes"] if "not at rest" in one]
+    assert "0.25 to 0.37" not in note
+
+
 def test_a_host_at_rest_and_one_that_says_nothing_are_not_accused() -> None:
-    assert explain_unrest(AT_REST) == ""
-    assert explain_unrest(HostRest(None, 2, None, None)) == ""
-    assert explain_unrest(HostRest(20.0, 64, 0.1, 0.0)) == ""
+    assert explain_unrest(AT_REST, "cpu") == ""
+    assert explain_unrest(HostRest(None, 2, None, None), "cpu") == ""
+    assert explain_unrest(HostRest(20.0, 64, 0.1, 0.0), "cpu") == ""
 
 
 def test_this_host_is_read() -> None:
@@ -65,7 +80,7 @@ def test_a_simulated_plan_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_journal_of_the_run_says_so(tmp_path: Path) -> None:
     prepared = prepare(RunOptions("connector-tax", preset="smoke"))
-    folder = create_run(Workspace(tmp_path), prepared, explain_unrest(HostRest(9.0, 2, 0.9, 0.0)))
+    folder = create_run(Workspace(tmp_path), prepared, explain_unrest(HostRest(9.0, 2, 0.9, 0.0), "cpu"))
     with RunStore.open(folder, read_only=True) as store:
         (note,) = [recorded.event for recorded in store.events() if isinstance(recorded.event, Noted)]
     assert (note.level, "not at rest" in note.text) == ("warning", True)

@@ -114,7 +114,7 @@ def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
     assert plan_of(grid("baselines")).estimated_s < 17 * 60
     assert plan_of(grid("steady")).estimated_s < 45 * 60
     assert plan_of(grid("sensitivity")).estimated_s < 13 * 60
-    assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 8 * 60
+    assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 9 * 60
     assert plan_of(msgspec.structs.replace(grid("load-floor-100"), trials=1)).estimated_s < 3 * 60
     assert plan_of(grid("smoke")).estimated_s < 90
 
@@ -235,7 +235,18 @@ def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
 def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
     limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in replays(plan) if "overlap f" in cell.label}
-    assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0}
+    assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0, "overlap first, hair-trigger": 4.0}
+
+
+def test_the_rules_of_quarantine_are_compared_on_real_engines_too() -> None:
+    """Q1.D needs two arms that differ in them alone."""
+    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
+    params = {cell.label: cell.params for cell in replays(plan)}
+    one, other = (dict(params[label]["transfer"]) for label in ("overlap first", "overlap first, hair-trigger"))
+    rules = ("failures_to_quarantine", "quarantine_s", "quarantine_max_s")
+    assert [(one.pop(rule), other.pop(rule)) for rule in rules] == [(3, 1), (10.0, 1e5), (120.0, 1e5)]
+    assert one == other
+    assert params["overlap first"]["parameters"] == params["overlap first, hair-trigger"]["parameters"]
 
 
 def test_where_no_engine_can_move_kv_no_arm_says_that_it_is_moved() -> None:

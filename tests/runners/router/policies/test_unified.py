@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from results.records.decisions import InstanceLoad
+from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
 from runners.router.policies.unified import ApproachA, Unified, UnifiedSpread
 from tests.runners.router.views import ask, load, ruled_out, view
 
@@ -87,6 +89,65 @@ def test_the_four_keys_decide_in_their_order() -> None:
     same = {"a": 900, "b": 900}
     assert pick(load("a", bs=3, pp=100), load("b", bs=2, pp=200), cached=same) == "b", "600 each: the fewer requests"
     assert pick(load("a"), load("b"), fallbacks=1) == "b", "all equal: the turn"
+
+
+KEYS = (0, 1, 2)
+"""Of the fallback, before the turn: P_tokens x BS, new_uncached_tokens, num_requests."""
+
+
+def follow_the_specification(request: RoutedRequest, cluster: ClusterView, keys: Sequence[int] = KEYS) -> str:
+    """`Current Algorithm` as it is written, of instances that are all up: where the request goes."""
+    loads, count = cluster.instances, len(cluster.instances)
+    hit = request.cached_tokens
+    for one in loads:
+        if one.instance == request.owner:
+            cache_ratio = hit.get(one.instance, 0) / request.input_tokens
+            avg_num_requests = sum(one.num_requests for one in loads) / count
+            if cache_ratio > 0.5 and one.num_requests <= avg_num_requests * 2.0:
+                return one.instance
+
+    def score(one: InstanceLoad) -> tuple[int, ...]:
+        new_uncached_tokens = request.input_tokens - hit.get(one.instance, 0)
+        p_tokens = one.pending_prefill_tokens + new_uncached_tokens
+        return tuple((p_tokens * one.num_requests, new_uncached_tokens, one.num_requests)[key] for key in keys)
+
+    first = cluster.fallbacks % count
+    return min((*loads[first:], *loads[:first]), key=score).instance  # of equals the first from the turn on
+
+
+def draw_view(rng: np.random.Generator) -> tuple[RoutedRequest, ClusterView]:
+    """Of few different values, so that each key has ties to break; prompts share blocks or are cached nowhere."""
+    names = "abcdefgh"[: int(rng.integers(2, 9))]
+    busy, tokens = int(rng.integers(1, 5)), int(rng.integers(2, 5)) * 16
+    loads = [
+        load(name, bs=int(rng.integers(0, busy)), pp=int(rng.integers(0, 3)) * 16, active_sessions=int(rng.integers(3)))
+        for name in names
+    ]
+    cached = {name: int(rng.integers(0, tokens // 16 + 1)) * 16 for name in names if rng.random() < 0.7}
+    owner = names[int(rng.integers(len(names)))] if rng.random() < 0.6 else ""
+    return ask(tokens, cached, owner=owner), view(*loads, fallbacks=int(rng.integers(0, 100)))
+
+
+def test_it_decides_as_the_specification_is_written() -> None:
+    """4,000 random views, in which every gate and key decides some; a fifth key or a missing one shows."""
+    rng = np.random.default_rng(1)
+    drawn = [draw_view(rng) for _ in range(4000)]
+    expected = [follow_the_specification(*one) for one in drawn]
+    decisions = [Unified().decide(*one) for one in drawn]
+    assert [one.instance for one in decisions] == expected
+    reasons = Counter(one.reason for one in decisions)
+    assert set(reasons) == {"affinity", "cold", "fallback_low_cache", "fallback_overload"}
+    assert min(reasons.values()) > 100
+    for left_out in KEYS:
+        keys = [key for key in KEYS if key != left_out]
+        others = [follow_the_specification(*one, keys) for one in drawn]
+        assert sum(one != other for one, other in zip(expected, others, strict=True)) > 50, left_out
+    without_turn = [
+        follow_the_specification(request, view(*cluster.instances, fallbacks=0)) for request, cluster in drawn
+    ]
+    assert sum(one != other for one, other in zip(expected, without_turn, strict=True)) > 100
+    spread = [UnifiedSpread().decide(*one).instance for one in drawn]
+    assert sum(one != other for one, other in zip(expected, spread, strict=True)) > 100
 
 
 def test_fresh_sessions_on_an_idle_cluster_take_turns() -> None:
