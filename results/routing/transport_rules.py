@@ -40,8 +40,8 @@ def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     short = _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s)
     long = _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s)
     text = (
-        f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
-        f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
+        f"transfers failed or recomputed, longer - shorter timeout: {pair.lost_share.points()}; {short}; {long}, "
+        f"{pair.over_short} of these took more than {pair.short_s:g} s"
     )
     outcome = _judge_lost(pair.lost_share)
     if not outcome.is_decided and not pair.over_short and not pair.short_decode_requests.timed_out:
@@ -97,7 +97,7 @@ def judge_quarantines(floor: LoadFloor) -> tuple[Outcome, str]:
 
 def _judge_quarantine(pair: QuarantinePair) -> tuple[Outcome, str]:
     text = (
-        f"transfers failed or recomputed, {pair.more} ({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules}): "
-        f"{pair.lost_share.points()}"
+        f"transfers failed or recomputed, more - fewer failures to close: {pair.lost_share.points()}; {pair.more} "
+        f"({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules})"
     )
     return _judge_lost(pair.lost_share), text
