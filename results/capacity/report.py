@@ -34,7 +34,9 @@ def build_page(analysis: CapacityAnalysis) -> Page:
     for policy in sorted(analysis.policies, key=_order):
         text = describe_answer(policy)
         if policy.answer.unfinished is not None or policy.answer.fewest is None:
-            questions.append(OpenQuestion(policy.label, text, _find_remedy(policy), FIGURE))
+            unfinished = policy.answer.unfinished is not None
+            outcome = Outcome.OPEN if unfinished else Outcome.UNDECIDED
+            questions.append(OpenQuestion(policy.label, text, _find_remedy(policy), FIGURE, outcome.value))
         elif analysis.traces < MIN_PAIRED:
             seen = f"{_describe_traces(analysis)} at each point: another trace of the same load may differ. {text}"
             questions.append(OpenQuestion(policy.label, seen, TRIALS_REMEDY, FIGURE))

@@ -66,6 +66,12 @@ class Attribution:
     cause: Cause
     reason: str
 
+    @property
+    def reach(self) -> float | None:
+        """The largest share that can account for the tax; None = not known."""
+        shares = {"p50": self.share_p50, "mean": self.share_mean, PREFILL_MEAN: self.share_prefill}
+        return _find_reach(self.row.metric, shares)
+
     def describe(self) -> dict[str, Any]:
         """As in `tax.json`: load, config, metric, tax, and the other fields."""
         fields: dict[str, Any] = msgspec.to_builtins(self)

@@ -223,7 +223,8 @@ NOISE_FLOOR = "the noise floor"
 NO_SLO = "Goodput needs an SLO: `--set slo.ttft_s=0.5 --set slo.tpot_s=0.05`."
 
 
-def _sustained_text(row: CapacityCost) -> str:
+def list_sustained(row: CapacityCost) -> list[str]:
+    """In req/s, with the first saturated rate; several where launches differ."""
     texts = []
     for sustained, saturated in dict.fromkeys(zip(row.sustained_per_s, row.next_per_s, strict=True)):
         low = "below the lowest rate" if sustained is None else f"{sustained:g}"
@@ -231,7 +232,7 @@ def _sustained_text(row: CapacityCost) -> str:
             texts.append(f"{low} (saturated at {saturated:g})")
         else:
             texts.append(NOT_MEASURED if sustained is None else f"at least {low}")
-    return "; ".join(texts)
+    return texts
 
 
 def _show_peak(peak: Estimate) -> Estimate | str:
@@ -249,7 +250,7 @@ def _change_text(relative: Relative | None) -> str:
 
 CAPACITY_COLUMNS: tuple[Column[CapacityCost], ...] = (
     Column("config", lambda row: row.config),
-    Column("sustained req/s", _sustained_text),
+    Column("sustained req/s", lambda row: "; ".join(list_sustained(row))),
     Column("highest throughput req/s", lambda row: _show_peak(row.peak_per_s)),
     Column("vs plain", lambda row: _change_text(row.peak_change)),
     Column("goodput req/s", lambda row: row.goodput_per_s),

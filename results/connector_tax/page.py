@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from results.connector_tax.analyze import Analysis
+from results.connector_tax.attribution import Attribution, Cause
+from results.connector_tax.capacity import list_sustained
 from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT, in_order
+from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import count_planned, describe_launches, describe_time
 from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
@@ -16,7 +20,15 @@ from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
-from results.statistics.judgement import Outcome, Verdict, excluded_above, few_launches, judged, name_remedy
+from results.statistics.judgement import (
+    Outcome,
+    Verdict,
+    excluded_above,
+    few_launches,
+    judged,
+    list_some,
+    name_remedy,
+)
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {metric: TITLES[metric] for metric in RATIOS}
@@ -30,6 +42,18 @@ MOST_SLOW = 0.05
 """The page names the share of seconds under load with a slow core above this."""
 MOST_LATE = 0.1
 """The page counts a cell whose client's lateness at p90 is above this share of its TTFT p90."""
+SAME_SUM = 0.01
+"""The page names the hooks' sum with `wait_for_save` where it differs by more than this share."""
+MOST_CHANGES = 2
+"""Settings that vLLM changed for a config, as the page names them."""
+CAUSES = {
+    Cause.CALLBACKS: "hooks may account for it: up to {reach} of a step",
+    Cause.CHANGES: "outside its hooks' {reach} of a step; vLLM changed the engine",
+    Cause.NOT_ATTRIBUTABLE: "not attributable: outside its hooks' {reach} of a step, vLLM changed nothing",
+    Cause.UNDECIDED: "cause undecided",
+    Cause.OPEN: "cause open",
+}
+"""Of a distinguishable tax. `reach`: the largest share of plain's step that the hooks take."""
 WHOLE = "full"
 """The preset with all rates and shapes, the default of a run."""
 QUESTION = (
@@ -41,15 +65,17 @@ QUESTION = (
 def build_page(analysis: Analysis) -> Page:
     rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
     configs = sorted({row.config for row in rows}, key=in_order)
+    causes = [one for one in analysis.attribution if (one.row.phase, one.row.reference) == ("A", REF_SAFE)]
     judged, questions = _judge_hypotheses(analysis)
     page = Page(
         question=QUESTION,
         setting=_describe_setting(analysis, rows),
         noise=_describe_noise(analysis),
         answers=(
-            *(_answer_config(config, [row for row in rows if row.config == config]) for config in configs),
+            *(_answer_config(config, rows, causes) for config in configs),
             *judged,
             *_answer_rates(analysis),
+            *_answer_capacity(analysis),
         ),
         undecided=tuple(questions),
         trouble=_list_trouble(analysis),
@@ -84,11 +110,12 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
         "the noise floor: each by itself)"
     )
     brackets = together if judged else "the 95 % spread within the launch, on which no verdict rests"
+    shares = "; a share of a step has none" if rows else ""
     launches = describe_launches(analysis.cells, facts.cells)
     scope = " The sizes hold for this CPU and model, not for a GPU." if facts.engine_kind == "cpu" else ""
     return (
         f"{facts.label}: {where}{version}{host}.{scope}",
-        f"{len(analysis.cells)} cells, {launches}; {load}. Brackets hold {brackets}.",
+        f"{len(analysis.cells)} cells, {launches}; {load}. Brackets hold {brackets}{shares}.",
     )
 
 
@@ -165,22 +192,47 @@ def _format_signed(fraction: float) -> str:
     return f"{fraction * 100:+.0f}" if abs(fraction) >= 0.00995 else f"{fraction * 100:+.1f}"
 
 
-def _answer_config(config: str, rows: Sequence[TaxRow]) -> PageAnswer:
-    by_metric = {row.metric: row for row in rows}
+def _answer_config(config: str, rows: Sequence[TaxRow], causes: Sequence[Attribution]) -> PageAnswer:
+    """`rows`, `causes`: of all configs at ref_safe."""
+    by_metric = {row.metric: row for row in rows if row.config == config}
+    cause_of = {one.row.metric: one for one in causes if one.row.config == config}
     taxes = [(name, by_metric[metric]) for metric, name in LATENCIES.items() if metric in by_metric]
-    parts = [f"{name} {format_fraction(row.estimate)}{_describe_verdict(row)}" for name, row in taxes]
+    parts = [
+        f"{name} {format_fraction(row.estimate)}{_describe_verdict(row, cause_of.get(row.metric))}"
+        for name, row in taxes
+    ]
+    anchor = next(iter(cause_of.values()), None)
+    changed = () if anchor is None else anchor.changed
     callbacks = by_metric.get(Metric.CALLBACK_P50)
     if callbacks is not None and callbacks.estimate.value is not None:
         bounded = callbacks.estimate.low is not None
         without = "" if bounded else " (no interval)"
-        parts.append(f"hooks {callbacks.estimate.text(3)} us per step at the median{without}")
-    return PageAnswer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}.", TAXES)
+        share = "" if anchor is None else _describe_share(anchor, callbacks.estimate.value)
+        parts.append(f"hooks {callbacks.estimate.text(3)} us per step at the median{without}{share}")
+    engine = f"; vLLM changed {list_some(changed, MOST_CHANGES)}" if changed else ""
+    return PageAnswer(config, _sum_up([row for _, row in taxes]), f"{', '.join(parts)}{engine}.", TAXES)
 
 
-def _describe_verdict(row: TaxRow) -> str:
-    """Where the interval covers no effect: which effects it excludes, in the precision of the tables."""
-    limit = excluded_above(row.estimate) if row.verdict == Verdict.NOT_DISTINGUISHABLE else None
-    return "" if limit is None else f" (above {format_percent(limit, 1)} excluded)"
+def _describe_share(anchor: Attribution, specified_us: float) -> str:
+    """The share of all hooks; `specified_us`: of those without `wait_for_save`, as the specification sums them."""
+    all_us = anchor.callbacks_p50_us
+    if all_us is None or anchor.share_p50 is None or anchor.plain_step_p50_us is None:
+        return ""
+    with_save = "" if math.isclose(all_us, specified_us, rel_tol=SAME_SUM) else f"{figure(all_us, 3)} us with saving, "
+    return f", {with_save}{format_percent(anchor.share_p50, 1)} of {BASELINE}'s {anchor.plain_step_p50_us:.0f} us"
+
+
+def _describe_verdict(row: TaxRow, anchor: Attribution | None) -> str:
+    """What an interval that covers no effect excludes, in the precision of the tables; else what may be the cause."""
+    if row.verdict is None:
+        return ""
+    if row.verdict == Verdict.NOT_DISTINGUISHABLE:
+        limit = excluded_above(row.estimate)
+        return "" if limit is None else f" (above {format_percent(limit, 1)} excluded)"
+    if anchor is None:
+        return ""
+    reach = "unknown share" if anchor.reach is None else format_percent(anchor.reach, 1)
+    return f" ({CAUSES[anchor.cause].format(reach=reach)})"
 
 
 def _sum_up(rows: Sequence[TaxRow]) -> str:
@@ -212,6 +264,38 @@ def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
     steps = f"steps of the grid{', by one launch per config' if once else ''}: no interval"
     text = f"{values} ({steps}); {why}{'' if why.endswith('...') else '.'}"
     yield PageAnswer("Rates without saturation", "", text, RATES)
+
+
+def _answer_capacity(analysis: Analysis) -> Iterator[PageAnswer]:
+    """The rate that each config sustains, and its goodput where the plan has an SLO."""
+    rows = sorted(analysis.capacity, key=lambda row: in_order(row.config))
+    configs = dict[str, list[str]]()
+    for row in rows:
+        if any(rate is not None for rate in (*row.sustained_per_s, *row.next_per_s)):
+            configs.setdefault(" or ".join(sorted(list_sustained(row))), []).append(row.config)
+    if not configs:
+        return
+    if len(configs) == 1:
+        text = f"all configs sustain {next(iter(configs))} req/s (steps: no interval)"
+    else:
+        each = (f"{rate} under {', '.join(names)}" for rate, names in configs.items())
+        text = f"sustained req/s {'; '.join(each)} (steps: no interval)"
+    goodputs = {row.config: row.goodput_per_s for row in rows if row.goodput_per_s is not None}
+    yield PageAnswer("Capacity", "", f"{text}{_describe_goodputs(goodputs, Slo(**analysis.facts.slo))}.", RATES)
+
+
+def _describe_goodputs(goodputs: Mapping[str, Estimate], slo: Slo) -> str:
+    """With the reason of a missing interval, once where all have the same; empty where none is known."""
+    known = {config: one for config, one in goodputs.items() if one.value is not None}
+    if not known:
+        return ""
+    why = {
+        config: "" if one.low is not None else f" (no interval: {cut_text(one.reason or 'one launch')})"
+        for config, one in known.items()
+    }
+    shared = next(iter(why.values())) if len(set(why.values())) == 1 else ""
+    shown = (f"{config} {one.text(3)}{'' if shared else why[config]}" for config, one in known.items())
+    return f"; goodput with {slo}, req/s: {', '.join(shown)}{shared}"
 
 
 def _list_trouble(analysis: Analysis) -> str:

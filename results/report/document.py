@@ -14,7 +14,7 @@ from rich.text import Text
 from results.records.run_folder import RunFacts
 from results.report.content import ReportText
 from results.report.figure import Figure
-from results.report.page import Page, describe_sentence, group_by_figure, group_remedies
+from results.report.page import REMEDIES_TITLE, Page, describe_sentence, group_by_figure, group_remedies
 from results.report.table import Table
 
 APPENDIX = "Appendix"
@@ -61,7 +61,7 @@ def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
                 lines += ["", _markdown_image(images.pop(number)), ""]
         lines += [""] if lines[-1] else []
     remedies = [f"- {names}: {decides}." for names, decides in group_remedies(page.undecided)]
-    return [*lines, *(["What would decide these:", "", *remedies, ""] if remedies else [])]
+    return [*lines, *([REMEDIES_TITLE, "", *remedies, ""] if remedies else [])]
 
 
 def _markdown_image(figure: Figure) -> str:

@@ -10,7 +10,15 @@ from string import Template
 
 from results.report.content import Report
 from results.report.figure import Figure
-from results.report.page import OpenQuestion, Page, PageAnswer, group_by_figure, group_remedies
+from results.report.page import (
+    REMEDIES_TITLE,
+    OpenQuestion,
+    Page,
+    PageAnswer,
+    group_by_figure,
+    group_remedies,
+)
+from results.report.print_sheet import PRINT_CSS
 from results.report.table import Table
 
 _STYLE = """
@@ -44,18 +52,7 @@ details { margin: .3rem 0; font-size: .88rem; }
   :root { --paper: #16181b; --ink: #e6e6e6; --quiet: #a0a4a8; }
   figure img { filter: invert(0.9) hue-rotate(180deg); }
 }
-@page { size: A4; margin: 12mm; }
-@media print {
-  :root { --paper: #fff; --ink: #000; --quiet: #444; }
-  body { font-size: 7.6pt; line-height: 1.24; max-width: none; padding: 0; }
-  h1 { font-size: 12pt; } h2 { font-size: 9.5pt; margin: .6rem 0 .2rem; } .question { font-size: 9.5pt; }
-  #appendix { display: none; }
-  .beside { display: grid; grid-template-columns: 10fr 11fr; break-inside: avoid; }
-  .beside figure { margin: 0; } .beside img { max-height: 56mm; } .beside figcaption { display: none; }
-  figure img { filter: none; border: 0; }
-}
 """
-"""Print shows the page alone, on one sheet; the appendix is for the screen."""
 
 _CODE = re.compile("`([^`]+)`")
 
@@ -103,7 +100,7 @@ def build_page(report: Report, drawn: Mapping[int, str], beside: Mapping[int, st
     contents = [f'<li><a href="#s{number}">{escape(title)}</a></li>' for number, (title, _) in enumerate(parts, 1)]
     return _PAGE.substitute(
         title=escape(report.title),
-        style=_STYLE,
+        style=f"{_STYLE.rstrip()}{PRINT_CSS}",
         page=_render_answers(report.page, report.figures, beside),
         opening=_render_prose(report.text.opening),
         contents="\n".join(contents),
@@ -129,15 +126,14 @@ def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, 
                 parts.append(f'<div class="beside">{listed}\n{_render_image(figure, beside[number])}</div>')
     remedies = [f"{names}: {decides}." for names, decides in group_remedies(page.undecided)]
     if remedies:
-        parts.append(f"<p>What would decide these:</p>\n{_render_list(remedies)}")
+        parts.append(f"<p>{REMEDIES_TITLE}</p>\n{_render_list(remedies)}")
     return "\n".join(parts)
 
 
 def _render_sentence(one: PageAnswer | OpenQuestion) -> str:
     shown = ""
     if one.outcome:
-        outcome = f'<span class="outcome">{escape(one.outcome)}</span>'
-        shown = f" ({outcome})" if isinstance(one, PageAnswer) else f" stay {outcome}"
+        shown = f' (<span class="outcome">{escape(one.outcome)}</span>)'
     return f"<li><b>{escape(one.name)}</b>{shown}: {_render_prose(one.text)}</li>"
 
 

@@ -1,4 +1,5 @@
-"""A run's result on one page: what was asked, the answers with their intervals, what stays undecided, two figures.
+"""A run's result on one page: what was asked, the answers with their intervals, what stays undecided or open, and two
+figures.
 
 The page begins report.md and report.html, is the first section of the console's Results, and is shown when a run ends.
 """
@@ -16,14 +17,20 @@ from rich.text import Text
 
 from results.records.layout import RunLayout
 from results.report.judgements import outcome_text
-from results.statistics.judgement import SEVERAL, Judgement, Outcome
+from results.report.print_sheet import HEIGHT_MM, Part, estimate_height_mm
+from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome
 
 MOST_BYTES = 8000
 """Of the page as Markdown."""
 _FRAME_BYTES, _MARKS_BYTES = 450, 8
 """Of the page's headings and figure lines, and of the Markdown around each sentence."""
-MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON = 16, 14, 200
-"""Sentences, and characters of a judgement's reason; the tables of the appendix have the rest."""
+MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON, MOST_NAMES = 16, 14, 200, 600
+"""Sentences, and characters of a judgement's reason and of a list of claims; the tables of the appendix have the rest.
+"""
+IN_APPENDIX = "its intervals: in the appendix"
+REMEDIES_TITLE = "What would decide these:"
+TITLE_LENGTH = 70
+"""Characters of a report's title: kind, date, experiment and profile."""
 TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
 
 
@@ -49,10 +56,16 @@ class OpenQuestion:
     decides: str
     """What would decide it; questions with the same remedy share it. Empty = no single remedy."""
     figure: int = 0
-    outcome: str = ""
-    """`undecided` or `open`, where several claims share the sentence: `text` is then the reason alone."""
+    outcome: str = Outcome.UNDECIDED.value
+    """`undecided`, `open`, or `open` with its label: `open: not testable at this scale`."""
     claims: tuple[str, ...] = ()
-    """Names of the claims that share the sentence; `name` joins them. Empty = one claim."""
+    """Names of the claims that share the sentence; `name` joins them, and `text` is the reason alone. Empty = one
+    claim."""
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing was judged, rather than that the numbers allow both."""
+        return self.outcome.partition(":")[0] == Outcome.OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class Page:
     """What two launches of the same thing differ by, or why that is not known."""
     answers: tuple[PageAnswer, ...]
     undecided: tuple[OpenQuestion, ...]
+    """And what is open."""
     trouble: str = ""
     """What keeps the page from being whole; empty = nothing."""
     again: tuple[str, str] | None = None
@@ -85,17 +99,23 @@ class Page:
         """Title and sentences of each section that has any."""
         if self.answers:
             yield "Answers", self.answers
-        if self.undecided:
-            yield "Undecided", self.undecided
+        undecided, left_open = ([one for one in self.undecided if one.is_open is side] for side in (False, True))
+        if undecided:
+            yield "Undecided", undecided
+        if left_open:
+            yield "Open", left_open
 
 
 def fit_page(page: Page) -> Page:
-    """Cut answers and questions until the page has at most MOST_BYTES; it states how many are left out."""
+    """Cut answers and questions until the page has at most MOST_BYTES and fits on one printed sheet.
+
+    It states how many are left out.
+    """
     kept, asked = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
     while True:
         answers, undecided = _keep_answers(page.answers, kept), _keep_questions(page.undecided, asked)
-        fitted = replace(page, answers=answers, undecided=undecided)
-        if _count_bytes(fitted) <= MOST_BYTES or kept + asked <= 1:
+        fitted = replace(page, answers=answers, undecided=undecided, trouble=cut_text(page.trouble, MOST_NAMES))
+        if _has_room(fitted) or kept + asked <= 1:
             return fitted
         if kept > asked:
             kept -= 1
@@ -112,8 +132,33 @@ def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswe
 def _keep_questions(questions: tuple[OpenQuestion, ...], most: int) -> tuple[OpenQuestion, ...]:
     if len(questions) <= most:
         return questions
-    names = ", ".join(one.name for one in questions[most:])
-    return (*questions[:most], OpenQuestion("More", f"{cut_text(names)} (in the appendix).", ""))
+    more = [[one for one in questions[most:] if one.is_open is side] for side in (False, True)]
+    return (*questions[:most], *(_name_rest(rest) for rest in more if rest))
+
+
+def _name_rest(questions: Sequence[OpenQuestion]) -> OpenQuestion:
+    names = ", ".join(one.name for one in questions)
+    outcome = Outcome.OPEN if questions[0].is_open else Outcome.UNDECIDED
+    return OpenQuestion("More", f"{cut_text(names)} (in the appendix).", "", outcome=outcome.value)
+
+
+def _has_room(page: Page) -> bool:
+    return _count_bytes(page) <= MOST_BYTES and estimate_height_mm(list_blocks(page), len(page.figures)) <= HEIGHT_MM
+
+
+def list_blocks(page: Page) -> Iterator[tuple[Part, str]]:
+    """The page in print, block by block."""
+    yield Part.TITLE, "-" * TITLE_LENGTH
+    yield Part.QUESTION, page.question
+    for text in filter(None, (" ".join(page.setting), page.noise, page.trouble)):
+        yield Part.PARAGRAPH, text
+    for title, sentences in page.sections:
+        yield Part.HEADING, title
+        yield from ((Part.ITEM, f"{one.name}{describe_sentence(one)}") for one in sentences)
+    remedies = group_remedies(page.undecided)
+    if remedies:
+        yield Part.PARAGRAPH, REMEDIES_TITLE
+        yield from ((Part.ITEM, f"{names}: {decides}.") for names, decides in remedies)
 
 
 def _count_bytes(page: Page) -> int:
@@ -129,27 +174,26 @@ def split_judgements(
 ) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """The decided ones as answers, the others with what would decide them: one question per reason and remedy."""
     answers = list[PageAnswer]()
-    alike: dict[tuple[Outcome, str, str], list[Judgement]] = {}
+    alike: dict[tuple[str, str, str], list[Judgement]] = {}
     for one in judgements:
         if one.outcome.is_decided:
             answers.append(PageAnswer(one.name, outcome_text(one), _state_claim(one), figure))
         else:
             # An interval does not make a claim open: claims that are open for one reason may have different ones.
             reason = one.reason if one.outcome == Outcome.OPEN else _explain(one)
-            alike.setdefault((one.outcome, reason, decides(one)), []).append(one)
+            alike.setdefault((outcome_text(one), reason, decides(one)), []).append(one)
     return answers, [_ask_together(group, remedy, figure) for (_, _, remedy), group in alike.items()]
 
 
 def _ask_together(judgements: Sequence[Judgement], remedy: str, figure: int) -> OpenQuestion:
     """One question for claims with the same outcome and reason."""
     first = judgements[0]
+    outcome = outcome_text(first)
     if len(judgements) == 1:
-        return OpenQuestion(first.name, _state_claim(first), remedy, figure)
+        return OpenQuestion(first.name, _state_claim(first), remedy, figure, outcome)
     names = tuple(one.name for one in judgements)
-    why = _explain(first)
-    if any(_explain(one) != why for one in judgements):
-        why = f"{cut_text(first.reason)} (no interval here: verdicts.json has each claim's)"
-    return OpenQuestion(_join_names(names), _end_sentence(why), remedy, figure, first.outcome.value, names)
+    why = cut_text(first.reason) if first.outcome == Outcome.OPEN else _explain(first)
+    return OpenQuestion(cut_text(_join_names(names), MOST_NAMES), _end_sentence(why), remedy, figure, outcome, names)
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -204,27 +248,38 @@ def _end_sentence(text: str) -> str:
 
 
 def explain_interval(text: str, judgement: Judgement) -> str:
-    """The text; where it states no interval, with the interval that decided or the reason why there is none."""
+    """The text; where it states no interval, with the interval that decided or the reason why there is none.
+
+    Of an open judgement no number decided: one that was measured all the same is named as not judged.
+    """
     measured = judgement.measured
     if "[" in text:
         return text
     if measured.value is not None and measured.low is not None and measured.high is not None:
         of = next((name for name, one in judgement.numbers.items() if one == measured), "measured")
-        return f"{text}; {judgement.quantity or of}: {measured.text(3)}"
-    if not re.search(r"\d", text) or (measured.reason and measured.reason in text):
+        not_judged = "not judged: " if judgement.outcome == Outcome.OPEN else ""
+        return f"{text}; {not_judged}{judgement.quantity or of}: {measured.text(3)}"
+    if judgement.outcome == Outcome.OPEN or not re.search(r"\d", text):
         return text
-    counted = measured.reason is None or measured == SEVERAL
-    return f"{text} (no interval: {'counted, not sampled' if counted else measured.reason})"
+    if measured.reason and measured.reason in text:
+        return text
+    if measured == SEVERAL:
+        return f"{text} ({IN_APPENDIX})"
+    return f"{text} (no interval: {cut_text(measured.reason or COUNTED.reason or '')})"
 
 
 def cut_text(text: str, most: int = MOST_REASON) -> str:
-    """At most this many characters: cut between two clauses, else between two words, never inside brackets."""
+    """At most this many characters: cut between two clauses, else between two words, never inside brackets.
+
+    An interval among these characters is not cut off.
+    """
     if len(text) <= most:
         return text
-    for between in ("; ", " "):
+    whole = "]" in text[:most]
+    for between in ("; ", ", ", " "):
         cuts = [match.start() for match in re.finditer(re.escape(between), text[:most])]
         outside = [cut for cut in cuts if text.count("[", 0, cut) == text.count("]", 0, cut)]
-        if outside:
+        if outside and ("]" in text[: outside[-1]] or not whole or between == " "):
             return f"{text[: outside[-1]]} ..."
     return f"{text[:most]} ..."
 
@@ -235,7 +290,7 @@ def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
     for one in questions:
         if one.decides:
             by_remedy.setdefault(one.decides, []).extend(one.claims or (one.name,))
-    return [(_separate_names(names), remedy) for remedy, names in by_remedy.items()]
+    return [(cut_text(_separate_names(names), MOST_NAMES), remedy) for remedy, names in by_remedy.items()]
 
 
 def group_by_figure(
@@ -247,9 +302,7 @@ def group_by_figure(
 
 def describe_sentence(one: PageAnswer | OpenQuestion) -> str:
     """Its outcome and its text, to be appended to its name."""
-    if not one.outcome:
-        return f": {one.text}"
-    return f" ({one.outcome}): {one.text}" if isinstance(one, PageAnswer) else f" stay {one.outcome}: {one.text}"
+    return f" ({one.outcome}): {one.text}" if one.outcome else f": {one.text}"
 
 
 def render_terminal(page: Page, folder: Path, width: int) -> Text:

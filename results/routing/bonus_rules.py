@@ -1,6 +1,7 @@
 """The rules of D1, D3, D5, D6, D7 and Q1 of specs/load_floor.md: what the bonus changes, by its intervals.
 
-Pure functions of LoadFloor. A difference whose interval covers zero answers nothing.
+Pure functions of LoadFloor. A difference whose interval covers zero answers nothing. A reason begins with the intervals
+that decided, so that they are whole where a page cuts it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from results.records.count import format_count
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
-from results.routing.transport_rules import describe_lost
-from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged, list_some
+from results.routing.transport_rules import describe_difference
+from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged
+from results.statistics.student import find_p_value
 
 OVERLAP_WITHIN = 0.05
 """The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
@@ -28,6 +30,7 @@ DISTINGUISHED_BY = {
     "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
 }
 """The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
+OF_FAILURES = {"lost_share": "transfers failed or recomputed", "completed_share": "turns completed"}
 NO_PAIR = "it needs kv_aware with the bonus and without in one run, under one load"
 
 
@@ -36,24 +39,30 @@ def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
-    text = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
+    counts = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
+    text = "; ".join((*_describe_changes(reference, fixed, OF_FAILURES), counts))
     fewer, more = Verdict.LOWER, Verdict.HIGHER
     lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
     better, worse = fewer in lost or more in done, more in lost or fewer in done
     if better != worse:
         return (Outcome.HOLDS if better else Outcome.FAILS), text
     if not reference.failed_turns + reference.lost_transfers:
-        return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
-    why = "better by one number and worse by another" if better else _describe_level(fixed)
+        return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {counts}"
+    why = "better by one number and worse by another" if better else "not distinguishable"
     return Outcome.UNDECIDED, f"{why}: {text}"
 
 
-def _describe_level(fixed: Sequence[FloorVariant]) -> str:
-    """Of bonuses that do not differ from the reference: which differences in lost transfers each excludes."""
-    lost = ((one.label, one.differences.get("lost_share", Estimate(None))) for one in fixed)
-    texts = [f"{label} {describe_lost(share)}" for label, share in lost if share.value is not None]
-    differences = f"; difference in transfers failed or recomputed: {list_some(texts, most=2)}" if texts else ""
-    return f"not distinguishable{differences}"
+def _describe_changes(reference: FloorVariant, fixed: Sequence[FloorVariant], names: Iterable[str]) -> Iterator[str]:
+    """What each bonus changes against the reference, with the intervals; the distinguishable changes first."""
+
+    def is_unclear(one: FloorVariant, name: str) -> bool:
+        return one.verdict(name) in (None, Verdict.NOT_DISTINGUISHABLE)
+
+    for one in sorted(fixed, key=lambda one: all(is_unclear(one, name) for name in names)):
+        known = sorted((name for name in names if name in one.differences), key=lambda name: is_unclear(one, name))
+        if known:
+            changes = ", ".join(f"{OF_FAILURES[name]} {describe_difference(one.differences[name])}" for name in known)
+            yield f"{one.label} against {reference.label}: {changes}"
 
 
 def _describe_fall(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
@@ -71,7 +80,7 @@ def judge_shape(floor: LoadFloor) -> tuple[Outcome, str]:
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
     others = [one for one in floor.compared if _is_alternative(one)]
-    text = "; ".join(_describe_shape(one) for one in (reference, *fixed, *others))
+    text = "; ".join(_describe_shape(one) for one in (*fixed, reference, *others))
     if unknown := _name_uncounted((reference, *fixed)):
         return Outcome.OPEN, f"{unknown}: {text}"
     if all(one.spread is False for one in fixed):
@@ -128,11 +137,18 @@ def _exclude_ttft(one: FloorVariant, other: FloorVariant) -> str:
 def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
     """The numbers by which the first is distinguishably better than the second, and those by which it is worse."""
     better, worse = list[str](), list[str]()
-    for quantity, (title, good, bad) in DISTINGUISHED_BY.items():
+    for quantity, (_, good, bad) in DISTINGUISHED_BY.items():
         verdict = one.verdict(quantity, other.label)
-        better += [title] if verdict == good else []
-        worse += [title] if verdict == bad else []
+        better += [_describe_difference(one, quantity, other.label)] if verdict == good else []
+        worse += [_describe_difference(one, quantity, other.label)] if verdict == bad else []
     return better, worse
+
+
+def _describe_difference(one: FloorVariant, quantity: str, other: str = "") -> str:
+    """With its interval; to the reference or to the label `other`."""
+    difference = (one.against.get(other, {}) if other else one.differences)[quantity]
+    shown = f"{difference.text(3)} times" if quantity == TTFT_RATIO else difference.points()
+    return f"{DISTINGUISHED_BY[quantity][0]} {shown}"
 
 
 def _list_slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
@@ -161,8 +177,11 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
         return Outcome.UNDECIDED, f"neither spreads the sessions: {text}"
     better, worse = _better_and_worse(mean, most)
     if bool(better) == bool(worse):
-        why = f"both spread the sessions, and neither is distinguishably better{_exclude_ttft(mean, most)}"
-        return Outcome.UNDECIDED, f"{why}: {text}"
+        known = [name for name in DISTINGUISHED_BY if name in mean.against.get(most.label, {})]
+        between = ", ".join(_describe_difference(mean, name, most.label) for name in known)
+        versus = f"{mean.label} against {most.label}: {between}"
+        why = "both spread the sessions, and neither is distinguishably better"
+        return Outcome.UNDECIDED, f"{why}: {versus}{_exclude_ttft(mean, most)}; {text}"
     why = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
     return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
 
@@ -180,7 +199,7 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     if len(tried) < 2:
         only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
         return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_describe_shape, own)))
-    text = "; ".join(_describe_shape(one) for one in own)
+    text = "; ".join(_describe_shape(one) for one in sorted(own, key=lambda one: _bonus_of(one) != DEFAULT_K))
     if unknown := _name_uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
     by_answer = {
@@ -214,12 +233,27 @@ def judge_sessions(floor: LoadFloor) -> tuple[Outcome, str]:
     if unknown := _name_uncounted(floor.compared):
         return Outcome.OPEN, f"{size}: {unknown}"
     named = [(one, name) for one in _list_bonuses(floor) for name in DISTINGUISHED_BY if name != "lost_share"]
-    count = sum(one.verdict(name) in (Verdict.HIGHER, Verdict.LOWER) for one, name in named)
+    unclear = [(one, name) for one, name in named if one.verdict(name) not in (Verdict.HIGHER, Verdict.LOWER)]
     kinds = "direct to D, overlap kept, TTFT p90"
-    text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
-    if count == len(named):
-        return Outcome.HOLDS, text
-    return Outcome.UNDECIDED, f"{text}; whether twice the sessions decide the others needs a run with them"
+    text = f"{len(named) - len(unclear)} of {len(named)} differences ({kinds}) are distinguishable from none"
+    if not unclear:
+        return Outcome.HOLDS, f"{size}: {text}; {_describe_least_clear(named)}"
+    remedy = "whether twice the sessions decide the others needs a run with them"
+    return Outcome.UNDECIDED, f"{size}: {text}; {_describe_least_clear(unclear)}; {remedy}"
+
+
+def _describe_least_clear(named: Sequence[tuple[FloorVariant, str]]) -> str:
+    """The difference to the reference with the largest p."""
+
+    def find_p(pair: tuple[FloorVariant, str]) -> float:
+        one, name = pair
+        return find_p_value(one.differences[name], 1.0 if name == TTFT_RATIO else 0.0) or 0.0
+
+    known = [(one, name) for one, name in named if name in one.differences]
+    if not known:
+        return f"not measured: {named[0][0].label}"
+    one, name = max(known, key=find_p)
+    return f"the least clear: {one.label}: {_describe_difference(one, name)}"
 
 
 def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -227,16 +261,17 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
-    text = "; ".join(map(_describe_failures, (reference, *fixed)))
+    counts = "; ".join(map(_describe_failures, (*fixed, reference)))
     if not reference.lost_transfers:
-        return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {text}"
+        return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {counts}"
+    text = "; ".join((*_describe_changes(reference, fixed, ["lost_share"]), counts))
     lossless = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
     if lossless:
         return Outcome.HOLDS, f"no transfer was lost under {', '.join(lossless)}: {text}"
     least = [decisive(one.values["lost_share"]).low for one in fixed]
     if all(low is not None and low > 0 for low in least):
-        return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {text}"
-    return Outcome.UNDECIDED, f"{_describe_level(fixed)}: {text}"
+        return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {counts}"
+    return Outcome.UNDECIDED, f"not distinguishable: {text}"
 
 
 def count_compared(floor: LoadFloor) -> int:
@@ -287,7 +322,7 @@ def _name_uncounted(variants: Iterable[FloorVariant]) -> str:
 
 def _describe_failures(one: FloorVariant) -> str:
     lost = f", {one.lost_transfers} of {one.transfers} transfers failed or recomputed" if one.transfers else ""
-    share = f" ({_format_percent(one.values['lost_share'])})" if one.transfers else ""
+    share = f" ({_format_share(one.values['lost_share'])})" if one.transfers else ""
     return f"{one.label}: {one.failed_turns} of {one.turns} turns failed{lost}{share}"
 
 
@@ -296,17 +331,32 @@ def _describe_shape(one: FloorVariant) -> str:
 
 
 def _list_numbers(one: FloorVariant) -> Iterator[str]:
+    """What decides whether it works comes first: the smallest share and the overlap kept."""
     even = 1 / one.instances
-    least = _format_percent(one.values["least_share"])
     yield (
-        f"smallest share of the sessions {least} (even {format_percent(even)}, asked "
-        f"{format_percent(NON_TRIVIAL * even)})"
+        f"smallest share of the sessions {_format_share(one.values['least_share'])} (even {format_percent(even)}, "
+        f"asked {format_percent(NON_TRIVIAL * even)})"
     )
-    mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)", None: ""}
-    for name in ("direct_rate", "overlap_kept"):
-        yield f"{DISTINGUISHED_BY[name][0]} {_format_percent(one.values[name])}{mark[one.verdict(name)]}"
-    yield f"TTFT p90 {one.values['ttft_p90_s'].text(3, 1e3)} ms{mark[one.verdict(TTFT_RATIO)]}"
+    for name in ("overlap_kept", "direct_rate"):
+        yield f"{DISTINGUISHED_BY[name][0]} {_format_share(one.values[name])}{_describe_change(one, name)}"
+    yield f"TTFT p90 {one.values['ttft_p90_s'].text(3, 1e3)} ms{_describe_change(one, TTFT_RATIO)}"
 
 
-def _format_percent(share: Estimate) -> str:
-    return "-" if share.value is None else format_percent(share.value, 1)
+def _describe_change(one: FloorVariant, name: str) -> str:
+    """On which side of the reference the interval of the difference is, and that; empty where there is no verdict."""
+    words = {Verdict.HIGHER: "higher", Verdict.LOWER: "lower", Verdict.NOT_DISTINGUISHABLE: "n.d."}
+    verdict = one.verdict(name)
+    if verdict is None:
+        return ""
+    difference = one.differences[name]
+    shown = f"{difference.text(3)} times" if name == TTFT_RATIO else difference.points()
+    return f" ({words[verdict]}: {shown})"
+
+
+def _format_share(share: Estimate) -> str:
+    """`70.0 % [65.1, 74.9]`; without brackets where there is no interval, `-` where it is unknown."""
+    if share.value is None:
+        return "-"
+    if share.low is None or share.high is None:
+        return format_percent(share.value, 1)
+    return f"{format_percent(share.value, 1)} [{share.low * 100:.1f}, {share.high * 100:.1f}]"

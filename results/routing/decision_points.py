@@ -27,7 +27,7 @@ from results.routing.bonus_rules import (
 from results.routing.load_floor import LoadFloor, change_floor_level, split_by_load, take_floor_points
 from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run
 from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
-from results.statistics.judgement import Judgement, Outcome, few_launches
+from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
 
 
@@ -68,7 +68,8 @@ def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:
     if why := floor.no_logs:
         return Judgement(one.name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)
     p, point = _find_p(one, floor), _judge_point(one, floor)
-    return Judgement(one.name, one.claim, one.rule, *one.judge(floor), prior=prior, p=p, point=point)
+    measured = COUNTED if one.count_chances is None else SEVERAL
+    return Judgement(one.name, one.claim, one.rule, *one.judge(floor), measured, prior=prior, p=p, point=point)
 
 
 def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
@@ -176,7 +177,8 @@ DECISION_POINTS = (
 def _leave_open(name: str, claim: str, default: str, reason: str) -> Judgement:
     prior = f"the specification's default: {default}"
     rule = "not judged in a simulation"
-    return Judgement(name, claim, rule, Outcome.OPEN, reason, unknown(reason), label="not testable", prior=prior)
+    label, needs = "not testable", "a run on real engines"
+    return Judgement(name, claim, rule, Outcome.OPEN, reason, unknown(reason), label=label, prior=prior, needs=needs)
 
 
 NOT_SIMULATED = (

@@ -210,7 +210,7 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
 
     def find_remedy(judgement: Judgement) -> str:
         if judgement.outcome == Outcome.OPEN:
-            return "a run that measures what each sentence names as missing"
+            return judgement.needs or "a run that measures what each sentence names as missing"
         return remedy if analysis.trials < MIN_PAIRED else _halve_intervals(analysis.trials)
 
     supports = ABLATION_FIGURE if ablation else APC_FIGURE

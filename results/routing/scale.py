@@ -17,6 +17,7 @@ NO_SECOND_TURN = "every session of the trace has one turn: none can be kept or m
 MIN_INSTANCES = 8
 MIN_HOT_PER_INSTANCE = 4
 MIN_TURNS = 10
+SUSTAINED = "a rate that its policies sustain without a limit on sessions in flight (preset `steady`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Lack:
     reason: str = ""
     label: str = TOO_SMALL
     """Of the judgement that it leaves open."""
+    needs: str = ""
+    """What a run must have to judge it."""
 
     def __bool__(self) -> bool:
         return bool(self.reason)
@@ -58,12 +61,17 @@ class Scale:
         if not self.shares_cores and self.instances >= MIN_INSTANCES:
             return ENOUGH
         shared = " that share a host's cores" if self.shares_cores else ""
-        return Lack(f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)")
+        return Lack(
+            f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)",
+            needs=f"{MIN_INSTANCES} or more instances with compute of their own",
+        )
 
     @property
     def lacks_sessions(self) -> Lack:
         """Whether the trace suffices for a claim about keeping or moving sessions."""
-        return ENOUGH if self.follows_sessions else Lack(NO_SECOND_TURN, ONE_TURN)
+        if self.follows_sessions:
+            return ENOUGH
+        return Lack(NO_SECOND_TURN, ONE_TURN, "a trace with sessions of several turns")
 
     @property
     def lacks(self) -> Lack:
@@ -71,13 +79,16 @@ class Scale:
         parts = [self.lacks_instances]
         if self.hot_sessions < MIN_HOT_PER_INSTANCE * self.instances:
             needed = f"{MIN_HOT_PER_INSTANCE} or more per instance"
-            parts.append(Lack(f"{self.hot_sessions} sessions have half of the input ({needed})"))
+            why = f"{self.hot_sessions} sessions have half of the input ({needed})"
+            parts.append(Lack(why, needs=f"half of the input in {MIN_HOT_PER_INSTANCE} or more sessions per instance"))
         if self.lacks_sessions:
             parts.append(self.lacks_sessions)
         elif self.hot_turns < MIN_TURNS:
-            parts.append(Lack(f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"))
+            why = f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"
+            parts.append(Lack(why, needs=f"{MIN_TURNS} or more turns in each of these"))
         if self.max_inflight_sessions > 0:
-            parts.append(Lack(f"at most {self.max_inflight_sessions} sessions are in flight (no limit)"))
+            why = f"at most {self.max_inflight_sessions} sessions are in flight (no limit)"
+            parts.append(Lack(why, needs="no limit on sessions in flight"))
         return _join_lacks(parts)
 
     def lacks_loop(self, *labels: str) -> Lack:
@@ -86,7 +97,7 @@ class Scale:
         Where arrivals wait for a limit, or the system is in no steady state, such a claim compares queues that the
         replay made.
         """
-        parts = [Lack(f"{label}: {self.no_loop[label]}") for label in labels if self.no_loop.get(label)]
+        parts = self._name_no_loop(labels)
         if parts:
             remedy = "a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)"
             parts.append(Lack(remedy))
@@ -99,13 +110,17 @@ class Scale:
         """
         if self.max_inflight_sessions > 0:
             return ENOUGH
-        return _join_lacks([Lack(f"{label}: {self.no_loop[label]}") for label in labels if self.no_loop.get(label)])
+        return _join_lacks(self._name_no_loop(labels))
+
+    def _name_no_loop(self, labels: Sequence[str]) -> list[Lack]:
+        return [Lack(f"{label}: {self.no_loop[label]}", needs=SUSTAINED) for label in labels if self.no_loop.get(label)]
 
 
 def _join_lacks(parts: Sequence[Lack]) -> Lack:
-    """All reasons, under the label of the first."""
+    """All reasons and needs, under the label of the first."""
     lacking = [one for one in parts if one]
-    return Lack("; ".join(one.reason for one in lacking), lacking[0].label) if lacking else ENOUGH
+    needs = dict.fromkeys(one.needs for one in lacking if one.needs)
+    return Lack("; ".join(one.reason for one in lacking), lacking[0].label, ", ".join(needs)) if lacking else ENOUGH
 
 
 def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:

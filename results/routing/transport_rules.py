@@ -36,18 +36,18 @@ def _judge_lost(lost_share: Estimate) -> Outcome:
     return outcomes.get(judged(lost_share) or Verdict.NOT_DISTINGUISHABLE, Outcome.UNDECIDED)
 
 
-def describe_lost(lost_share: Estimate) -> str:
-    """The difference of two arms' shares of lost transfers; where it covers none, the differences it excludes."""
-    excluded = excluded_text(lost_share, of="differences", unit="pp", both_sides=True)
-    return f"{lost_share.points()}{excluded and f' ({excluded})'}"
+def describe_difference(share: Estimate) -> str:
+    """The difference of two arms' shares; where its interval covers none, the differences that it excludes."""
+    excluded = excluded_text(share, of="differences", unit="pp", both_sides=True)
+    return f"{share.points()}{excluded and f' ({excluded})'}"
 
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     short = _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s)
     long = _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s)
     text = (
-        f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
-        f"recomputed, longer - shorter timeout: {describe_lost(pair.lost_share)}"
+        f"transfers failed or recomputed, longer - shorter timeout: {describe_difference(pair.lost_share)}; {short}; "
+        f"{long}, {pair.over_short} of these took more than {pair.short_s:g} s"
     )
     outcome = _judge_lost(pair.lost_share)
     if not outcome.is_decided and not pair.over_short and not pair.short_decode_requests.timed_out:
@@ -103,7 +103,7 @@ def judge_quarantines(floor: LoadFloor) -> tuple[Outcome, str]:
 
 def _judge_quarantine(pair: QuarantinePair) -> tuple[Outcome, str]:
     text = (
-        f"transfers failed or recomputed, {pair.more} ({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules}): "
-        f"{describe_lost(pair.lost_share)}"
+        f"transfers failed or recomputed, more - fewer failures to close: {describe_difference(pair.lost_share)}; "
+        f"{pair.more} ({pair.more_rules}) - {pair.fewer} ({pair.fewer_rules})"
     )
     return _judge_lost(pair.lost_share), text

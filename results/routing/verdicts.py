@@ -272,7 +272,50 @@ def _gate(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
     if not lacks:
         return claim
     p = None if by_plan or claim.p is None else 1.0
-    return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p)
+    return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p, needs=lacks.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """EAR against one baseline in one dimension of C3."""
+
+    text: str
+    measured: Estimate
+    none: float
+    """The value under no effect: as `_compare` returns it."""
+    good: Verdict
+    is_unsteady: bool
+    """It depends on the length of the replay, and is not compared."""
+
+    @property
+    def is_better(self) -> bool | None:
+        """None = not distinguishable."""
+        verdict = judged(self.measured, self.none)
+        return None if verdict in (None, Verdict.NOT_DISTINGUISHABLE) else verdict == self.good
+
+    @property
+    def p(self) -> float | None:
+        return find_p_value(self.measured, self.none)
+
+    @property
+    def excluded(self) -> str:
+        """The effects that its interval excludes; empty where it does not cover no effect."""
+        return _name_excluded((self.measured, self.none), share=not self.none)
+
+    def show(self) -> str:
+        by = f"{self.measured.text(3)} times" if self.none else self.measured.points()
+        return f"{self.text} {by}"
+
+
+def _compare_with_baselines(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Iterator[_Comparison]:
+    full = labels[FULL]
+    for name in BASELINES:
+        if not labels.get(name):
+            continue
+        for metric, good in DOMINATES.items():
+            is_unsteady = metric in OF_QUEUES and bool(scale.lacks_steady_state(full, labels[name]))
+            text = f"{metric_named(metric).title} against {name}"
+            yield _Comparison(text, *_compare(pairs, full, labels[name], metric), good, is_unsteady)
 
 
 def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:
@@ -282,42 +325,32 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sc
     """
     full = labels[FULL]
     missing = [name for name in BASELINES if not labels.get(name)]
-    better, worse, level, excluded, unsteady = list[str](), list[str](), list[str](), list[str](), list[str]()
-    p_values, p_worse, points = list[float](), list[float](), list[bool]()
-    for name in BASELINES:
-        if not labels.get(name):
-            continue
-        for metric, good in DOMINATES.items():
-            text = f"{metric_named(metric).title} against {name}"
-            if metric in OF_QUEUES and scale.lacks_steady_state(full, labels[name]):
-                unsteady.append(text)
-                continue
-            measured, none = _compare(pairs, full, labels[name], metric)
-            verdict, p = judged(measured, none), find_p_value(measured, none)
-            if verdict is None or verdict == Verdict.NOT_DISTINGUISHABLE:
-                level.append(text)
-                excluded += [f"{text}: {one}"] if (one := _name_excluded((measured, none), share=not none)) else []
-            else:
-                (better if verdict == good else worse).append(text)
-            p_values += [] if p is None else [p]
-            p_worse += [] if p is None or text not in worse else [p]
-            points += [] if measured.value is None else [judged(take_point(measured), none) == good]
+    every = tuple(_compare_with_baselines(labels, pairs, scale))
+    known, unsteady = [one for one in every if not one.is_unsteady], [one for one in every if one.is_unsteady]
+    better, worse, level = ([one for one in known if one.is_better is side] for side in (True, False, None))
+    p_values = [p for one in known if (p := one.p) is not None]
+    lack = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES)))
     reason = f"better in {len(better)}, worse in {len(worse)}, not distinguishable in {len(level)} comparisons"
+    excluded = [f"{one.text}: {one.excluded}" for one in level if one.excluded]
     reason += f" ({list_some(excluded, most=2)})" if excluded else ""
-    reason += f"; worse: {', '.join(worse)}" if worse else ""
-    why = scale.lacks_steady_state(full, *filter(None, map(labels.get, BASELINES))).reason
-    reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({why})" if unsteady else ""
-    outcome, tested = Outcome.UNDECIDED, max(p_values, default=None)
+    if unsteady:
+        reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({lack.reason})"
+    outcome, tested, needs = Outcome.UNDECIDED, max(p_values, default=None), ""
     if missing:
         outcome, reason, tested = Outcome.OPEN, f"not in this run: {', '.join(missing)}; {reason}", None
+        needs = f"{', '.join(missing)} in the same run"
     elif worse:
-        outcome, tested = Outcome.FAILS, min(1.0, min(p_worse) * (len(p_values) + len(unsteady)))
+        least = min(p for one in worse if (p := one.p) is not None)
+        outcome, tested = Outcome.FAILS, min(1.0, least * (len(p_values) + len(unsteady)))
     elif unsteady:
-        outcome, tested = Outcome.OPEN, None if tested is None else 1.0
+        outcome, tested, needs = Outcome.OPEN, None if tested is None else 1.0, lack.needs
     elif better and not level:
         outcome = Outcome.HOLDS
-    name, every = "C3: EAR dominates", len(BASELINES) * len(DOMINATES)
-    shown = f"better in {sum(points)} of {every} comparisons"
+    if outcome != Outcome.OPEN:
+        reason = "; ".join((*_show_deciding(better, worse, level), reason))
+    points = [judged(take_point(one.measured), one.none) == one.good for one in known if one.measured.value is not None]
+    name, count = "C3: EAR dominates", len(BASELINES) * len(DOMINATES)
+    shown = f"better in {sum(points)} of {count} comparisons"
     return Judgement(
         name,
         "EAR is better than all five baselines in TTFT, TPOT, APC, the worst instance's TTFT p90 and wall clock",
@@ -325,8 +358,22 @@ def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair], scale: Sc
         outcome,
         reason,
         p=tested,
-        point="" if missing or unsteady or not points else _state_point(name, sum(points) == every, shown),
+        point="" if missing or unsteady or not points else _state_point(name, sum(points) == count, shown),
+        needs=needs,
     )
+
+
+def _show_deciding(
+    better: Sequence[_Comparison], worse: Sequence[_Comparison], level: Sequence[_Comparison]
+) -> Iterator[str]:
+    """The comparisons that decide C3, with their intervals."""
+    if worse:
+        yield f"worse: {list_some([one.show() for one in worse])}"
+    elif level:
+        first = next((one for one in level if one.p is not None), level[0])
+        yield f"not distinguishable, among others: {first.show()}"
+    elif better:
+        yield f"the least clear: {max(better, key=lambda one: one.p or 0.0).show()}"
 
 
 def _state_point(name: str, holds: bool, shown: str) -> str:

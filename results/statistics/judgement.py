@@ -17,7 +17,9 @@ from results.statistics.trials import MIN_PAIRED
 
 TRIALS_REMEDY = f"`--trials {MIN_PAIRED}` gives a verdict"
 SEVERAL = Estimate(None, reason="several numbers decide: see the reason")
-"""`Judgement.measured` of a rule over counts or over more than one number."""
+"""`Judgement.measured` of a rule over more than one number; its reason begins with those that decided."""
+COUNTED = Estimate(None, reason="counted, not sampled")
+"""`Judgement.measured` of a rule over counts."""
 
 
 class Verdict(StrEnum):
@@ -76,6 +78,8 @@ class Judgement:
     """The outcome before the correction, where `p_corrected` decided `outcome`."""
     point: str = ""
     """What the rule says of the values alone, with the specification's own number where it states one; may be empty."""
+    needs: str = ""
+    """What a run must have to judge a rule that this one leaves open; empty where `reason` says it."""
 
 
 def list_some(texts: Sequence[str], most: int = 4) -> str:

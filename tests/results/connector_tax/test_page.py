@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyze import Analysis, analyze
+from results.connector_tax.attribution import Cause
 from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT
 from results.connector_tax.page import TAXES, build_page, format_fraction
 from results.connector_tax.remedies import find_remedy
@@ -107,6 +108,42 @@ def test_callbacks_stand_beside_each_tax(analyzes: dict[int, Analysis]) -> None:
     assert bases == {"over 3 launches, by itself"}, "no launch of plain is paired with them"
 
 
+def with_cause(analysis: Analysis, cause: Cause, changed: tuple[str, ...] = ()) -> str:
+    """What the page says of mooncake_both where the anchor of its taxes is this."""
+    rows = tuple(replace(one, cause=cause, changed=changed) for one in analysis.attribution)
+    return answer_of(build_page(replace(analysis, attribution=rows)), "mooncake_both").text
+
+
+def test_the_causal_anchor_is_beside_each_tax(analyzes: dict[int, Analysis]) -> None:
+    """A page that reads "higher" alone says that the connector costs it."""
+    analysis = analyzes[3]
+    (anchor,) = (
+        one
+        for one in analysis.attribution
+        if (one.row.config, one.row.metric, one.row.reference) == ("mooncake_both", Metric.TTFT_P90, "ref_safe")
+    )
+    assert anchor.share_p50 is not None
+    assert anchor.plain_step_p50_us is not None
+    assert anchor.reach is not None
+    share = f"{100 * anchor.share_p50:.1f} % of plain's {anchor.plain_step_p50_us:.0f} us"
+    reach = f"{100 * anchor.reach:.1f} % of a step"
+    tax = r"TTFT p90 \+\d+ % \[[^]]+\] "
+    may, beyond, none = (with_cause(analysis, one) for one in (Cause.CALLBACKS, Cause.CHANGES, Cause.NOT_ATTRIBUTABLE))
+    assert all(f" us per step at the median, {share}." in text for text in (may, beyond, none))
+    assert re.search(rf"{tax}\(hooks may account for it: up to {reach}\)", may)
+    assert re.search(rf"{tax}\(outside its hooks' {reach}; vLLM changed the engine\)", beyond)
+    assert re.search(rf"{tax}\(not attributable: outside its hooks' {reach}, vLLM changed nothing\)", none)
+    changed = with_cause(analysis, Cause.CHANGES, ("graph mode: FULL -> NONE", "a: on -> off", "b: on -> off"))
+    assert changed.endswith("; vLLM changed graph mode: FULL -> NONE; a: on -> off; and 1 more.")
+    doubled = tuple(replace(one, callbacks_p50_us=2 * (one.callbacks_p50_us or 0)) for one in analysis.attribution)
+    saving = answer_of(build_page(replace(analysis, attribution=doubled)), "mooncake_both").text
+    assert re.search(rf" us per step at the median, \d+ us with saving, {share}", saving)
+    assert "a share of a step has none" in build_page(analysis).setting[1]
+    once = answer_of(build_page(analyzes[1]), "mooncake_both").text
+    assert "account" not in once, "without a verdict there is no tax to attribute"
+    assert "of plain's" in once
+
+
 def test_a_tax_that_is_not_told_from_none_names_what_it_excludes(analyzes: dict[int, Analysis]) -> None:
     """The bound is not rounded to less than the interval allows."""
     text = answer_of(build_page(analyzes[3]), "noop_connector").text
@@ -121,6 +158,41 @@ def test_reference_rates_say_how_many_launches_chose_them(analyzes: dict[int, An
     once, often = (answer_of(build_page(analyzes[trials]), "Rates without saturation").text for trials in (1, 3))
     assert "(steps of the grid, by one launch per config: no interval)" in once
     assert "(steps of the grid: no interval)" in often
+
+
+def test_the_rate_that_a_config_sustains_has_its_own_sentence(analyzes: dict[int, Analysis]) -> None:
+    analysis = analyzes[3]
+    everywhere = answer_of(build_page(analysis), "Capacity")
+    assert everywhere.text == "all configs sustain at least 2 req/s (steps: no interval)."
+    facts = replace(analysis.facts, slo={"ttft_s": 0.5})
+    by_config = {row.config: row for row in analysis.capacity}
+    limits = {BASELINE: (64.0, 128.0), "noop_connector": (32.0, 64.0), "nixl_both": (32.0, 64.0)}
+
+    def describe(of_plain: Estimate) -> str:
+        goodputs = {BASELINE: of_plain}
+        rows = tuple(
+            replace(by_config[config], sustained_per_s=(sustained,), next_per_s=(saturated,),
+                    goodput_per_s=goodputs.get(config, Estimate(1.2, reason="one launch")))
+            for config, (sustained, saturated) in limits.items()
+        )  # fmt: skip
+        return answer_of(build_page(replace(analysis, capacity=rows, facts=facts)), "Capacity").text
+
+    begin = (
+        "sustained req/s 64 (saturated at 128) under plain; 32 (saturated at 64) under noop_connector, nixl_both "
+        "(steps: no interval); goodput with TTFT <= 500 ms, req/s: plain "
+    )
+    once = " (no interval: one launch)"
+    assert (
+        describe(Estimate(1.5, 1.4, 1.6))
+        == f"{begin}1.50 [1.40, 1.60], noop_connector 1.20{once}, nixl_both 1.20{once}."
+    )
+    assert describe(Estimate(1.5, reason="one launch")) == f"{begin}1.50, noop_connector 1.20, nixl_both 1.20{once}."
+    launches = tuple(replace(by_config[config], sustained_per_s=rates, next_per_s=following)
+                     for config, rates, following in ((BASELINE, (2.0, 1.0), (None, 2.0)),
+                                                      ("nixl_both", (1.0, 2.0), (2.0, None))))  # fmt: skip
+    differ = answer_of(build_page(replace(analysis, capacity=launches)), "Capacity").text
+    assert differ == "all configs sustain 1 (saturated at 2) or at least 2 req/s (steps: no interval)."
+    assert "Capacity" not in {one.name for one in build_page(replace(analysis, capacity=())).answers}
 
 
 def test_a_whole_run_with_verdicts_offers_no_other_one(analyzes: dict[int, Analysis]) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from results.records.estimate import Estimate
 from results.registry import results_named
-from results.report.content import ReportText
+from results.report.content import Report, ReportText
 from results.report.document import APPENDIX, render_markdown
 from results.report.figure import Figure
 from results.report.figure_files import BESIDE_WIDTH
+from results.report.html import build_page as build_html
 from results.report.page import (
     MOST_ANSWERS,
     MOST_BYTES,
@@ -32,15 +33,19 @@ from results.report.page import (
     split_judgements,
 )
 from results.report.stored_page import read_page
-from results.statistics.judgement import Judgement, Outcome
+from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome
 from tests.results.test_reports import EXPERIMENTS
 
 MEASURED = re.compile(r"\d ?(%|pp|ms|us|s\b|req/s|times|bytes)")
 EXPLAINED = re.compile(r"\[[^]]*, [^]]*\]|no interval|not measured|no verdict|is judged")
+COUNTING = ("Criterion 1", "Criterion 4", "no thrashing", "D4")
+"""The rules that count; of any other, an interval exists or is missing for a reason."""
 
 
-def is_explained(sentence: str) -> bool:
-    """Whether a number with a unit has its interval beside it, or the sentence says why it has none."""
+def is_explained(sentence: str, name: str = "") -> bool:
+    """Whether a number with a unit has its interval beside it, or the sentence says why it has none, and that is so."""
+    if "counted, not sampled" in sentence and not name.startswith(COUNTING):
+        return False
     return not MEASURED.search(sentence) or EXPLAINED.search(sentence) is not None
 
 
@@ -73,7 +78,8 @@ def test_every_number_has_its_interval_or_the_reason_why_it_has_none(written: tu
     _, page = written
     assert page.answers
     for one in page.sentences:
-        assert is_explained(one.text), one.text
+        is_open = isinstance(one, OpenQuestion) and one.is_open  # its numbers are of the run, and judge nothing
+        assert is_open or is_explained(one.text, one.name), one.text
     assert "sigma" not in page.noise or EXPLAINED.search(page.noise)
     assert page.noise.startswith("Noise floor: ")
 
@@ -126,6 +132,9 @@ def test_a_number_without_an_interval_is_caught() -> None:
     assert is_explained("TTFT p90 is 12 [10, 14] ms.")
     assert is_explained("16 req/s (steps of the grid: no interval)")
     assert is_explained("H1 at C = 4096")
+    denied = "15 of 15 differences are distinguishable by 3 % (no interval: counted, not sampled)."
+    assert not is_explained(denied, "D7"), "its verdict rests on intervals over trials"
+    assert is_explained("all 972 requests, up to 1.56 % (no interval: counted, not sampled).", "Criterion 1")
 
 
 @pytest.mark.parametrize(("answers", "questions"), [(40, 40), (40, 0), (0, 40), (16, 14), (1, 40)])
@@ -183,17 +192,51 @@ def test_claims_with_one_outcome_and_reason_share_a_sentence() -> None:
     assert not answers
     assert [one.name for one in questions] == ["C1, C3 and C6", "C2", "C4", "C5 and C7"], "C2 and C4 differ by interval"
     together = questions[0]
-    assert f"{together.name}{describe_sentence(together)}" == (
-        f"C1, C3 and C6 stay open: {reason} (no interval here: verdicts.json has each claim's)."
-    )
-    assert describe_sentence(questions[3]) == " stay open: plain was not measured."
+    assert f"{together.name}{describe_sentence(together)}" == f"C1, C3 and C6 (open): {reason}."
+    assert describe_sentence(questions[3]) == " (open): plain was not measured."
     assert group_remedies(questions) == [
         ("C1, C3, C6, C5, C7", "a run for open"),
         ("C2, C4", "a run for undecided"),
     ]
     page = Page("?", (), "", (), tuple(questions))
-    assert "C1, C3 and C6 stay open: every session" in " ".join(render_terminal(page, Path("run"), 80).plain.split())
-    assert "- **C1, C3 and C6** stay open: every session" in render_markdown("run", ReportText("", (), ()), [], page)
+    assert "C1, C3 and C6 (open): every session" in " ".join(render_terminal(page, Path("run"), 80).plain.split())
+    assert "- **C1, C3 and C6** (open): every session" in render_markdown("run", ReportText("", (), ()), [], page)
+
+
+def test_undecided_open_and_not_testable_are_told_apart_in_words() -> None:
+    """A claim that is not testable at this scale, with a number that looks decided, read as a contradiction."""
+    small = "2 instances that share a host's cores (it takes 8 or more with compute of their own)"
+    ratio = Estimate(1.74, 1.54, 1.97)
+    scale = replace(judgement(Outcome.OPEN, small, ratio), name="C1", label="not testable at this scale")
+    scale = replace(scale, quantity="ratio", needs="8 or more instances")
+    missing = replace(judgement(Outcome.OPEN, "plain was not measured", Estimate(None)), name="C2")
+    unclear = replace(judgement(Outcome.UNDECIDED, "the interval allows both", Estimate(0.1, -0.1, 0.3)), name="C3")
+    _, questions = split_judgements([scale, missing, unclear], lambda one: one.needs or "a run", 1)
+    page = Page("?", (), "", (), tuple(questions))
+    assert [(title, [one.name for one in own]) for title, own in page.sections] == [
+        ("Undecided", ["C3"]), ("Open", ["C1", "C2"]),
+    ]  # fmt: skip
+    markdown = render_markdown("run", ReportText("", (), ()), [], page)
+    first = f"- **C1** (open: not testable at this scale): It persists: {small}; not judged: ratio: 1.74 [1.54, 1.97]."
+    for line in (
+        first,
+        "- **C2** (open): It persists: plain was not measured.",
+        "- **C3** (undecided): It persists: the interval allows both; measured: 0.100 [-0.100, 0.300].",
+        "- C1: 8 or more instances.",
+    ):
+        assert line in markdown
+    assert "not testable at this scale" in render_terminal(page, Path("run"), 120).plain
+    assert '(<span class="outcome">open: not testable at this scale</span>)' in build_html(
+        Report("run", page, ReportText("", (), ()), (), "", {}), {}, {}
+    )
+
+
+def test_what_would_decide_a_claim_is_whole_where_its_reason_is_cut() -> None:
+    needs = "a rate that its policies sustain, " * 9
+    long = replace(judgement(Outcome.OPEN, f"no steady state; {'so it is ' * 40}", Estimate(None)), needs=needs)
+    _, (question,) = split_judgements([long], lambda one: one.needs, 1)
+    assert question.text == "It persists: no steady state ..."
+    assert question.decides == needs
 
 
 def test_claims_that_are_open_under_every_load_name_the_loads_once() -> None:
@@ -240,6 +283,9 @@ def test_claims_that_need_different_runs_do_not_share_a_sentence() -> None:
         ("none of 20 did", Estimate(0.0, reason="a count"), "none of 20 did (no interval: a count)"),
         ("none of 20 did", Estimate(0.0), "none of 20 did (no interval: counted, not sampled)"),
         ("one of the two was not run", Estimate(None, reason="x"), "one of the two was not run"),
+        ("none of 20 did", COUNTED, "none of 20 did (no interval: counted, not sampled)"),
+        ("9 of 9 differ", SEVERAL, "9 of 9 differ (its intervals: in the appendix)"),
+        ("none of 20 did", Estimate(0.0, reason=f"one; {'two ' * 99}"), "none of 20 did (no interval: one ...)"),
     ],
 )
 def test_a_reason_gets_the_interval_that_it_lacks(reason: str, measured: Estimate, text: str) -> None:
@@ -250,6 +296,8 @@ def test_a_long_text_is_cut_between_clauses_and_never_inside_brackets() -> None:
     assert cut_text("short") == "short"
     assert cut_text("one clause; another clause", 15) == "one clause ..."
     assert cut_text("at first 12 [10, 14] ms and more", 14) == "at first 12 ..."
+    assert cut_text("one clause; then 12 [10, 14] ms and more", 30) == "one clause; then 12 [10, 14] ..."
+    assert cut_text("one clause; then 12 [10, 14] ms and more", 27) == "one clause ..."
 
 
 def test_what_has_no_room_is_counted() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
+from results.report.page import split_judgements
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import (
     DecodeRequests,
@@ -168,7 +170,7 @@ def test_what_a_bonus_changes_is_measured() -> None:
     assert bonus.values["overlap_kept"].value == pytest.approx(0.9)
     assert bonus.differences["least_share"].value == pytest.approx(0.3)
     assert [share.value for share in bonus.shares.values()] == pytest.approx([0.4, 0.3, 0.3])
-    assert "smallest share of the sessions 30.0 % (even 33 %" in answered(floor)["D3"].reason
+    assert "smallest share of the sessions 30.0 % [17.6, 42.4] (even 33 %" in answered(floor)["D3"].reason
     assert measured_floor({"plain": PLAIN}) is None, "without any fix there is no section"
 
 
@@ -177,12 +179,13 @@ def test_what_a_bonus_changes_is_measured() -> None:
     [
         (PLAIN, ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "bonus works; none of the alternatives (Q2.A, C, D, E, F)"),
         (PLAIN, ((4, 3, 3), 0.9), {"cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87))}, Outcome.HOLDS,
-         "bonus works; better than cold (by overlap kept)"),
+         "bonus works; better than cold (by overlap kept +3.0 pp ["),
         (PLAIN, ((4, 3, 3), 0.9), {"material": ({"min_overlap_share": 0.3}, PLAIN[1])}, Outcome.HOLDS,
          "no alternative works"),
         (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "under every bonus some D got too few sessions"),
         (PLAIN, ((4, 3, 3), 0.2), {}, Outcome.FAILS, "cost overlap"),
-        (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED, "overlap kept 97.0 % (lower)"),
+        (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED,
+         "overlap kept 97.0 % [97.0, 97.0] (lower: -3.0 pp ["),
         (({}, spread((4, 3, 3), 0.9)), ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "no D stayed cold either"),
     ],
 )  # fmt: skip
@@ -213,10 +216,11 @@ def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecid
     assert level.reason.startswith(f"B works; not distinguishable from A (TTFT p90: {excluded}):")
     dear = asked(slow, {**ahead, TTFT_RATIO: same[TTFT_RATIO]})
     assert dear.outcome == Outcome.UNDECIDED
-    assert "better than A (by overlap kept); TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.reason
+    better = "better than A (by overlap kept +10.0 pp [+5.0, +15.0])"
+    assert f"{better}; TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.reason
     behind = asked(same, slow)
     assert behind.outcome == Outcome.UNDECIDED
-    assert "worse than A (by TTFT p90); TTFT p90 worse than A (1.60 [" in behind.reason
+    assert "worse than A (by TTFT p90 1.60 [1.50, 1.70] times); TTFT p90 worse than A (1.60 [" in behind.reason
     launches = replace(slow[TTFT_RATIO], basis="sessions resampled, 1 trial", launches=1)
     assert ", within launches)" in asked({**same, TTFT_RATIO: launches}, same).reason
 
@@ -347,9 +351,8 @@ def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estim
     said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
     assert said.outcome == (answer or Outcome.UNDECIDED)
     assert ("is better by TTFT p90" in said.reason) == (answer is not None)
-    assert ("better (TTFT p90: effects below -20.0 % and above +40.0 % are excluded)" in said.reason) == (
-        answer is None
-    )
+    excluded = "TTFT p90 1.10 [0.800, 1.40] times (TTFT p90: effects below -20.0 % and above +40.0 % are excluded)"
+    assert (excluded in said.reason) == (answer is None)
 
 
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
@@ -414,9 +417,7 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
     assert (said["D1"].outcome, said["D1"].point) == (Outcome.UNDECIDED, "holds")
     excluded = "-10.0 pp [-30.0, +10.0] (differences below -30.0 pp and above +10.0 pp are excluded)"
     for name in ("D1", "Q1"):
-        assert said[name].reason.startswith(
-            f"not distinguishable; difference in transfers failed or recomputed: b {excluded}: plain: "
-        )
+        assert f"not distinguishable: b against plain: transfers failed or recomputed {excluded}" in said[name].reason
     assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1", "Q1.D"}
 
 
@@ -686,3 +687,57 @@ def test_what_no_engine_model_shows_is_open_in_a_simulation_with_the_reason() ->
     assert [one.name for one in rest] == ["Q1.A", "Q1.B", "Q2.E", "Q2.G"]
     assert {(one.outcome, one.label, one.p) for one in rest} == {(Outcome.OPEN, "not testable", None)}
     assert all(one.reason for one in rest)
+
+
+def arms_of_every_rule() -> LoadFloor:
+    """Arms for every decision point, with labels as long as a preset's."""
+    worse = lose_handovers(6)
+    variants: dict[str, Variant] = {
+        "overlap first": ({}, lose_handovers(8)),
+        "overlap first, timeout 30 s": ({}, worse),
+        "overlap first, timeout 30 s, hair-trigger": ({}, lose_handovers(9)),
+        "A: cold bonus 200": ({"cold_bonus": 200}, spread((4, 3, 3), 0.8)),
+        "B: floor 200": (BONUS, lose_handovers(2)),
+        "B: floor 200, max": ({"load_floor_bonus": 200, "floor_form": "max"}, lose_handovers(4)),
+        "B: floor 50": ({"load_floor_bonus": 50}, lose_handovers(3)),
+    }
+    window = {"failures_to_quarantine": 3, "window_s": 60.0, "quarantine_s": 10.0}
+    routers = dict.fromkeys(variants, rules(120, **window))
+    routers["overlap first, timeout 30 s"] = rules(30, **window)
+    routers["overlap first, timeout 30 s, hair-trigger"] = rules(30, **{**window, "failures_to_quarantine": 1})
+    return floor_of(variants, routers)
+
+
+def sentences_of(judgements: Sequence[Judgement]) -> dict[str, str]:
+    answers, questions = split_judgements(judgements, lambda _: "", 1)
+    return {one.name: one.text for one in answers} | {one.name: one.text for one in questions}
+
+
+@pytest.mark.parametrize("others", [0, 40], ids=["alone", "corrected with others"])
+def test_the_page_shows_the_intervals_that_decided(others: int) -> None:
+    """Also where the page cuts the reason: nothing says that what an interval decided was counted."""
+    points = [one.judgement for one in judge_decision_points(arms_of_every_rule())]
+    among = [replace(points[0], name=f"other {number}", p=1e-9) for number in range(others)]
+    judged = [one for one in correct_together([*points, *among])[: len(points)] if one.outcome != Outcome.OPEN]
+    tested = {one.name for one in judged if one.p is not None}
+    assert tested >= {"D1", "D2", "D3", "D5", "D6", "D7", "Q1", "Q1.D"}
+    texts = sentences_of(judged)
+    for name in tested:
+        assert re.search(r" \[[-+]?[0-9.]+, [-+]?[0-9.]+\]", texts[name]), texts[name]
+        assert "no interval" not in texts[name]
+
+
+def test_the_numbers_of_a_bonus_have_their_bounds() -> None:
+    said = answered(arms_of_every_rule())
+    lost = "B: floor 200 against overlap first: transfers failed or recomputed -60.0 pp ["
+    assert lost in said["D1"].reason
+    assert "6 of 30 transfers failed or recomputed (20.0 % [" in said["Q1"].reason
+    for point in ("D3", "D5", "D6"):
+        assert re.search(r"smallest share of the sessions 30\.0 % \[\d+\.\d, \d+\.\d\] \(even 33 %", said[point].reason)
+    assert re.search(r"B: floor 200 against B: floor 200, max: direct to D [^;]+ \[[^]]+\]", said["D5"].reason)
+    assert re.search(r"the least clear: B: floor [^;]+ \[[^]]+\]", said["D7"].reason)
+
+
+def test_refusals_are_counted_and_the_page_says_so() -> None:
+    said = answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"]
+    assert sentences_of([said])["D4"].endswith("(no interval: counted, not sampled).")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from results.records.estimate import Estimate
+from results.report.page import split_judgements
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -278,6 +279,8 @@ def test_what_two_instances_on_shared_cores_cannot_settle_says_what_would() -> N
         assert (small[name].outcome, small[name].label) == (Outcome.OPEN, "not testable at this scale")
         for part in ("2 instances that share a host's cores", "8 or more", "10 or more", "no limit"):
             assert part in small[name].reason
+        for part in ("8 or more instances with compute of their own", "10 or more turns", "no limit on sessions"):
+            assert part in small[name].needs
 
 
 BASELINES = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
@@ -311,6 +314,23 @@ def test_the_papers_own_claims_are_judged() -> None:
 @pytest.mark.parametrize(("apc", "outcome"), [(MORE, Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
 def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, float], outcome: Outcome) -> None:
     assert paper(*against_all(BETTER, apc))["C3: EAR dominates"] == outcome
+
+
+@pytest.mark.parametrize(
+    ("apc", "begin"),
+    [
+        (MORE, "the least clear: "),
+        ((-0.101, -0.1), "worse: APC against load-balance -10.1 pp [-10.1, -10.0]"),
+        ((-0.1, 0.2), "not distinguishable, among others: APC against load-balance +5.0 pp [-10.0, +20.0]"),
+    ],
+)
+def test_the_page_shows_the_intervals_that_decided_dominance(apc: tuple[float, float], begin: str) -> None:
+    claim = judge(WITH_BASELINES, against_all(BETTER, apc))["C3: EAR dominates"]
+    assert claim.reason.startswith(begin)
+    answers, questions = split_judgements([claim], lambda _: "", 1)
+    (text,) = [one.text for one in answers] + [one.text for one in questions]
+    assert "[" in text
+    assert "no interval" not in text
 
 
 def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
@@ -405,7 +425,7 @@ def test_ear_dominates_no_policy_by_times_that_depend_on_the_length_of_the_repla
     claim = judge(WITH_BASELINES, pairs, scale=scale)["C3: EAR dominates"]
     assert claim.outcome == (Outcome.FAILS if worse else Outcome.OPEN), "its APC and its TPOT are compared"
     assert "3 not compared, as they depend on the length of the replay (load-balance: no steady state" in claim.reason
-    assert claim.reason.startswith("better in 17, worse in 5" if worse else "better in 22, worse in 0")
+    assert ("better in 17, worse in 5" if worse else "better in 22, worse in 0") in claim.reason
     assert claim.point == ""
     assert worse or claim.p == 1.0
     limited = judge(WITH_BASELINES, pairs, scale=replace(scale, max_inflight_sessions=9))["C3: EAR dominates"]
