@@ -112,7 +112,7 @@ def _judge_trend(
         trend = ratio_interval(_fit_trend([point.at for point in steady], list(steady.values())))
     judgement = judge_direction(one.name, one.claim, (trend, 1.0), one.expected)
     steps = {one.show(point.at): ratio_interval(ratio) for point, ratio in steady.items()}
-    parts = [judgement.reason, *(f"{estimate.text(2)} times at {where}" for where, estimate in steps.items())]
+    parts = [judgement.reason, *(f"{estimate.text(3)} times at {where}" for where, estimate in steps.items())]
     parts += [f"no ratio at {one.show(each.at)}: {each.why_left_out or ratios[each].reason}" for each in left_out]
     judgement = replace(
         judgement, rule=_state_rule(one), reason="; ".join(parts), numbers=steps, quantity=f"factor {one.over}"

@@ -95,7 +95,7 @@ def test_the_trend_is_the_change_of_a_line_from_the_first_position_to_the_last()
 def test_static_pools_fall_behind_as_the_pool_of_an_instance_shrinks(largest: float, outcome: Outcome) -> None:
     judgement = judge_ratios(STATIC_PD, "kv_cache_memory_bytes", {9.6: 3.0, 38.4: largest})[POOL]
     assert judgement.outcome == outcome
-    assert "3.0 [2.9, 3.1] times at 9.6 GiB" in judgement.reason
+    assert "3.00 [2.91, 3.09] times at 9.6 GiB" in judgement.reason
 
 
 def test_two_trials_or_one_load_with_a_steady_state_decide_no_trend() -> None:
