@@ -88,7 +88,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.routing.moves", "results.routing.occupancy", "results.routing.page", "results.routing.pools",
         "results.routing.recomputing", "results.routing.report", "results.routing.scale", "results.routing.schematics",
         "results.routing.sensitivity_figures", "results.routing.specification", "results.routing.tables",
-        "results.routing.transfer_tables", "results.routing.transfers", "results.routing.verdicts",
+        "results.routing.sweep_claims", "results.routing.transfer_tables", "results.routing.transfers",
+        "results.routing.verdicts",
         "results.statistics.judgement", "results.statistics.student",
     ),
 }  # fmt: skip

@@ -53,6 +53,7 @@ from results.routing.read import LoadedCell, PlannedCell, load_cells, read_plann
 from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
+from results.routing.sweep_claims import judge_sweeps
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, correct_together
 
@@ -233,9 +234,6 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
-    counted = [cell for cell in cells if not cell.degraded]
-    footprints = measure_footprints(counted)
-    deployments, no_deployments = measure_deployments(counted, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells)
     log_facts = facts_by_label(logs, cells, labels, measurements)
@@ -247,7 +245,9 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
     arms = _list_arms(loads, cells, named, uneven, facts.engine_kind, couplings)
-    claims, points = _judge_together(arms, pairs, moves, floor, simulated=bool(facts.simulated))
+    settings = max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=())
+    judged = (*judge_claims(arms, pairs, moves), *judge_sweeps(loads, arms, settings, measurements))
+    claims, points = _correct_together(judged, floor, simulated=bool(facts.simulated))
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -261,10 +261,7 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
         standings=rank_labels(measurements, loads),
         couplings=couplings,
         **_predict_curves(measurements, couplings, loads, cells),
-        footprints=footprints,
-        deployments=deployments,
-        deployments_reason=no_deployments,
-        occupancies=compute_occupancies(footprints, deployments),
+        **_measure_pools_held(cells, labels),
         interference=summarize_interference(rows),
         moves=moves,
         floor=floor,
@@ -273,13 +270,26 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
         paper=specification.end_to_end_rows(specified, parameters, even),
         ablation=specification.ablation_rows(specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
-        settings=max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=()),
+        settings=settings,
         claims_by_load=claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
+
+
+def _measure_pools_held(cells: Sequence[LoadedCell], labels: Sequence[str]) -> dict[str, Any]:
+    """`footprints`, `deployments`, `deployments_reason` and `occupancies`."""
+    counted = [cell for cell in cells if not cell.degraded]
+    footprints = measure_footprints(counted)
+    deployments, no_deployments = measure_deployments(counted, labels)
+    return {
+        "footprints": footprints,
+        "deployments": deployments,
+        "deployments_reason": no_deployments,
+        "occupancies": compute_occupancies(footprints, deployments),
+    }
 
 
 def _predict_curves(
@@ -349,11 +359,10 @@ def _list_arms(
     return arms
 
 
-def _judge_together(
-    arms: Sequence[Arms], pairs: Sequence[Pair], moves: Moves, floor: LoadFloor | None, *, simulated: bool
+def _correct_together(
+    claims: Sequence[LoadJudgement], floor: LoadFloor | None, *, simulated: bool
 ) -> tuple[tuple[LoadJudgement, ...], tuple[LoadJudgement, ...]]:
     """Claims and decision points, corrected together (Holm)."""
-    claims = judge_claims(arms, pairs, moves)
     points = () if floor is None else judge_decision_points(floor, simulated=simulated)
     judged = (*claims, *points)
     corrected = correct_together([one.judgement for one in judged])

@@ -191,10 +191,6 @@ NOT_SIMULATED = (
         "eviction takes no time in the engine model, on no thread",
     ),
     _leave_open(
-        "Q2.E", "Every D holds the shared prefix before the first session.", "avoid",
-        "simulated engines serve no request before the replay: none is pre-warmed",
-    ),
-    _leave_open(
         "Q2.G", "Refusals are counted where they happen, as a backstop.", "yes, beside Q2.B",
         "simulated engines queue what has no room and refuse nothing, so nothing is counted (D4)",
     ),

@@ -213,7 +213,7 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judge
     yield from judge_run(COUPLING)
     if labels.get(FULL) and _runs_enough(arms, BASELINES, 1):
         by_plan = bool(scale.lacks_instances or scale.lacks_sessions)
-        yield "ear-dominates", _gate(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
+        yield "ear-dominates", gate_claim(_judge_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
     yield from judge_run(LOCALITY, *_list_pools(arms), INTERFERENCE)
     if labels.get(FULL) and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from ((one.id, _judge_pair(one, labels, pairs, scale)) for one in ABLATION)
@@ -241,12 +241,12 @@ def _judge_pair(one: PairClaim, labels: Mapping[str, str], pairs: Sequence[Pair]
     if one.expected is None:
         judgement = _judge_within(one.name, one.claim, tested, one.within)
     else:
-        judgement = _judge_direction(one.name, one.claim, tested, one.expected, share=one.metric == "apc")
+        judgement = judge_direction(one.name, one.claim, tested, one.expected, share=one.metric == "apc")
     one_turn = scale.lacks_sessions if KEEP_SESSIONS.intersection((one.first, one.second)) else ENOUGH
     lacks = ENOUGH if one.metric == "apc" else scale.lacks_instances
     if one.find_lack is not None:
         lacks = one.find_lack(scale, first, second)
-    return _gate(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
+    return gate_claim(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
 
 
 def _runs_enough(arms: Arms, rows: Collection[str], least: int) -> bool:
@@ -262,7 +262,7 @@ def _compare(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple
     return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
 
 
-def _gate(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
+def gate_claim(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
     """A claim that the run is too small for is open, whatever its numbers say.
 
     It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
@@ -396,12 +396,12 @@ def _judge_transfer(row: AgainstRecomputing, loads: Sequence[Arms]) -> Judgement
     if verdict is None:
         measured = replace(measured, low=None, high=None)
     name = f"{TRANSFER}: {row.label}"
-    judgement = _judge_direction(name, claim, (measured, none), Verdict.LOWER)
+    judgement = judge_direction(name, claim, (measured, none), Verdict.LOWER)
     if row.arm is None or not loads:
         return judgement
     # The fit is of single turns. Two arms differ by their queues too, and one that collapses makes the other look good.
     scale = next((arms.scale for arms in loads if row.label in arms.labels.values()), loads[0].scale)
-    return _gate(judgement, scale.lacks_steady_state(row.label, row.arm.other))
+    return gate_claim(judgement, scale.lacks_steady_state(row.label, row.arm.other))
 
 
 def _judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: float) -> Judgement:
@@ -437,7 +437,7 @@ def _judge_within(name: str, claim: str, tested: tuple[Estimate, float], within:
     )
 
 
-def _judge_direction(
+def judge_direction(
     name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool = False
 ) -> Judgement:
     """`tested`: as `_compare` returns it; `share`: it is a difference of shares."""
@@ -457,7 +457,7 @@ def _judge_direction(
 
 
 def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> str:
-    """Why a claim is undecided: what its interval excludes, else `text`; `share`: as in `_judge_direction`."""
+    """Why a claim is undecided: what its interval excludes, else `text`; `share`: as in `judge_direction`."""
     return f"the interval allows both: {_name_excluded(tested, share) or text}"
 
 
@@ -468,7 +468,7 @@ def _name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
 
 
 def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict, share: bool) -> str:
-    """As `_judge_direction`, by the value alone; empty without one."""
+    """As `judge_direction`, by the value alone; empty without one."""
     measured, none = tested
     if measured.value is None:
         return ""
@@ -476,7 +476,7 @@ def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict
 
 
 def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
-    """Without its interval; `share`: as in `_judge_direction`."""
+    """Without its interval; `share`: as in `judge_direction`."""
     measured, none = tested
     if share or measured.value is None:
         return replace(measured, low=None, high=None).points()

@@ -50,7 +50,8 @@ simulate_app = typer.Typer(
     help=f"""Simulate a fleet: the router's own code in front of engines that are a model. Nothing is measured.
 
     **Policies on a trace**, on N instances: `tracon run routing --simulated --trace FILE --policy unified --instances
-    N`, or a preset of simulated H20s: `{FLEET} fleet`. `tracon plan routing` with the same options shows the time
+    N`, or a preset of simulated H20s: `{FLEET} fleet`. This group has no command for it. `tracon plan routing` with the
+    same options shows the time, and `--on ray` runs the simulations on a Ray cluster
 
     **The fewest instances** for a latency objective: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms`
 

@@ -27,7 +27,7 @@ from runners.router.traffic import Traffic
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.job import Job, PromptTally
-from runners.simulator.spec import SimulationSpec
+from runners.simulator.spec import SimulationError, SimulationSpec
 from runners.simulator.step_time import Noise, SharedCores, StepNoise, draw_residuals
 from runners.simulator.transfers import SimulatedTransfers
 
@@ -76,10 +76,10 @@ class Fleet:
         self.transfers = SimulatedTransfers(
             specs, router.transfer, self.engines, spec.link, clock, self.keys.__getitem__, f"{seed}/transfers"
         )
-        indexes = {name: PrefixIndex(block, max(1, capacities[name] // block)) for name in specs}
+        self.indexes = {name: PrefixIndex(block, max(1, capacities[name] // block)) for name in specs}
         self.ledger = Ledger(log, self.counts, clock)
         dispatcher = Dispatcher(
-            policy, self.cluster, self.bindings, indexes, self.ledger, self.counts, block, clock,
+            policy, self.cluster, self.bindings, self.indexes, self.ledger, self.counts, block, clock,
             self.transfers.cut_off if may_migrate(policy) else None, router.transfer.min_tokens,
             router.reserved_output,
         )  # fmt: skip
@@ -96,6 +96,23 @@ class Fleet:
         request.start_request()
         self._sweep_later()
         return request
+
+    def prewarm_engines(self, keys: tuple[int, ...]) -> None:
+        """Have every engine compute this prompt, and insert it into every index; time passes until all have.
+
+        Raises SimulationError for an engine that has no room for it.
+        """
+        tokens, pending = len(keys) * self.block_tokens, set(self.engines)
+        for name, engine in self.engines.items():
+            if not engine.can_hold(tokens, 1):
+                raise SimulationError(
+                    f"prewarm_tokens: {tokens} tokens do not fit the KV cache of {name}", remedy="lower prewarm_tokens"
+                )
+            engine.submit(Job(keys, tokens, 1, lambda: None, partial(pending.discard, name)))
+        self.clock.run()
+        assert not pending, "an idle engine with room ends what it is given"
+        for index in self.indexes.values():
+            index.insert_keys(keys)
 
     def take_samples(self) -> list[EngineSample]:
         """What a live run's samplers and its router say of each instance once per second."""

@@ -20,7 +20,7 @@ from runners.simulator.clock import SimulatedClock
 from runners.simulator.fleet import DecisionFile, Fleet
 from runners.simulator.replay import SimulatedReplay
 from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
-from runners.simulator.workload import make_workload
+from runners.simulator.workload import Workload, make_workload
 from runners.trace.formats import open_trace
 
 TICK_S = 1.0
@@ -68,12 +68,26 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pa
         fleet = Fleet(spec, policy, SimulatedClock(), DecisionFile(decisions))
         window_s = LIVE_WINDOW_S * (pace or 1.0)
         replay = SimulatedReplay(fleet, spec.replay, workload.plan, workload.keys, turns, window_s)
+        if spec.prewarm_tokens:
+            fleet.prewarm_engines(_find_prewarmed(workload, spec))
         begin_ns = fleet.clock.now_ns()
         watch = _Watch(fleet, replay, samples, on_tick, _Pacer(fleet.clock, pace) if pace else None)
         gc.freeze()  # no collection looks through the turns of the plan
         replay.run(watch.look)
         watch.send_tick(last=True)
         return SimulationOutcome(replay.make_outcome(), fleet.make_outcome(begin_ns), fleet.read_counters())
+
+
+def _find_prewarmed(workload: Workload, spec: SimulationSpec) -> tuple[int, ...]:
+    """Raises SimulationError where the sessions of the trace share nothing, as a live cell fails then."""
+    keys = workload.find_common_prefix(spec.prewarm_tokens)
+    if not keys:
+        raise SimulationError(
+            f"prewarm_tokens={spec.prewarm_tokens}, and no two sessions of the trace are known to share their first "
+            f"{workload.facts.block_tokens} tokens",
+            remedy="leave out prewarm_tokens: there is nothing to compute ahead",
+        )
+    return keys
 
 
 def _open(path: str) -> BinaryIO:

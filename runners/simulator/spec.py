@@ -46,6 +46,9 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     router_latency_s: float = 0.0
     """From a pick until the engine has the request, and the same for the requests that move KV. The view counts it from
     the pick on, as a live router's does. Requests do not queue in the router."""
+    prewarm_tokens: int = 0
+    """Every engine computes as many tokens of the trace's common prefix before the replay (specs/load_floor.md, Q2.E);
+    0 = none. A live router's `prewarm` names tokens, which simulated prompts do not have."""
 
 
 class SimulationTick(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from results.traces.prefix_keys import known_depth, prefix_keys_of_each
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
+from runners.trace.common_prefix import follow_majority
 from runners.trace.session import Session, Trace, TraceFacts, Turn
 
 Numbers = npt.NDArray[np.int64]
@@ -44,6 +45,11 @@ class Workload:
     plan: ReplayPlan
     """Its turns have no hashes: `keys` stand for them."""
     keys: BlockKeys
+
+    def find_common_prefix(self, most_tokens: int) -> tuple[int, ...]:
+        """The keys of the prompt that `common_prefix` gives a live run; empty where sessions share nothing."""
+        openings = [self.keys[session.first] for session in self.plan.sessions]
+        return follow_majority(openings, most_tokens // self.facts.block_tokens)
 
 
 def make_workload(facts: TraceFacts, sessions: Iterable[Session], pace: Pace) -> Workload:

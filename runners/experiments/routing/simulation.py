@@ -21,7 +21,6 @@ from results.records.turns import TraceRecord
 from runners.campaign.adoption import adopt_if_complete
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.errors import CellSkipped
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.artifacts import Replayed, adopt_cell, describe_engine, publish_cell
 from runners.experiments.routing.engine_model import read_model, shape_model
@@ -57,7 +56,7 @@ class SimulatedCells:
         self._ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError.
+        """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed or RunnerError.
 
         Paced, no cell runs ahead of its turn: the console shows the one whose turn it is.
         """
@@ -110,8 +109,6 @@ class SimulatedCells:
             emit(*(InstanceChanged(name, config, gone, reason=reason) for name in names.values()))
 
     async def _prepare_task(self, cell: CellPlan, attempt: int) -> _Task:
-        if cell.params["parameters"].get("prewarm_tokens"):
-            raise CellSkipped("pre-warming is not simulated")
         context, folder = self._context, self._context.attempt_folder(cell, attempt)
         path = context.layout.trace_of(cell.params.get("trace", ""), cell.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
@@ -152,5 +149,6 @@ def make_simulation_spec(
         step_noise=grid.simulation.step_noise,
         contention=grid.simulation.contention_share,
         router_latency_s=grid.simulation.router_s,
+        prewarm_tokens=cell.params["parameters"].get("prewarm_tokens", 0),
         residuals=engine.residuals if grid.simulation.residual_noise is True else (),
     )

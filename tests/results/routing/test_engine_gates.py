@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from results.records.engine_gates import EngineGate, EngineGates
 from results.records.estimate import Estimate
 from results.records.layout import RunLayout, digest_cells, trial_layouts, write_indented_json
-from results.report.engine_gates import describe_gates
+from results.report.engine_gates import KNOWN_ANSWERS, describe_gates
 from results.routing.analyze import analyze
 from results.routing.page import build_page
 from results.routing.write import build_verdicts
@@ -69,6 +70,20 @@ def test_what_a_check_found_is_shown_with_its_numbers_and_summed_up_on_the_first
     stored = build_verdicts(analysis)["engine_gates"]
     assert [gate["outcome"] for gate in stored["judgements"]] == ["holds", "undecided"]
     assert stored["judgements"][1]["measured"]["high"] == 0.05
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_the_section_names_the_tests_of_the_known_answers(is_checked: bool, tmp_path: Path) -> None:
+    root = make_run(tmp_path)
+    if is_checked:
+        record_gates(root, PARITY)
+    section = report_text(analyze(root)).partition(TITLE)[2].partition("\n##")[0]
+    assert KNOWN_ANSWERS in section
+    tests = Path(__file__).parents[3] / "tests/runners/simulator/test_engine.py"
+    defined = set(re.findall(r"^def (test_\w+)", tests.read_text(), re.MULTILINE))
+    named = set(re.findall(r"\(`(test_\w+)`\)", KNOWN_ANSWERS))
+    assert len(named) == 3
+    assert named <= defined
 
 
 def test_gates_of_cells_that_changed_since_do_not_count(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -367,6 +368,35 @@ def test_a_slow_router_loses_no_turn_and_no_transfer(policy: str, prefill: int, 
         assert "transferred" in {one.status for one in list_transfers(records)}
 
 
+def test_a_prewarmed_prefix_is_in_every_engine_and_index_before_the_first_session(tmp_path: Path) -> None:
+    """Round robin places each of four sessions on an engine of its own: none computes what another left there."""
+    path = tmp_path / "trace.jsonl"
+    made = trace_of(*(chain(name, 1, start_s=place) for place, name in enumerate("abcd")), hash_scope="global")
+    block = made.facts.block_tokens
+    write_trace(path, made.facts, made.sessions)
+    cached, indexed, prompts = {}, {}, {}
+    for tokens in (0, block):
+        folder = tmp_path / str(tokens)
+        spec = make_spec(path, "round_robin", folder, block_tokens=block)
+        outcome, records = simulate_changed(spec, prewarm_tokens=tokens)
+        cached[tokens] = [turn.cached_tokens for turn in read_turns(folder)]
+        indexed[tokens] = records[0].request.cached_tokens
+        prompts[tokens] = sum(tally.prompt_tokens or 0 for tally in outcome.counters.values())
+    assert (cached[0], cached[block]) == ([0] * 4, [block] * 4)
+    assert set(indexed[0].values()) == {0}
+    assert indexed[block] == dict.fromkeys(("e0", "e1", "e2", "e3"), block)
+    assert prompts[block] - prompts[0] == 4 * block, "the engines count it, no turn does"
+
+
+def test_a_trace_whose_sessions_share_nothing_cannot_be_prewarmed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    made = trace_of(chain("a", 2), chain("b", 2))
+    write_trace(path, made.facts, made.sessions)
+    spec = make_spec(path, "round_robin", tmp_path / "out", block_tokens=made.facts.block_tokens)
+    with pytest.raises(SimulationError, match="prewarm_tokens=64, and no two sessions"):
+        simulate_changed(spec, prewarm_tokens=64)
+
+
 def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     made = trace_of(chain("a", 4), chain("b", 2))
@@ -403,6 +433,8 @@ def test_a_wrong_key_of_an_engine_model_is_named_with_its_file(tmp_path: Path) -
 @pytest.mark.parametrize("name", engine_names())
 def test_every_number_of_an_engine_model_has_a_source(name: str) -> None:
     engine = read_engine(name)
-    sources = " ".join(engine.sources)
-    numbers = ("kv_capacity_tokens", "base_s", "prefill_token_s", "decode_sequence_s", "decode_context_s")
-    assert [number for number in (*numbers, "bytes_per_s", "latency_s") if number not in sources] == []
+    parts = (engine.model, engine.model.step, engine.link)
+    fields = [item for part in parts if part is not None for item in msgspec.structs.asdict(part).items()]
+    numbers = {name for name, value in fields if isinstance(value, int | float) and not isinstance(value, bool)}
+    assert {"max_batched_tokens", "prefill_context_s", "frontend_s", "kv_bytes_per_token", "failure_share"} <= numbers
+    assert numbers - set(re.findall(r"\w+", " ".join(engine.sources))) == set()

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from runners.load.replay_plan import Pace, plan_replay
 from runners.simulator.workload import Workload, make_workload
+from runners.trace.common_prefix import common_prefix
 from runners.trace.reusable_tokens import count_reusable_tokens
 from runners.trace.session import Trace
 from tests.runners.load.traces import chain, trace_of
@@ -36,6 +38,14 @@ def test_keys_do_not_depend_on_how_many_are_made_at_once(monkeypatch: pytest.Mon
     parts = make(trace).keys
     assert (parts.keys.tolist(), parts.bounds.tolist()) == (whole.keys.tolist(), whole.bounds.tolist())
     assert parts.bounds[-1] == parts.keys.size == 4 * 15
+
+
+@given(traces(), st.integers(0, 400))
+def test_the_common_prefix_is_as_long_as_that_of_the_hashes(trace: Trace, tokens: int) -> None:
+    workload = make(trace)
+    prefix = workload.find_common_prefix(tokens)
+    assert len(prefix) == len(common_prefix(trace, tokens))
+    assert not prefix or prefix in {workload.keys[one.first][: len(prefix)] for one in workload.plan.sessions}
 
 
 @given(traces())

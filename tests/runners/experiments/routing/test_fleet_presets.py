@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ from msgspec.structs import replace
 
 from launch.profile import load_profile
 from results.records.layout import trial_layouts
+from results.routing.scale import MIN_HOT_PER_INSTANCE, MIN_TURNS
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import options_of
 from runners.experiments.routing.engine_model import describe_model, shape_model
 from runners.experiments.routing.grid import EXPERIMENT, Grid, is_drawn, read_grid
+from runners.experiments.routing.plan import TRIALS
+from runners.experiments.routing.variations import expand_variations
 from runners.simulator.engine_file import read_engine
+from runners.trace.synth import synthesize_trace
 from tests.runners.experiments.simulated_runs import run_whole
 from tests.runners.prepared import prepare
 
@@ -61,14 +66,14 @@ def test_the_routing_logs_policies_are_compared_with_a_limit_on_sessions_in_flig
 
 
 @pytest.mark.parametrize("preset", SPLITS)
-def test_the_options_of_load_floor_have_one_split_and_none_that_is_not_simulated(preset: str) -> None:
+def test_the_options_of_load_floor_have_one_split(preset: str) -> None:
     of = read_preset(preset)
     assert {of.roles(policy).count("prefill") for policy in of.policies} == {SPLITS[preset]}
     parameters = [dict(policy.parameters) for policy in of.policies]
     assert {0, 50, 200} <= {one.get("load_floor_bonus", 0) for one in parameters}
     names = {name for one in parameters for name in one}
     assert {"cold_bonus", "order", "overlap_discount", "min_overlap_share", "floor_form", "backpressure_above"} <= names
-    assert "prewarm_tokens" not in names
+    assert "prewarm_tokens" in names
     assert {30.0, 120.0} == {of.transfer_rules(policy).timeout_s for policy in of.policies}
 
 
@@ -78,6 +83,58 @@ def test_a_pair_of_the_hair_trigger_is_left_alone_after_one_failure_for_the_rest
     (rules,) = (of.transfer_rules(one) for one in of.policies if one.label.endswith("hair-trigger"))
     assert rules.failures_to_quarantine == 1
     assert rules.quarantine_s > of.replay.max_duration_s
+
+
+def count_arrivals_per_s(grid: Grid) -> float:
+    """Synthetic sessions arrive within 600 s, times the scale."""
+    return grid.trace.sessions / (600 * grid.replay.time_scale)
+
+
+def test_the_light_load_is_the_fleet_at_a_third_of_its_rate() -> None:
+    of, fleet = read_preset("fleet-light"), read_preset("fleet")
+    assert (of.policies, of.trace, of.simulation and of.simulation.step_noise) == (fleet.policies, fleet.trace, 0.05)
+    assert (count_arrivals_per_s(of), count_arrivals_per_s(fleet)) == (0.25, 0.75)
+    assert of.trials == 5
+    assert of.replay.max_duration_s > of.trace.sessions / count_arrivals_per_s(of), "else the hard stop cuts it"
+    cells = prepare(RunOptions(EXPERIMENT, H20, "fleet-light")).plan.cells
+    assert sum(cell.stage == TRIALS for cell in cells) == 65
+
+
+def test_the_light_sensitivity_has_the_sessions_and_policies_of_the_claims_about_hot_ones() -> None:
+    """C3, 3.3 and "affinity only interferes": four hot sessions for each instance, with ten turns each."""
+    of = read_preset("fleet-light-sensitivity")
+    assert count_arrivals_per_s(of) == 0.25
+    names = {policy.name for policy in of.policies}
+    assert {"round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "unified", "ear"} == names
+    sessions = synthesize_trace(of.trace.sessions, of.trace.seed, of.trace.statistics).sessions
+    turns = [(sum(turn.input_tokens for turn in one.turns), len(one.turns)) for one in sessions]
+    turns.sort(reverse=True)
+    half, hot = sum(tokens for tokens, _ in turns) / 2, 0
+    while sum(tokens for tokens, _ in turns[:hot]) < half:
+        hot += 1
+    assert hot >= MIN_HOT_PER_INSTANCE * of.instances
+    assert statistics.median(count for _, count in turns[:hot]) >= MIN_TURNS
+    varied = expand_variations(of)
+    assert varied.sensitivity
+    assert {one.variation for one in varied.policies if one.variation} == {
+        *(f"{name}*{factor:g}" for name in varied.sensitivity.coefficients for factor in (0.7, 1.3)),
+        "engine=h20-qwen3-coder-30b-a3b",
+    }
+
+
+@pytest.mark.parametrize("preset", SPLITS)
+def test_the_options_of_load_floor_are_varied_on_both_splits(preset: str) -> None:
+    plain, varied = read_preset(preset), read_preset(f"{preset}-sensitivity")
+    assert (varied.policies, varied.trace, varied.replay) == (plain.policies, plain.trace, plain.replay)
+    assert varied.sensitivity
+    assert varied.sensitivity == read_preset("fleet-load-floor-sensitivity").sensitivity
+
+
+@pytest.mark.parametrize("preset", [*RECORDED, "fleet-inflight-64", "fleet-inflight-128"])
+def test_a_preset_without_a_sensitivity_gets_one_by_a_setting(preset: str) -> None:
+    setting = 'sensitivity.coefficients=["base_s", "kv_capacity_tokens"]'
+    labels = {cell.label for cell in prepare(RunOptions(EXPERIMENT, H20, preset, settings=(setting,))).plan.cells}
+    assert {"EAR", "EAR vary=base_s*0.7", "unified vary=kv_capacity_tokens*1.3"} <= labels
 
 
 def test_h200s_are_simulated_as_h20s_are() -> None:
