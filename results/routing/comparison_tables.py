@@ -43,15 +43,22 @@ def best_values_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Best values", columns, analysis.standings, note)
 
 
+MOST_SHOWN = 20
+"""A larger ratio to the best says only that the interval is wide."""
+
+
 def _list_level(row: Standing) -> str | None:
     """Each label that is not distinguishable from the best, with how much worse it is at most: a ratio, or points."""
     is_time = metric_named(row.metric).is_time
-    limits = {label: excluded_above(loss) for label, loss in row.losses.items()}
-    texts = {
-        label: label if most is None else f"{label} ({figure(1 + most, 3) if is_time else f'{100 * most:.1f} pp'})"
-        for label, most in limits.items()
-    }
-    return ", ".join(texts.values()) or None
+
+    def describe(label: str, most: float | None) -> str:
+        if most is None:
+            return label
+        if not is_time:
+            return f"{label} ({100 * most:.1f} pp)"
+        return f"{label} ({figure(1 + most, 3) if most < MOST_SHOWN else f'over {MOST_SHOWN}'})"
+
+    return ", ".join(describe(label, excluded_above(loss)) for label, loss in row.losses.items()) or None
 
 
 WINNERS: shown.TableKind[Standing] = shown.TableKind(
