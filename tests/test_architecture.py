@@ -79,6 +79,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.records.engine_faults", "results.records.skipped_cells", "results.report.content",
         "results.report.document",
         "results.report.engine_gates", "results.report.html", "results.report.judgements", "results.report.page",
+        "results.report.print_sheet",
         "results.report.stored_page", "results.report.table", "results.routing.cautions",
         "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
         "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_tables",
