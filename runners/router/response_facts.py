@@ -85,7 +85,9 @@ def is_empty(stream: bytes, *, follows: bool = False) -> bool:
     if not follows and b'"choices":[]' not in begin and b"[DONE]" not in begin:
         return False  # nearly every stream: its first event has a token, and may echo a long prompt
     events = _DATA.findall(stream)
-    return (follows or bool(events)) and all(event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events)
+    return (follows or bool(events)) and all(
+        event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events
+    )
 
 
 def is_done(tail: bytes) -> bool:

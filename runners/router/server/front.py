@@ -28,8 +28,8 @@ PARSED_REQUEST_BYTES = 600
 PARSED_HEADER_BYTES = 170
 """What a parsed head takes beyond its bytes on the wire, and what each of its headers adds (107 to 167 measured)."""
 LARGE_HEAD_BYTES = 8 << 10
-"""A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts, and
-behind one that takes more than this once parsed the router stops reading until it is its turn."""
+"""A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts,
+and behind one that takes more than this once parsed the router stops reading until it is its turn."""
 QUEUE_LIMIT = 16
 """Requests that a client may pipeline on one connection."""
 AHEAD_LIMIT_BYTES = 1 << 20

@@ -78,9 +78,7 @@ async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
     assert [record.seq for record in msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())] == [1]
 
 
-async def test_a_want_of_memory_costs_one_batch_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_want_of_memory_costs_one_batch_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: RecordFile, lines: bytes) -> None:
         raise MemoryError
 
