@@ -50,7 +50,7 @@ def _describe_counts(comparison: Comparison) -> str:
     kinds = ", ".join(one.what for one in comparison.conditions)
     differ = f"They differ in: {kinds}." if kinds else "Nothing that was captured differs between them."
     if first.run == second.run:
-        differ = f"Both are named alike: of one run, nothing is confirmed. {differ}"
+        differ = f"Both have one name: a run compared with itself confirms nothing. {differ}"
     return (
         f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. {differ} "
         f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
@@ -193,7 +193,9 @@ def _shorten_text(text: str | None, other: str | None) -> str:
         return "(absent)"
     if len(text) <= SHOWN:
         return text
-    alike = next((index for index, (own, its) in enumerate(zip(text, other or "", strict=False)) if own != its), 0)
-    begin = max(0, min(alike, len(text)) - SHOWN // 4)
+    its = other or ""
+    shorter = min(len(text), len(its))
+    alike = next((index for index in range(shorter) if text[index] != its[index]), shorter)
+    begin = max(0, alike - SHOWN // 4)
     part = text[begin : begin + SHOWN]
     return f"{'...' if begin else ''}{part}{'...' if begin + SHOWN < len(text) else ''}"

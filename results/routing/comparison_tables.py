@@ -56,7 +56,7 @@ def _list_level(row: Standing) -> str | None:
             return label
         if not is_time:
             return f"{label} ({100 * most:.1f} pp)"
-        return f"{label} ({figure(1 + most, 3) if most < MOST_SHOWN else f'over {MOST_SHOWN}'})"
+        return f"{label} ({figure(1 + most, 3) if 1 + most <= MOST_SHOWN else f'over {MOST_SHOWN}'})"
 
     return ", ".join(describe(label, excluded_above(loss)) for label, loss in row.losses.items()) or None
 

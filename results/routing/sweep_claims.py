@@ -18,7 +18,7 @@ from results.records.percent import format_percent
 from results.routing.loads import Load, LoadJudgement, judge_whole_run
 from results.routing.measurements import Measurements, ratio_interval
 from results.routing.metrics import metric_named
-from results.routing.scale import Lack, Scale
+from results.routing.scale import SUSTAINED, Lack, Scale
 from results.routing.specification import FULL, Setting
 from results.routing.verdicts import NO_TRIALS, STATIC_PD, STICKY, Arms, gate_claim, judge_direction
 from results.statistics.estimates import Samples
@@ -36,6 +36,8 @@ GIB = 1 << 30
 class TrendClaim:
     """A claim that a policy's TTFT p90, as a multiple of EAR's, rises or falls over a sweep of the load."""
 
+    id: str
+    """As of `LoadJudgement.what`."""
     name: str
     claim: str
     row: str
@@ -60,12 +62,14 @@ def _find_pool(_load: Load, value: object) -> float | None:
 
 TRENDS = (
     TrendClaim(
+        "skew",
         "5.5: skew widens sticky's distance to EAR",
         "sticky's TTFT p90, as a multiple of EAR's, rises with the share of the input that 1 % of the sessions have",
         STICKY, "trace", Verdict.HIGHER, "from the least to the most skewed trace",
         _find_skew, lambda share: f"{format_percent(share)} in 1 % of the sessions",
     ),
     TrendClaim(
+        "kv-pool",
         "5.5: a smaller KV pool slows static pools",
         "static PD-disaggregation's TTFT p90, as a multiple of EAR's, falls as the KV pool of an instance grows",
         STATIC_PD, "kv_cache_memory_bytes", Verdict.LOWER, "from the smallest to the largest KV pool",
@@ -78,9 +82,9 @@ def judge_sweeps(
     loads: Sequence[Load], arms: Sequence[Arms], settings: Sequence[Setting], measurements: Measurements
 ) -> tuple[LoadJudgement, ...]:
     """Each claim whose sweep was run. `arms`: of each load, in the same order; `settings`: as `threshold_settings`."""
-    trends = (_judge_trend(one, loads, arms, measurements) for one in TRENDS)
+    trends = ((one.id, _judge_trend(one, loads, arms, measurements)) for one in TRENDS)
     thresholds = _judge_thresholds(loads, arms, settings, measurements)
-    return tuple(judge_whole_run(one.name, one) for one in (*trends, *thresholds) if one is not None)
+    return tuple(judge_whole_run(what, one) for what, one in (*trends, *thresholds) if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +116,16 @@ def _judge_trend(
         trend = ratio_interval(_fit_trend([point.at for point in steady], list(steady.values())))
     judgement = judge_direction(one.name, one.claim, (trend, 1.0), one.expected)
     steps = {one.show(point.at): ratio_interval(ratio) for point, ratio in steady.items()}
-    parts = [judgement.reason, *(f"{estimate.text(3)} times at {where}" for where, estimate in steps.items())]
+    deciding = f"{judgement.reason}: {trend.text(3)} times {one.over}" if len(steady) > 1 else judgement.reason
+    parts = [deciding, *(f"{estimate.text(3)} times at {where}" for where, estimate in steps.items())]
     parts += [f"no ratio at {one.show(each.at)}: {each.why_left_out or ratios[each].reason}" for each in left_out]
     judgement = replace(
         judgement, rule=_state_rule(one), reason="; ".join(parts), numbers=steps, quantity=f"factor {one.over}"
     )
     scale = points[0].scale
     few = scale.lacks_instances or scale.lacks_sessions
-    if few or (left_out and judgement.outcome is Outcome.FAILS):
-        return gate_claim(judgement, few or Lack(judgement.reason), by_plan=bool(few))
+    if few or len(steady) < 2 or (left_out and judgement.outcome is Outcome.FAILS):
+        return gate_claim(judgement, few or Lack(judgement.reason, needs=SUSTAINED), by_plan=bool(few))
     return judgement
 
 
@@ -151,8 +156,9 @@ def _list_points(
 
 def _fit_trend(at: Sequence[float], measured: Sequence[Measured]) -> Measured:
     """In each trial the change of a least-squares line from the first position to the last."""
-    places = np.array(at)
-    weights = (places - places.mean()) * np.ptp(places) / ((places - places.mean()) ** 2).sum()
+    positions = np.array(at)
+    off_center = positions - positions.mean()
+    weights = off_center * np.ptp(positions) / (off_center**2).sum()
 
     def fit(*values: Samples) -> Samples:
         return np.asarray(weights @ np.stack(values))
@@ -162,8 +168,8 @@ def _fit_trend(at: Sequence[float], measured: Sequence[Measured]) -> Measured:
 
 def _judge_thresholds(
     loads: Sequence[Load], arms: Sequence[Arms], settings: Sequence[Setting], measurements: Measurements
-) -> Iterator[Judgement]:
-    """One claim for each threshold that has at least MIN_SETTINGS values, over the values of the other."""
+) -> Iterator[tuple[str, Judgement]]:
+    """One claim for each threshold that has at least MIN_SETTINGS values, over the values of the other; by its id."""
     grid = {(one.hot_tokens, one.cooldown_s): one.label for one in settings}
     scale = next((own.scale for load, own in zip(loads, arms, strict=True) if {*grid.values()} & {*load.labels}), None)
     if scale is None:
@@ -175,7 +181,8 @@ def _judge_thresholds(
         if len(rows) >= MIN_SETTINGS:
             judgement = _judge_optimum(name, rows, measurements)
             few = scale.lacks_instances or scale.lacks_sessions
-            yield gate_claim(judgement, few or scale.lacks_steady_state(*grid.values()), by_plan=bool(few))
+            lacks = few or scale.lacks_steady_state(*grid.values())
+            yield f"best {name}", gate_claim(judgement, lacks, by_plan=bool(few))
 
 
 def _judge_optimum(name: str, rows: Mapping[float, Mapping[float, str]], measurements: Measurements) -> Judgement:

@@ -458,7 +458,8 @@ def judge_direction(
 
 def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> str:
     """Why a claim is undecided: what its interval excludes, else `text`; `share`: as in `judge_direction`."""
-    return f"the interval allows both: {_name_excluded(tested, share) or text}"
+    why = _name_excluded(tested, share) or text
+    return f"the interval allows both: {why}" if why else "the trials agree to the last digit: an interval has no width"
 
 
 def _name_excluded(tested: tuple[Estimate, float], share: bool) -> str:

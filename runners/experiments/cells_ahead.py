@@ -54,6 +54,7 @@ class CellsAhead:
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
+        self._drop_unread(cell.cell)
         if cell.cell not in self._tasks:
             self._ahead = self._list_ahead(cell)
             self._begin(cell, attempt)
@@ -68,6 +69,12 @@ class CellsAhead:
             raise
         finally:
             self.turn = ""
+
+    def _drop_unread(self, cell: str) -> None:
+        """What could not be read ahead may be readable at its turn."""
+        task = self._tasks.get(cell)
+        if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), ArtifactsUnread):
+            del self._tasks[cell]
 
     async def stop(self) -> None:
         """End what runs ahead."""
@@ -93,12 +100,19 @@ class CellsAhead:
             if running >= room:
                 return
             cell, attempt = pair
-            if not self._is_ready(cell):
+            if not self._is_known_ready(cell):
                 continue
             self._ahead.remove(pair)
             if cell.cell not in self._tasks:
                 self._begin(cell, attempt)
                 running += 1
+
+    def _is_known_ready(self, cell: CellPlan) -> bool:
+        """A cell whose inputs cannot be read now waits for its turn, at which the run says why."""
+        try:
+            return self._is_ready(cell)
+        except OSError:
+            return False
 
     def _begin(self, cell: CellPlan, attempt: int) -> None:
         task = asyncio.ensure_future(self._adopt_or_simulate(cell, attempt))
@@ -108,8 +122,7 @@ class CellsAhead:
     def _note_end(self, cell: CellPlan, ended: asyncio.Task[CellOutcome]) -> None:
         if ended.cancelled():
             return
-        if isinstance(ended.exception(), ArtifactsUnread):
-            self._tasks.pop(cell.cell, None)  # what could not be read ahead may be readable at its turn
+        self._drop_unread(cell.cell)
         self._fill_room()
 
     async def _adopt_or_simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:

@@ -73,9 +73,11 @@ def parse_setting(text: str, example: str) -> tuple[str, Any]:
 
 
 def _holds_secret(text: str, key: str, value: object) -> bool:
-    """Whether a plan could not store the setting as it is. The last table of a key decides what its names mean."""
+    """Whether a plan could not store the setting as it is. The tables of a key decide what its names mean."""
+    if value == "":
+        return False
     table: object = value
-    for section in reversed(key.split(".")[-2:]):
+    for section in reversed(key.split(".")):
         table = {section: table}
     shown: object = redact_settings([table, [text]])
     return shown != [table, [text]]

@@ -75,15 +75,19 @@ def is_preamble(stream: bytes, *, follows: bool = False) -> bool:
     return (follows or bool(names)) and _BEFORE_OUTPUT.issuperset(names)
 
 
-def is_empty(stream: bytes) -> bool:
+def is_empty(stream: bytes, *, follows: bool = False) -> bool:
     """Whether a stream of completions has only events without a choice, or [DONE]: no token has come.
 
-    vLLM ends a completion so that it aborts before the first token, as it does at its shutdown.
+    vLLM ends a completion so that it aborts before the first token, as it does at its shutdown. `follows`: such events
+    came before these bytes, which may have none, as the last chunk of a response.
     """
-    if stream.find(b'"choices":[]', 0, FIRST_EVENT_BYTES) < 0 and stream.find(b"[DONE]", 0, FIRST_EVENT_BYTES) < 0:
+    begin = stream[:FIRST_EVENT_BYTES]
+    if not follows and b'"choices":[]' not in begin and b"[DONE]" not in begin:
         return False  # nearly every stream: its first event has a token, and may echo a long prompt
     events = _DATA.findall(stream)
-    return bool(events) and all(event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events)
+    return (follows or bool(events)) and all(
+        event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events
+    )
 
 
 def is_done(tail: bytes) -> bool:

@@ -212,6 +212,7 @@ class Backend:
             self._raw(writer, event)
             await writer.drain()
         self.served += 1
+        await asyncio.sleep(self.itl_s)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True

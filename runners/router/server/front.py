@@ -28,8 +28,8 @@ PARSED_REQUEST_BYTES = 600
 PARSED_HEADER_BYTES = 170
 """What a parsed head takes beyond its bytes on the wire, and what each of its headers adds (107 to 167 measured)."""
 LARGE_HEAD_BYTES = 8 << 10
-"""A larger head counts as held while its request is in flight, unless it came before a body of as many bytes. A head
-that waits always counts, and behind a large one the router stops reading until it is its turn."""
+"""A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts,
+and behind one that takes more than this once parsed the router stops reading until it is its turn."""
 QUEUE_LIMIT = 16
 """Requests that a client may pipeline on one connection."""
 AHEAD_LIMIT_BYTES = 1 << 20
@@ -289,8 +289,7 @@ class ClientConnection(asyncio.Protocol):
         length = headers.get(b"content-length", b"0")
         body_bytes = int(length) if length.isdigit() else 0
         most_bytes = self._head_bytes + self._first_read_bytes  # with what else the first read held
-        is_large = most_bytes > HEAD_LIMIT_BYTES or most_bytes - body_bytes > LARGE_HEAD_BYTES
-        if is_large and not self._hold_large_head():
+        if most_bytes > LARGE_HEAD_BYTES and not self._hold_large_head():
             return
         self._head_bytes = 0
         self._named = headers
@@ -497,11 +496,11 @@ class ClientConnection(asyncio.Protocol):
         return first_line + texts + len(b": \r\n") * len(self._headers) + len(b"\r\n")
 
     def _hold_large_head(self) -> bool:
-        """Measure a head that may be large and count it as held. False = it is refused."""
+        """Measure a head that may be large, and count a large one as held. False = it is refused."""
         head_bytes = self._measure_head()
         if head_bytes > HEAD_LIMIT_BYTES:
             self._reject_head("head")
-        else:
+        elif head_bytes > LARGE_HEAD_BYTES:
             self._hold_head(head_bytes)
         return not self._refused
 

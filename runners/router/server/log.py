@@ -21,7 +21,7 @@ from results.records.instance_events import InstanceEvent
 from runners.router.spec import RouterError
 
 FLUSH_S = 0.25
-"""Longest wait of a record for the thread; whoever adds a batch hands it over at once with `flush_records`."""
+"""Longest wait of a record for the thread; `flush_records` at the end of a batch hands it over at once."""
 BACKLOG_LIMIT_BYTES = 64 << 20
 """Limit of the records waiting for a slow disk; further records are lost and counted."""
 
@@ -43,10 +43,11 @@ class RecordFile:
         """An empty batch ends the thread."""
         self._writer: Thread | None = None
         self._done_bytes = 0
-        """Written or lost; only the thread changes it."""
+        """Written or lost; only the writer changes it: the thread, or the event loop while there is none."""
         self._refused = 0
         self._unwritten = 0
-        """Records that a failing disk cost; only the thread changes it."""
+        """Records that a failing disk or a want of memory cost; only the writer changes it."""
+        self._is_closing = False
         self._file = -1
         self._is_torn = False
         """The last write ended in the middle of a line."""
@@ -80,7 +81,7 @@ class RecordFile:
         """Queue a record; it is written within about FLUSH_S."""
         if self._file < 0:
             return
-        if self.backlog_bytes > BACKLOG_LIMIT_BYTES:
+        if self._is_closing or self.backlog_bytes > BACKLOG_LIMIT_BYTES:
             self._refused += 1
             return
         try:
@@ -103,7 +104,7 @@ class RecordFile:
         if not self._lines:
             return
         lines, self._lines = self._lines, []
-        if self._writer is not None or self._start_writer():
+        if (self._writer is not None and self._writer.is_alive()) or self._start_writer():
             self._batches.put(lines)
         else:
             self._write_batch(lines)
@@ -119,8 +120,9 @@ class RecordFile:
         return True
 
     async def close(self) -> None:
-        """Write what is queued, and close the file."""
+        """Write what is queued, and close the file. A record that comes later is lost, and counted."""
         self.flush_records()
+        self._is_closing = True
         if self._writer is not None:
             self._batches.put([])
             try:
@@ -137,7 +139,11 @@ class RecordFile:
             self._write_batch(lines)
 
     def _write_batch(self, lines: list[bytes]) -> None:
-        self._write_lines(b"\n".join(lines) + b"\n")
+        try:
+            self._write_lines(b"\n".join(lines) + b"\n")
+        except MemoryError:
+            self._unwritten += len(lines)
+            self.error = "out of memory"
         self._done_bytes += sum(map(len, lines))
 
     def _write_lines(self, lines: bytes) -> None:

@@ -156,10 +156,14 @@ class Exchange(RequestLifecycle):
         self._tail.append(data)
         if self._holds_preamble:
             self._hold_preamble(data)
-        elif self._answer.events and len(self._preamble) < PREAMBLE_LIMIT_BYTES and is_empty(data):
+        elif self._answer.events and self._is_without_token(data):
             self._preamble += data
         else:
             self._open_response(self._preamble + data)
+
+    def _is_without_token(self, data: bytes) -> bool:
+        held = self._preamble
+        return len(held) < PREAMBLE_LIMIT_BYTES and is_empty(data, follows=bool(held))
 
     def _hold_preamble(self, data: bytes) -> None:
         before = len(self._preamble)

@@ -189,10 +189,20 @@ def test_a_long_setting_shows_where_it_differs_and_policies_are_split_by_label()
     assert (rows[2][2][-7:], rows[2][3][-6:]) == ("xbefore", "xafter")
 
 
+def test_a_long_setting_that_begins_with_the_other_shows_what_it_has_beyond() -> None:
+    long = "x" * 200
+    sides = [
+        Comparable(RunFacts("x", "toy"), (tax(0.1, 0.2, None),), origin=Origin({"text": text}))
+        for text in (long, f"{long} and more")
+    ]
+    rows = next(one.rows for one in describe_comparison(compare(*sides)).tables if one.title == "What differed")
+    assert (rows[0][2][-1:], rows[0][3][-8:]) == ("x", "and more")
+
+
 def test_one_run_twice_is_said() -> None:
     own = run("monday", tax(0.1, 0.2, None))
-    assert "of one run, nothing is confirmed" in describe_comparison(compare(own, own)).opening
-    assert "nothing is confirmed" not in describe_comparison(compare(own, run("tuesday", *own.measures))).opening
+    assert "a run compared with itself confirms nothing" in describe_comparison(compare(own, own)).opening
+    assert "confirms nothing" not in describe_comparison(compare(own, run("tuesday", *own.measures))).opening
 
 
 def test_what_a_run_notes_of_its_host_is_shown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from results.routing.analyze import analyze
 from results.routing.loads import Load
-from results.routing.scale import Scale
+from results.routing.scale import SUSTAINED, Scale
 from results.routing.specification import FULL, Setting
 from results.routing.sweep_claims import judge_sweeps
 from results.routing.verdicts import STATIC_PD, STICKY, Arms
@@ -66,7 +67,7 @@ def judge_ratios(
         scale = Scale(8, False, 64, 20, 0, dict.fromkeys(unsteady, "no steady state"))
         arms.append(Arms({row: labels[0], FULL: labels[1]}, scale))
     judged = judge_sweeps(loads, arms, (), Table(by_label, times))  # type: ignore[arg-type]
-    return {one.what: one.judgement for one in judged}
+    return {one.judgement.name: one.judgement for one in judged}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,8 @@ def test_stickys_distance_is_a_trend_over_the_skew_in_whatever_order_the_loads_s
     assert judgement.outcome == outcome
     assert judgement.p is not None
     assert "times at 10 % in 1 % of the sessions" in judgement.reason
+    first, *_ = judgement.reason.split("; ")
+    assert re.search(r": [0-9.]+ \[[0-9.]+, [0-9.]+\] times from the least to the most skewed trace$", first)
 
 
 def test_the_trend_is_the_change_of_a_line_from_the_first_position_to_the_last() -> None:
@@ -104,6 +107,7 @@ def test_two_trials_or_one_load_with_a_steady_state_decide_no_trend() -> None:
     unsteady = judge_ratios(STICKY, "trace", rising, unsteady=["policy 1"])[SKEW]
     assert unsteady.outcome == Outcome.OPEN
     assert "no ratio at 60 % in 1 % of the sessions: policy 1: no steady state" in unsteady.reason
+    assert unsteady.needs == SUSTAINED
 
 
 @pytest.mark.parametrize(("largest", "outcome"), [(1.0, Outcome.HOLDS), (9.0, Outcome.OPEN)])
@@ -129,7 +133,7 @@ def test_a_run_with_several_kv_pools_has_the_claim_in_its_report(tmp_path: Path)
         *(Truth(f"EAR {text}", "ear", 0.1, parameters=EAR, kv_cache_memory_bytes=size) for text, size in sizes),
     ]
     analysis = analyze(write_run(tmp_path, World(sessions=20, turns=4), truths))
-    (claim,) = (one.judgement for one in analysis.claims_by_load if one.what.startswith("5.5"))
+    (claim,) = (one.judgement for one in analysis.claims_by_load if one.what == "kv-pool")
     assert (claim.name, claim.label) == (POOL, "not testable at this scale"), "two instances"
     assert len(claim.numbers) == 2
     assert claim.claim in report_text(analysis)
@@ -141,7 +145,7 @@ def judge_grid(times: Mapping[tuple[float, float], float], scale: Scale = LARGE)
     labels = tuple(one.label for one in settings)
     spread = {f"ear {key}": make_times(seconds, number) for number, (key, seconds) in enumerate(times.items())}
     judged = judge_sweeps([Load(labels)], [Arms({}, scale)], settings, Table({}, spread))  # type: ignore[arg-type]
-    return {one.what.partition(" has")[0]: one.judgement for one in judged}
+    return {one.judgement.name.partition(" has")[0]: one.judgement for one in judged}
 
 
 @pytest.mark.parametrize(

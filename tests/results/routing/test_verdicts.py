@@ -365,6 +365,8 @@ def test_an_undecided_claim_says_which_effects_its_interval_excludes() -> None:
     assert local.reason == f"{both} -40.0 pp and above +20.0 pp are excluded"
     within = judge(labels, [compare_two("apc", "stays", "ear", -0.1, 0.02)])["ablation: affinity only keeps locality"]
     assert within.reason == f"{both} -10.0 pp and above +2.0 pp are excluded"
+    alike = judge(labels, [compare_two("apc", "leaves", "ear", 0.0, 0.0)])["ablation: migration only loses locality"]
+    assert alike.reason == "the trials agree to the last digit: an interval has no width"
     pairs = against_all((math.log(0.8), math.log(1.1)), MORE)
     dominates = judge(WITH_BASELINES, pairs)["C3: EAR dominates"]
     assert "in 20 comparisons (" in dominates.reason

@@ -280,6 +280,7 @@ def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> 
         'engine={env={MY_TOKEN="swordfish"}}',
         "engine.env.PROXY=http://me:swordfish@host.example",
         "engine.env.OTHER=Bearer swordfish",
+        "engine.kv_transfer.extra.env.api_key=swordfish",
     ],
 )
 def test_a_setting_that_looks_like_a_secret_is_refused_with_another_way(experiment: str, setting: str) -> None:

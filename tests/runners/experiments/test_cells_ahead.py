@@ -48,6 +48,16 @@ async def test_what_is_finished_is_read_in_threads_and_not_simulated_again() -> 
     assert threading.main_thread() not in threads, "the event loop would stand still"
 
 
+async def test_a_cell_whose_inputs_cannot_be_read_is_not_begun_ahead() -> None:
+    def is_ready(cell: CellPlan) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files", "results")
+
+    ahead, simulated = cells_ahead(lambda cell: None)
+    ahead._is_ready = is_ready
+    assert await ahead.run_cell(CELLS[0], 1) == SIMULATED
+    assert simulated == ["c0"]
+
+
 async def test_what_cannot_be_read_ahead_is_read_again_at_its_turn() -> None:
     is_short = True
 

@@ -177,12 +177,14 @@ NO_TOKEN = b'data: {"id":"cmpl-1","model":"m","choices":[],"usage":{"prompt_toke
 DONE = b"data: [DONE]\n\n"
 
 
+@pytest.mark.parametrize("itl_s", [0.0, 0.01])
 @pytest.mark.parametrize("script", [(NO_TOKEN, DONE), (NO_TOKEN + DONE,), (DONE,)])
 async def test_a_stream_that_ends_before_its_first_token_is_retried_unseen(
-    script: tuple[bytes, ...], tmp_path: Path
+    script: tuple[bytes, ...], itl_s: float, tmp_path: Path
 ) -> None:
+    """Whether its pieces come together or one by one; the last chunk of the response has no event."""
     async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
-        a.script, a.itl_s = script, 0.01
+        a.script, a.itl_s = script, itl_s
         answers = [await routed.post() for _ in range(2)]
         assert {by(answer) for answer in answers} == {"b"}
         assert all(b'"text"' in answer.content and DONE in answer.content for answer in answers)

@@ -78,6 +78,24 @@ async def test_it_may_be_emptied_while_it_is_written(tmp_path: Path) -> None:
     assert [record.seq for record in msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())] == [1]
 
 
+async def test_a_want_of_memory_costs_one_batch_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: RecordFile, lines: bytes) -> None:
+        raise MemoryError
+
+    path = tmp_path / "d.jsonl"
+    log = RecordFile(str(path))
+    with monkeypatch.context() as short:
+        short.setattr(RecordFile, "_write_lines", refuse)
+        for seq in range(2):
+            log.append_record(make_record(seq))
+        await until(lambda: log.lost == 2)
+    assert (log.error, log.backlog_bytes) == ("out of memory", 0)
+    log.append_record(make_record(2))
+    await log.close()
+    log.append_record(make_record(3))
+    assert [record.seq for record in read_log(path, "d").records] == [2]
+
+
 async def test_a_router_that_can_start_no_thread_still_writes_every_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
