@@ -147,6 +147,7 @@ def test_the_limit_is_of_the_head_with_its_blank_line(beyond: int, cuts: list[in
 
 def test_a_head_at_its_limit_is_served_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "HEAD_LIMIT_BYTES", 200)
+    monkeypatch.setattr(front, "LARGE_HEAD_BYTES", 100)
     for beyond in (0, 1):
         data = chunked_request(200 + beyond)
         for cut in range(len(data)):
