@@ -90,7 +90,7 @@ class PairClaim:
     """A claim about one metric of two policies: which is above the other, or that one is not far below."""
 
     id: str
-    """Of the claim in every version: its name may be worded anew."""
+    """Stays the same when the name changes: `tracon compare` pairs claims of two runs by it."""
     name: str
     claim: str
     first: str

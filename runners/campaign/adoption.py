@@ -15,6 +15,8 @@ from runners.errors import RunnerError
 
 log = logging.getLogger("tracon.campaign")
 
+UNREAD_WAIT_S, UNREAD_STEP_S = 5.0, 0.5
+"""A shortage may pass: the artifacts are read again for that long before the run is interrupted."""
 NO_THREAD = "can't start new thread"
 _REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
@@ -24,10 +26,6 @@ _REMEDIES = {
 
 class ArtifactsUnread(RunnerError):
     """Whether a cell's artifacts are complete cannot be read now: it is neither adopted nor measured again."""
-
-
-UNREAD_WAIT_S, UNREAD_STEP_S = 5.0, 0.5
-"""A shortage may pass: the artifacts are read again for that long before the run is interrupted."""
 
 
 async def adopt_if_complete(adopt: Callable[[CellPlan], CellOutcome | None], cell: CellPlan) -> CellOutcome | None:

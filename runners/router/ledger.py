@@ -23,7 +23,7 @@ from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
 SETTLE_S = 0.4
-"""Longest wait of a batch: each wakes the event loop and the thread that writes."""
+"""Longest wait of a pick or an outcome. Every batch wakes the event loop and the thread that writes the log."""
 AT_ONCE = 6
 """Outcomes per batch: one batch blocks the event loop for about 0.2 ms with cold caches."""
 NEXT_S = 0.001

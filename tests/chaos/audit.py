@@ -252,7 +252,7 @@ def check_ports(first: int, count: int, findings: Findings) -> None:
 
 
 def list_shared_memory() -> set[str]:
-    """A segment is a file; a folder there is somebody's fast disk."""
+    """Names of the files there. A folder is no segment: programs use /dev/shm for temporary folders too."""
     if not SHARED_MEMORY.is_dir():
         return set()
     return {path.name for path in SHARED_MEMORY.iterdir() if not path.is_dir()}
