@@ -26,8 +26,6 @@ LIMIT_VARIABLE = "TRACON_STALL_S"
 """Seconds after which a step counts as stalled; 0 turns the watch off."""
 LIMIT_S = 5.0
 POLL_S = 1.0
-STACKS_S = 0.1
-"""A stopped process wakes faulthandler's thread and ours together: how long ours lets the other one go first."""
 PACKAGES = "/site-packages/"
 MAX_STALLS = 20
 """Stalls per engine process whose stacks are written; the watch ends afterwards."""
@@ -123,11 +121,13 @@ class StallWatch:
                 faulthandler.dump_traceback_later(self._limit_s, exit=False, file=2)
                 time.sleep(poll_s)
                 now = time.monotonic()
-                gap_s = now - self._looked_s
-                if gap_s > self._limit_s:
-                    time.sleep(STACKS_S)
+                starved_s = now - self._looked_s if now - self._looked_s > self._limit_s else 0.0
+                if starved_s:
+                    time.sleep(poll_s)  # a stopped process wakes faulthandler's thread and ours together: its goes first
                 faulthandler.cancel_dump_traceback_later()  # waits for what it writes: its stacks come before our line
-                self.look(now, gap_s if gap_s > self._limit_s else 0.0)
+                self.look(now, starved_s)
+                if starved_s:
+                    self._looked_s += poll_s  # the wait is no gap, what follows it may be one
             write_line(f"{MAX_STALLS} steps stalled: further ones are not reported (pid {os.getpid()})")
         except Exception as error:  # noqa: BLE001 - a thread of the engine: it must end without a traceback
             write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
