@@ -32,7 +32,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 ORPHAN_GRACE_S = 2.0
 """From TERM to KILL when no owner is left to ask."""
@@ -54,6 +54,7 @@ SOCKET_PATH_BYTES = 107
 UUID_CHARACTERS = 36
 """What vLLM names a socket."""
 
+_Read = TypeVar("_Read")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -75,13 +76,13 @@ def die_with_parent(signum: int, parent: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every live process below `root`, zombies left out."""
+    """Every live process below `root`, zombies left out. Waits while descriptors or memory are short."""
     children: dict[int, list[int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            state, parent = _state_and_parent(entry.name)
+    for name in _read_when_possible(lambda: os.listdir("/proc")) or ():  # noqa: PTH208
+        if name.isdigit():
+            state, parent = _state_and_parent(name)
             if state not in (b"Z", b"X"):
-                children.setdefault(parent, []).append(int(entry.name))
+                children.setdefault(parent, []).append(int(name))
     below_root: list[int] = []
     queue = [root]
     while queue:
@@ -93,15 +94,31 @@ def descendants(root: int) -> list[int]:
 
 def _state_and_parent(pid: str) -> tuple[bytes, int]:
     """One-letter state and parent of a process; X where it ended while we looked."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    line = _read_when_possible(lambda: _read_file(f"/proc/{pid}/stat")) or b""
+    fields = line.rpartition(b")")[2].split()[:2]
+    return (fields[0], int(fields[1])) if len(fields) == 2 else (b"X", 0)
+
+
+def _read_when_possible(read: Callable[[], _Read]) -> _Read | None:
+    """What `read` returns of /proc; None where the process has ended, or belongs to another user.
+
+    Waits while this process or the host is short of descriptors or memory: what cannot be seen has not ended.
+    """
+    while True:
         try:
-            state, parent = os.read(descriptor, 4096).rpartition(b")")[2].split()[:2]
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError):
-        return b"X", 0
-    return state, int(parent)
+            return read()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return None
+        except OSError:
+            time.sleep(POLL_S)
+
+
+def _read_file(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def reap() -> dict[int, int]:
@@ -124,14 +141,8 @@ def send_signal(pid: int, signum: int) -> None:
 
 def is_resource_tracker(pid: int) -> bool:
     """Whether it is Python's: it removes the shared memory that killed processes leave, and then ends by itself."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY)
-        try:
-            return b"multiprocessing.resource_tracker" in os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
-    except OSError:  # it ended while we looked
-        return False
+    line = _read_when_possible(lambda: _read_file(f"/proc/{pid}/cmdline")) or b""
+    return b"multiprocessing.resource_tracker" in line
 
 
 def kill_descendants() -> int:

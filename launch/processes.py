@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -13,13 +14,17 @@ from launch.guard import send_signal
 from state.process_identity import ProcessIdentity, boot_id, is_alive
 
 KILL_TIMEOUT_S = 5.0
+SHORTAGE_TIMEOUT_S = 60.0
+"""How long `end_members` waits for descriptors or memory, without which it sees no process."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
     """The process itself if it lives, its descendants, and every process in the session or group it leads.
 
     The kernel reuses no pid that still names a session or a group, so these are its own even when it is gone itself.
-    Empty where the pid belongs to another process now.
+    Empty where the pid belongs to another process now. Raises OSError while descriptors or memory are short: what
+    cannot be seen has not ended.
     """
     if identity.boot_id != boot_id():
         return ()
@@ -39,22 +44,35 @@ def members(identity: ProcessIdentity) -> tuple[int, ...]:
 def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     """TERM to the process, KILL to all of `members` after `grace_s`; returns who is left.
 
-    Blocks for up to grace_s + KILL_TIMEOUT_S. Only a hung kernel leaves any.
+    Blocks for up to grace_s + KILL_TIMEOUT_S, and longer while descriptors or memory are short. Only a hung kernel
+    leaves any. Raises OSError where the shortage lasts.
     """
-    known = set(members(identity))
+    known = _list_known(identity, frozenset())
     if identity.pid in known:
         send_signal(identity.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while known and time.monotonic() < deadline:
         time.sleep(0.05)
-        known = {pid for pid in known if not _is_zombie(pid)} | set(members(identity))
+        known = _list_known(identity, known)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while known and time.monotonic() < deadline:
         for pid in known:
             send_signal(pid, signal.SIGKILL)
         time.sleep(0.02)
-        known = {pid for pid in known if not _is_zombie(pid)} | set(members(identity))
+        known = _list_known(identity, known)
     return tuple(sorted(known))
+
+
+def _list_known(identity: ProcessIdentity, known: frozenset[int]) -> frozenset[int]:
+    """`members`, and what is left of `known`. Waits for up to SHORTAGE_TIMEOUT_S while it cannot look."""
+    until = time.monotonic() + SHORTAGE_TIMEOUT_S
+    while True:
+        try:
+            return frozenset(pid for pid in known if not _is_zombie(pid)) | frozenset(members(identity))
+        except OSError as error:
+            if error.errno not in _SHORTAGES or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -28,7 +28,8 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity:
-    """The identity of a process of this host. Raises psutil.NoSuchProcess where there is none."""
+    """The identity of a process of this host. Raises psutil.NoSuchProcess where there is none, and OSError where
+    descriptors or memory are too short to look."""
     started = psutil.Process(pid).create_time()
     return ProcessIdentity(pid, started, _start_ticks(pid), boot_id(), platform.node(), _pid_namespace())
 
@@ -72,14 +73,14 @@ def boot_id() -> str:
     """An id that changes with every boot of this host."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):  # not for want of a descriptor: the id must not seem to change
         return f"{psutil.boot_time():.0f}"
 
 
 def _start_ticks(pid: int) -> int | None:
     try:
         line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return int(line.rpartition(")")[2].split()[19])
 

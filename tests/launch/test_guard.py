@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch import guard
 from launch.guard_link import GUARD, Gone, GuardLink, spawn_guard
 from tests.launch.programs import SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
@@ -222,3 +225,47 @@ def test_kill_9_of_owner_and_guard_together_ends_everything(tmp_path: Path, vict
     owner.kill()
     owner.wait()
     assert wait_until(lambda: not running([*pids.values(), *guards]), SOON_S)
+
+
+@pytest.mark.fault
+async def test_a_guard_that_can_open_no_file_waits_and_overlooks_nothing(tmp_path: Path) -> None:
+    """It reads of every process in /proc whether it is the engine's."""
+    link, pid = await start(tmp_path)
+    link.go()
+    pids = await asyncio.to_thread(pids_noted, tmp_path)
+    limits = {held: resource.prlimit(held, resource.RLIMIT_NOFILE) for held in guards_of(pid)}
+    try:
+        for held, (_, hard) in limits.items():
+            resource.prlimit(held, resource.RLIMIT_NOFILE, (0, hard))
+        link.stop(0.1)
+        await asyncio.sleep(1.0)
+        assert not link.gone.done(), "it has given up while the engine runs"
+        for held, limit in limits.items():
+            resource.prlimit(held, resource.RLIMIT_NOFILE, limit)
+        assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=3)
+        assert running(pids.values()) == []
+    finally:
+        for left in running(pids.values()):
+            os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shortage", [errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_a_process_that_cannot_be_looked_at_for_the_moment_has_not_ended(
+    monkeypatch: pytest.MonkeyPatch, shortage: int
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    opened, refused = os.open, list[str]()
+
+    def refuse_once(path: str, *arguments: int) -> int:
+        if path == f"/proc/{child.pid}/stat" and not refused:
+            refused.append(path)
+            raise OSError(shortage, os.strerror(shortage))
+        return opened(path, *arguments)
+
+    try:
+        monkeypatch.setattr(os, "open", refuse_once)
+        assert child.pid in guard.descendants(os.getpid())
+        assert refused
+    finally:
+        child.kill()
+        child.wait()

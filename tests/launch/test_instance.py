@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.server
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +23,7 @@ from launch.errors import LaunchError
 from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
-from launch.processes import members
+from launch.processes import end_members, members
 from state.process_identity import ProcessIdentity, identify, is_alive
 from tests.launch.engines import ENGINE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
@@ -350,6 +352,25 @@ def test_a_leftover_whose_main_process_is_gone_is_found_by_its_session(leftover:
     assert wait_until(lambda: not running([identity.pid]))
     assert end_leftover(identity, grace_s=0.1)
     assert running([pids["worker"]]) == []
+
+
+def test_a_boot_id_that_cannot_be_read_for_the_moment_is_not_another_one(
+    leftover: Leftover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process without a free descriptor would take what is left of an engine for gone."""
+    identity, pids = leftover
+    read, refused = Path.read_text, list[Path]()
+
+    def refuse_once(path: Path, *arguments: Any, **named: Any) -> str:
+        if path.name == "boot_id" and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", refuse_once)
+    assert end_members(identity, 0.1) == ()
+    assert refused
+    assert running([pids["engine"], pids["worker"]]) == []
 
 
 def test_a_process_that_only_has_the_same_pid_is_left_alone(leftover: Leftover) -> None:
