@@ -271,14 +271,21 @@ class RequestLifecycle(ABC):
 
     def complete_with_error(self, message: str, code: int) -> None:
         """The response is complete, and its last event reports an error; `code`: the HTTP equivalent."""
-        traffic, instance = self._traffic, self.instance
         text = f"error event at the end of the response: {message} (code {code})"
         if blames_request(code):
             self._end_attempt("client_error", text)
             return
-        failure = Failure("event", text, status=code)
+        self._fail_complete(Failure("event", text, status=code))
+
+    def complete_aborted(self, why: str) -> None:
+        """The response is complete for HTTP, and the instance has not finished the request: at its shutdown."""
+        self._fail_complete(Failure("event", why))
+
+    def _fail_complete(self, failure: Failure) -> None:
+        """Count a failure of the instance that the client has seen, or could see, at the end of its response."""
+        traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
-        self._end_attempt("error", text)
+        self._end_attempt("error", failure.text)
         traffic.health.note_failure(instance, failure, begun=True)
 
     def request_failed(self, failure: Failure) -> None:

@@ -27,7 +27,12 @@ _ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
 _NAMED_ERROR = re.compile(rb"^event: ?(?:error|response\.failed)\r?\ndata: ?(.*)$", re.MULTILINE)
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 FIRST_EVENT_BYTES = 2048
-"""An event without a choice is shorter."""
+"""An event without a choice is shorter, and in an event with a chat's role the role comes early."""
+_ROLE_ALONE = re.compile(
+    rb'"delta"\s*:\s*\{\s*"role"\s*:\s*"\w{1,32}"(?:\s*,\s*"\w{1,32}"\s*:\s*(?:""|null|\[\]))*\s*\}'
+)
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _EVENT = re.compile(rb"^event: ?(\S+)", re.MULTILINE)
 _BEFORE_OUTPUT = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
 _QUOTED_CODE = re.compile(r"'code': (\d{3})\}")
@@ -76,18 +81,29 @@ def is_preamble(stream: bytes, *, follows: bool = False) -> bool:
 
 
 def is_empty(stream: bytes, *, follows: bool = False) -> bool:
-    """Whether a stream of completions has only events without a choice, or [DONE]: no token has come.
+    """Whether a stream of completions or a chat has only events without a choice, roles, or [DONE]: no token has come.
 
-    vLLM ends a completion so that it aborts before the first token, as it does at its shutdown. `follows`: such events
-    came before these bytes, which may have none, as the last chunk of a response.
+    vLLM ends a request so that it aborts before the first token, as it does at its shutdown: a chat sends its roles
+    before. `follows`: such events came before these bytes, which may have none, as the last chunk of a response.
     """
     begin = stream[:FIRST_EVENT_BYTES]
-    if not follows and b'"choices":[]' not in begin and b"[DONE]" not in begin:
-        return False  # nearly every stream: its first event has a token, and may echo a long prompt
+    if not follows and b'"choices":[]' not in begin and b"[DONE]" not in begin and b'"delta"' not in begin:
+        return False  # nearly every completion: its first event has a token, and may echo a long prompt
     events = _DATA.findall(stream)
     return (follows or bool(events)) and all(
-        event.startswith(b"[DONE]") or b'"choices":[]' in event for event in events
+        event.startswith(b"[DONE]") or b'"choices":[]' in event or has_role_alone(event) for event in events
     )
+
+
+def has_role_alone(event: bytes) -> bool:
+    """Whether every choice of a chat's event has its role and nothing else: an answer that ends there has a reason."""
+    roles = len(_ROLE_ALONE.findall(event))
+    return 0 < roles == event.count(b'"delta"') and _FINISHED.search(event) is None
+
+
+def is_aborted(piece: bytes) -> bool:
+    """Whether a choice in these bytes of an answer, streamed or not, was ended by the instance before it was whole."""
+    return b'"abort"' in piece and _ABORTED.search(piece) is not None
 
 
 def is_done(tail: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Streams of `/v1/messages` and `/v1/responses` as vLLM 0.32 sends them, event by event."""
+"""Streams of chats, `/v1/messages` and `/v1/responses` as vLLM 0.32 sends them, event by event."""
 
 from __future__ import annotations
 
@@ -63,3 +63,26 @@ RESPONSES = (
     *RESPONSE_OUTPUT,
     named("response.completed", response=whole_response("completed"), sequence_number=5),
 )
+
+
+def chat_event(delta: dict[str, Any], finish_reason: str | None = None, *, index: int = 0) -> bytes:
+    """One chunk of a chat with one choice."""
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
+
+
+def chat_role(index: int = 0) -> bytes:
+    """What a choice of a chat begins with."""
+    return chat_event({"role": "assistant", "content": ""}, index=index)
+
+
+def usage_event(completion_tokens: int) -> bytes:
+    """The event before [DONE] of completions and chats, where the client asks for usage."""
+    usage = {"prompt_tokens": 8, "completion_tokens": completion_tokens}
+    chunk = {"id": "cmpl-1", "model": "m", "choices": [], "usage": usage}
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+CHAT = (chat_role(), *(chat_event({"content": text}) for text in "ab"), chat_event({"content": ""}, "stop"), DONE)

@@ -59,6 +59,8 @@ class Backend:
     """Bodies end with the connection."""
     done: bool = True
     """Streams end with [DONE]."""
+    finish_reason: str | None = None
+    """Of an answer that is not streamed."""
     error_event: dict[str, Any] | None = None
     """Sent in place of the usage: what an engine whose core has died sends before [DONE]."""
     end_gate: asyncio.Event | None = None
@@ -223,7 +225,8 @@ class Backend:
             await self.gate.wait()
         text = "".join(f" {self.name}{number}" for number in range(self.tokens))
         usage = {"prompt_tokens": 8, "completion_tokens": self.tokens}
-        answer = {**self._name_answer(), "choices": [{"index": 0, "text": text}], "usage": usage}
+        choice = {"index": 0, "text": text, "finish_reason": self.finish_reason}
+        answer = {**self._name_answer(), "choices": [choice], "usage": usage}
         body = json.dumps(answer).encode()
         if self.die_after >= 0:
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

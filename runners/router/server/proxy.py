@@ -23,7 +23,17 @@ from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, s
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.request_lifecycle import RequestLifecycle
-from runners.router.response_facts import NAMED_EVENTS, Usage, is_done, is_empty, is_preamble, pause_s, read_error_event
+from runners.router.response_facts import (
+    NAMED_EVENTS,
+    Usage,
+    has_role_alone,
+    is_aborted,
+    is_done,
+    is_empty,
+    is_preamble,
+    pause_s,
+    read_error_event,
+)
 from runners.router.server.front import ClientConnection, HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
@@ -34,6 +44,11 @@ TAIL_PIECES = 4
 RESPONSES = b"/v1/responses"
 PREAMBLE_LIMIT_BYTES = 1 << 20
 """The first events of a stream are held back up to this size: they repeat the request's instructions and tools."""
+ROLE_HELD_S = 0.02
+"""How long a chat's role waits for the token behind it. vLLM sends both in one step, and the end of a chat that it
+aborts. Some parsers hold the first tokens back: then the role is passed on, as the sign that the prefill is over."""
+NO_TOKEN = "the stream ended before its first token"
+ABORTED = "the instance aborted the request: finish_reason 'abort'"
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"([\w.-]{1,200})"')
 """The first match in an answer is the id of the response itself."""
 _Value = TypeVar("_Value")
@@ -79,7 +94,8 @@ class Exchange(RequestLifecycle):
     """One client request: the caller of an instance's link, and the open request of a client connection."""
 
     __slots__ = (
-        "_answer", "_client", "_head", "_holds_preamble", "_pool", "_pools", "_preamble", "_responses", "_tail", "link",
+        "_answer", "_client", "_has_role_alone", "_head", "_holds_preamble", "_pool", "_pools", "_preamble",
+        "_responses", "_tail", "link",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +123,8 @@ class Exchange(RequestLifecycle):
         """The last pieces of the body that were passed on."""
         self._preamble = b""
         """Events sent before the instance computes anything: while it has only these, the request can be retried."""
+        self._has_role_alone = False
+        """The role of a chat was passed on before any token."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
@@ -154,9 +172,13 @@ class Exchange(RequestLifecycle):
             self._tail.append(data)
             return
         self._tail.append(data)
-        if self._holds_preamble:
+        if self._status < 400 and is_aborted(data) and self._may_retry():
+            self.fail_attempt(Failure("event", ABORTED))
+        elif self._holds_preamble:
             self._hold_preamble(data)
         elif self._answer.events and self._is_without_token(data):
+            if has_role_alone(data):
+                asyncio.get_running_loop().call_later(ROLE_HELD_S, self._pass_on_role, self.link)
             self._preamble += data
         else:
             self._open_response(self._preamble + data)
@@ -164,6 +186,13 @@ class Exchange(RequestLifecycle):
     def _is_without_token(self, data: bytes) -> bool:
         held = self._preamble
         return len(held) < PREAMBLE_LIMIT_BYTES and is_empty(data, follows=bool(held))
+
+    def _pass_on_role(self, link: Link | None) -> None:
+        """The role of a chat has waited for long enough, if it still waits: the attempt on `link` goes on."""
+        waits = self.link is link and self in self._traffic.waiting and self._preamble
+        if waits and not is_done(self._preamble):
+            self._has_role_alone = True
+            self._client.guard(partial(self._open_response, self._preamble))
 
     def _hold_preamble(self, data: bytes) -> None:
         before = len(self._preamble)
@@ -179,7 +208,7 @@ class Exchange(RequestLifecycle):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
         if not self._is_open and not self._holds_preamble and is_done(self._preamble):
-            self.request_failed(Failure("event", "the stream ended before its first token"))
+            self.request_failed(Failure("event", NO_TOKEN))
             return
         if not self._is_open:  # a stream that ended before any output, or an empty body
             self._open_response(self._preamble)
@@ -189,10 +218,16 @@ class Exchange(RequestLifecycle):
     def _complete_stream(self, tail: bytes) -> None:
         """The client has the whole response; `tail`: the end of an event stream, else empty."""
         error = read_error_event(tail)
-        if error is None or self._status >= 400:
+        if self._status >= 400:
             self.complete_response()
-        else:
+        elif error is not None:
             self.complete_with_error(*error)
+        elif any(map(is_aborted, self._tail)):
+            self.complete_aborted(ABORTED)
+        elif self._has_role_alone and is_empty(tail):
+            self.complete_aborted(NO_TOKEN)
+        else:
+            self.complete_response()
 
     def _open_response(self, data: bytes) -> None:
         answer, head = self._answer, self._head

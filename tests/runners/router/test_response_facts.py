@@ -8,13 +8,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runners.router.response_facts import Usage, is_done, is_empty, is_preamble, pause_s, read_error_event, read_usage
+from runners.router.response_facts import (
+    Usage,
+    is_aborted,
+    is_done,
+    is_empty,
+    is_preamble,
+    pause_s,
+    read_error_event,
+    read_usage,
+)
 from tests.servers.api_streams import (
+    CHAT,
+    DONE,
     MESSAGES,
     RESPONSE_OUTPUT,
     RESPONSE_PREAMBLE,
     RESPONSE_USAGE,
     RESPONSES,
+    chat_event,
+    chat_role,
     message_error,
     named,
     whole_response,
@@ -141,3 +154,22 @@ def test_a_stream_without_a_choice_is_empty_until_one_comes() -> None:
     assert not is_empty(token)
     assert not is_empty(usage + token)
     assert not is_empty(b"")
+
+
+def test_a_chat_is_empty_until_more_than_its_role_comes() -> None:
+    assert is_empty(chunked(chat_role()))
+    assert is_empty(chunked(chat_role(0), chat_role(1), DONE))
+    assert is_empty(b'data: {"choices": [{"delta": {"role": "assistant", "content": null, "tool_calls": []}}]}\n\n')
+    assert not is_empty(chunked(*CHAT))
+    assert not is_empty(chat_event({"content": ""}), follows=True), "a token may have no text"
+    assert not is_empty(chat_event({"content": ""}, "stop"), follows=True)
+    assert not is_empty(chat_event({"role": "assistant", "content": ""}, "stop"))
+    assert not is_empty(chat_event({"role": "assistant", "content": "a"}))
+    assert not is_empty(b'data: {"choices":[{"delta":{"role":"assistant"}},{"delta":{"content":"a"}}]}\n\n')
+
+
+def test_an_answer_names_its_abort_and_no_text_can() -> None:
+    assert is_aborted(chat_event({"content": ""}, "abort"))
+    assert is_aborted(json.dumps({"choices": [{"text": "a", "finish_reason": "abort"}]}).encode())
+    assert not is_aborted(chat_event({"content": '"finish_reason":"abort"'}, "stop"))
+    assert not is_aborted(chat_event({"content": "abort"}, "stop"))

@@ -1,4 +1,4 @@
-"""Streams of `/v1/messages` and `/v1/responses` through the router: ends, errors, counts, and the first output."""
+"""Streams of every API through the router: ends, errors, counts, the first output, and requests that vLLM aborts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from runners.router.response_facts import is_preamble
 from runners.router.server import proxy
 from tests.runners.router.routers import STEADY, by, instances, raw_post, router, until
 from tests.servers.api_streams import (
+    CHAT,
+    DONE,
     MESSAGE_START,
     MESSAGES,
     RESPONSE_OUTPUT,
     RESPONSE_PREAMBLE,
     RESPONSES,
+    chat_event,
+    chat_role,
     message_error,
     named,
+    usage_event,
 )
 
 STREAMS = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
@@ -172,9 +177,9 @@ async def test_events_before_the_output_are_searched_once(monkeypatch: pytest.Mo
     assert sum(searched) < 3 * len(answer.content)
 
 
-NO_TOKEN = b'data: {"id":"cmpl-1","model":"m","choices":[],"usage":{"prompt_tokens":8,"completion_tokens":0}}\n\n'
+CHATS = "/v1/chat/completions"
+NO_TOKEN = usage_event(0)
 """The only event of a completion that vLLM 0.32 aborts before its first token, at its shutdown, before [DONE]."""
-DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("itl_s", [0.0, 0.01])
@@ -207,3 +212,108 @@ async def test_a_first_event_without_a_token_is_passed_on_with_what_follows() ->
         token = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"a"}]}\n\n'
         a.script, a.itl_s = (NO_TOKEN, token, DONE), 0.01
         assert (await routed.post()).content == NO_TOKEN + token + DONE
+
+
+@pytest.mark.parametrize("itl_s", [0.0, 0.01])
+@pytest.mark.parametrize(
+    "script",
+    [
+        (chat_role(), DONE),
+        (chat_role() + DONE,),
+        (chat_role(), NO_TOKEN, DONE),
+        (chat_role(0), chat_role(1), NO_TOKEN + DONE),
+        (chat_event({"role": "assistant"}), DONE),
+    ],
+    ids=["apart", "together", "usage", "two choices", "without content"],
+)
+async def test_a_chat_that_ends_after_its_role_is_retried_unseen(
+    script: tuple[bytes, ...], itl_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "ROLE_HELD_S", 30.0)
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
+        a.script, a.itl_s, b.script = script, itl_s, CHAT
+        answers = [await routed.post(path=CHATS) for _ in range(2)]
+        assert {by(answer) for answer in answers} == {"b"}
+        assert [answer.content for answer in answers] == [b"".join(CHAT)] * 2
+        outcomes = [record.outcome for record in await routed.records(4) if record.outcome]
+        assert [outcome.status for outcome in outcomes].count("retried") == 2, "round robin asks `a` first, twice"
+        assert proxy.NO_TOKEN in {outcome.error for outcome in outcomes}
+
+
+async def test_a_role_that_waits_for_its_token_is_passed_on(tmp_path: Path) -> None:
+    """A parser may hold back the first tokens for seconds; the prefill is over all the same."""
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script, a.gate = CHAT, asyncio.Event()
+        reader, writer = await routed.connect(raw_post(b'{"stream":true}', path=CHATS))
+        await reader.readuntil(CHAT[0])
+        assert routed.load("a").pending_prefill_tokens == 0
+        a.gate.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+        assert (await routed.outcome_of()).status == "ok"
+
+
+async def test_a_chat_whose_role_was_passed_on_and_that_has_no_token_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "ROLE_HELD_S", 0.0)
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
+        a.script, a.itl_s = (chat_role(), NO_TOKEN, DONE), 0.1
+        assert (await routed.post(path=CHATS)).content == b"".join(a.script)
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("error", proxy.NO_TOKEN)
+        assert await routed.metric('failures_total{instance="a",kind="event"}') == 1
+
+
+@pytest.mark.parametrize("finish", [chat_event({"content": ""}, "stop"), chat_event({}, "tool_calls")])
+@pytest.mark.parametrize("itl_s", [0.0, 0.03])
+async def test_a_whole_chat_without_text_is_no_failure(finish: bytes, itl_s: float, tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "round_robin", folder=tmp_path, health=STEADY) as routed:
+        for one in both:
+            one.script, one.itl_s = (chat_role(), finish, usage_event(1), DONE), itl_s
+        assert (await routed.post(path=CHATS)).content == b"".join(both[0].script)
+        assert (await routed.outcome_of()).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("path", "script"),
+    [
+        (CHATS, (*CHAT[:3], chat_event({"content": ""}, "abort"), usage_event(2), DONE)),
+        ("/v1/completions", (b'data: {"choices":[{"text":"a"}]}\n\n',
+                             b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n', usage_event(1), DONE)),
+    ],
+)  # fmt: skip
+async def test_a_stream_that_the_instance_aborts_after_a_token_is_its_failure(
+    path: str, script: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
+        a.script, a.gate, a.gate_at = script, asyncio.Event(), len(script) - 3
+        reader, writer = await routed.connect(raw_post(b'{"stream":true}', path=path))
+        await reader.readuntil(script[len(script) - 4])
+        a.gate.set()
+        assert b'"finish_reason":"abort"' in await reader.readuntil(b"0\r\n\r\n"), "what was sent is passed on"
+        writer.close()
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("error", proxy.ABORTED)
+        assert await routed.metric('failures_total{instance="a",kind="event"}') == 1
+
+
+@pytest.mark.parametrize("path", [CHATS, "/v1/completions"])
+async def test_an_answer_at_once_that_the_instance_aborted_is_retried_unseen(path: str, tmp_path: Path) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
+        a.finish_reason, b.finish_reason = "abort", "stop"
+        answer = await routed.post(path=path, stream=False)
+        assert by(answer) == "b"
+        assert answer.json()["choices"][0]["finish_reason"] == "stop"
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("retried", proxy.ABORTED)
+
+
+async def test_an_aborted_answer_is_passed_on_where_no_instance_is_left(tmp_path: Path) -> None:
+    """Its client may want the tokens that it has: it reads that the answer is not whole."""
+    async with instances("a") as (a,), router([a], folder=tmp_path, health=STEADY) as routed:
+        a.finish_reason = "abort"
+        answer = await routed.post(stream=False)
+        assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("error", proxy.ABORTED)
