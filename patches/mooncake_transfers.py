@@ -60,10 +60,7 @@ class MooncakeTransfers:
             surround(after=lambda _, metadata: note(SEND_READY, self.ready, metadata, now())),
             surround(before=lambda metadata: note(LOAD_STARTED, self.loading, metadata, now())),
             surround(before=lambda _, pull_metas: note(PULL_SENT, self.pulling, pull_metas, now())),
-            surround(
-                before=lambda identity, sock, meta: note(METADATA, self.asked, meta, now()),
-                after=lambda _, identity, sock, meta: note(RESPONSE, self.asked, meta, now()),
-            ),
+            functools.partial(_wrap_serve, self),
             functools.partial(_wrap_build, self),
             functools.partial(_wrap_write, self),
             surround(after=lambda _, response, metas: note(RECEIVED, self.received, response, metas, now())),
@@ -196,6 +193,37 @@ def _make_line(t_ns: int, request: str | None, transfer: str, **more: object) ->
 def _count_blocks(groups: Sequence[Any]) -> int:
     """Blocks of all KV cache groups; before 0.22 there was one list of them."""
     return sum(1 if isinstance(group, int) else len(group) for group in groups)
+
+
+class _Answers:
+    """P's socket for one request of D's. `t_ns`: before its last answer was sent, 0 where none was.
+
+    A stamp after the send may be later than D's receipt, and would then bound the offset of the two clocks wrongly.
+    """
+
+    def __init__(self, sock: Any) -> None:  # noqa: ANN401 - zmq.asyncio.Socket
+        self._sock = sock
+        self.t_ns = 0
+
+    def send_multipart(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self.t_ns = now()
+        return self._sock.send_multipart(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._sock, name)
+
+
+def _wrap_serve(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def send_kv_to_decode(identity: object, sock: object, meta: object) -> object:
+        side.report.note(METADATA, side.asked, meta, now())
+        answers = _Answers(sock)
+        result = await original(identity, answers, meta)
+        if answers.t_ns:
+            side.report.note(RESPONSE, side.asked, meta, answers.t_ns)
+        return result
+
+    return send_kv_to_decode
 
 
 def _wrap_build(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -100,7 +100,7 @@ class MoreStamps:
     d_pull_sent: int | None = None
     """The decode instance sends the request for blocks that t4 receives."""
     p_response_sent: int | None = None
-    """The prefill instance sends the answer that t7 receives."""
+    """Before the prefill instance sent the answer that t7 receives; logs of older patches: after it."""
     d_scheduled: int | None = None
     """The decode instance first schedules the request after its promotion."""
 

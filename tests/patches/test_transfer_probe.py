@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,6 +205,30 @@ def test_a_transfer_of_mooncake_is_followed_from_end_to_end(
     assert write["build_params_us"] > 0
     assert write["submit_us"] is None
     assert (worker.writes, sock.sent) == (1, [(b"d", b"answer")])
+
+
+class TimedSocket(Socket):
+    """Knows when each answer left, and has the sender wait a little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_ns: list[int] = []
+
+    async def send_multipart(self, parts: object) -> None:
+        self.left_ns.append(perf_counter_ns())
+        await asyncio.sleep(0.01)
+        await super().send_multipart(parts)
+
+
+def test_an_answer_is_stamped_before_it_can_arrive(tmp_path: Path, put_modules: PutModules) -> None:
+    """Else it bounds the offset between the clocks of two hosts from the wrong side."""
+    engine, worker = mooncake(put_modules, tmp_path)
+    worker.reqs_need_send = {"t-1": fake_transfers.Send("p-1", "t-1")}
+    sock, begun_ns = TimedSocket(), perf_counter_ns()
+    asyncio.run(worker.send_kv_to_decode(b"d", sock, wanted(Pull("d-1", "t-1", [[1]]))))
+    (answer,) = [line for line in engine.lines(3) if line["event"] == "response_sent"]
+    assert begun_ns < answer["t_ns"] <= sock.left_ns[-1]
+    assert sock.sent == [(b"d", b"answer")]
 
 
 def test_one_write_for_several_transfers_names_them_all_and_leaves_out_the_refused(
