@@ -272,8 +272,7 @@ class KvEvents:
     def _end_replay(self) -> None:
         """Apply the waiting messages in order; messages still missing are lost."""
         self._replay_until_s, self._waiting_bytes = None, 0
-        while self._waiting:
-            number = min(self._waiting)
+        for number in sorted(self._waiting):
             if number > self._next:
                 self._give_up()
                 return

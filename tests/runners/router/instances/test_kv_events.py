@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -144,6 +145,31 @@ def test_messages_lost_before_the_subscription_are_replayed() -> None:
     assert engine.asked == [0]
     assert held(events, PROMPT) == 16
     assert (events.gaps, events.gaps_open) == (1, 0)
+
+
+class Walked(dict[int, bytes]):
+    """Counts how often its keys are walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_messages_that_wait_for_a_replay_are_put_in_order_once() -> None:
+    """Looking for the lowest number again for each message held every stream for half a second at 10,000 messages."""
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:4]), lost=True)
+    for block in range(1, 4):
+        engine.say(stored(block + 1, PROMPT[4 * block : 4 * block + 4], parent=block))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: 0.0)
+    waiting = Walked()
+    events._waiting = waiting
+    while events.apply_messages():
+        pass
+    assert held(events, PROMPT) == 16
+    assert waiting.walks == 1
 
 
 def test_messages_that_the_replay_brought_first_are_not_taken_for_a_new_engine() -> None:
