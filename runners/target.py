@@ -30,6 +30,11 @@ class Target:
         return b"%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (first, self.host.encode(), headers, length)
 
 
+def has_user(url: str) -> bool:
+    """Whether it contains a user or a password, which would appear in specs, logs and messages."""
+    return "@" in url.partition("//")[2].partition("/")[0]
+
+
 async def resolve_target(url: str, refusal: type[RunnerError]) -> Target:
     """The target of a base URL. Raises `refusal` where it is none, or its host has no address."""
     try:

@@ -14,6 +14,7 @@ from results.records.live import LiveLatency
 from runners.child_process import ChildLine
 from runners.errors import RunnerError
 from runners.load.fidelity import Fidelity, FidelityLimits
+from runners.target import has_user
 
 ARRIVALS = ("constant", "poisson")
 EVIDENCE = ("token_ids", "usage")
@@ -137,6 +138,7 @@ def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
     """The rules for the options of every load."""
     evidence = ", ".join(EVIDENCE)
     return (
+        (not has_user(spec.url), "url contains a user or a password", "the URL without them, http://HOST:PORT"),
         (is_url(spec.url), f"url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"),
         (spec.token_evidence in EVIDENCE, f"token_evidence is {spec.token_evidence!r}", f"one of {evidence}"),
         (0 <= spec.seed < SEED_LIMIT, f"seed is {spec.seed}", "0 <= seed < 2**64"),

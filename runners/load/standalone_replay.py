@@ -19,8 +19,10 @@ from results.records.percent import format_percent
 from runners.errors import ExitCode, RunnerError
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import read_baseline_shape, read_span
+from runners.target import has_user
 from runners.trace.formats import open_trace
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
@@ -93,6 +95,8 @@ async def replay_trace(
     RunnerError where the server does not answer, a turn is longer than its model takes, or `cut` came first;
     TraceError; LoadError.
     """
+    if has_user(options.url):
+        raise LoadError("--url contains a user or a password", remedy="Give the URL without them, http://HOST:PORT.")
     on_step(f"asking {options.url} what it serves")
     served = await _ask_served_model(options)
 

@@ -16,6 +16,7 @@ from results.records.migrations import TickMigration
 from results.records.plan import RENAMED_RULES
 from runners.child_process import ChildLine, read_spec
 from runners.errors import RunnerError
+from runners.target import has_user
 
 INDEXES = ("approximate", "events")
 TRANSPORTS = ("mooncake", "nixl")
@@ -218,7 +219,7 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
             f"instance name {name!r}",
             f"1 to {INSTANCE_NAME_LIMIT} printable characters without blank, slash or quote",
         )
-    if "@" in spec.url.partition("//")[2].partition("/")[0]:
+    if has_user(spec.url):
         return f"instance {name}: its url contains a user or a password", "the URL without them, http://HOST:PORT"
     if not _is_http(spec.url):
         return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"

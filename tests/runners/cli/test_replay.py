@@ -103,6 +103,13 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     assert "http://127.0.0.1:1/v1/models does not answer" in str(refusal_of(gone))
 
 
+def test_a_url_with_a_password_is_refused_and_not_shown(tmp_path: Path) -> None:
+    url = "http://me:hidden@127.0.0.1:1"
+    done = tracon(str(trace_file(tmp_path)), "--url", url, "--out", str(tmp_path / "out"))
+    assert "contains a user or a password" in str(refusal_of(done))
+    assert "hidden" not in f"{refusal_of(done)}{done.output}"
+
+
 def test_the_progress_line_says_how_long_it_will_take() -> None:
     tick = ReplayTick(
         t_ns=0,

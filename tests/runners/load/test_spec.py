@@ -31,6 +31,7 @@ def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     ("change", "named"),
     [
         ({"url": "127.0.0.1:8000"}, "url"),
+        ({"url": "http://me:hidden@127.0.0.1:8000"}, "user or a password"),
         ({"rate_per_s": 0.0}, "rate_per_s"),
         ({"arrival": "bursty"}, "arrival"),
         ({"min_duration_s": 90.0, "max_duration_s": 60.0}, "max_duration_s"),
@@ -43,6 +44,7 @@ def test_an_impossible_spec_is_refused_by_name(change: dict[str, Any], named: st
         replace(SPEC, **change)
     assert refused.value.remedy
     assert refused.value.exit_code == 2
+    assert "hidden" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["{", '{"url": 5}', '{"url": "http://h"}'])
