@@ -44,6 +44,8 @@ TAIL_PIECES = 4
 RESPONSES = b"/v1/responses"
 PREAMBLE_LIMIT_BYTES = 1 << 20
 """The first events of a stream are held back up to this size: they repeat the request's instructions and tools."""
+NAMING_ABORTS = (b"/v1/completions", b"/v1/chat/", b"/inference/")
+"""Prefixes of the paths whose answers have a finish reason."""
 ROLE_HELD_S = 0.02
 """How long a chat's role waits for the token behind it. vLLM sends both in one step, and the end of a chat that it
 aborts. Some parsers hold the first tokens back: then the role is passed on, as the sign that the prefill is over."""
@@ -172,7 +174,7 @@ class Exchange(RequestLifecycle):
             self._tail.append(data)
             return
         self._tail.append(data)
-        if self._status < 400 and is_aborted(data) and self._may_retry():
+        if self._names_abort(data) and self._may_retry():
             self.fail_attempt(Failure("event", ABORTED))
         elif self._holds_preamble:
             self._hold_preamble(data)
@@ -182,6 +184,9 @@ class Exchange(RequestLifecycle):
             self._preamble += data
         else:
             self._open_response(self._preamble + data)
+
+    def _names_abort(self, data: bytes) -> bool:
+        return self._status < 400 and self._message.path.startswith(NAMING_ABORTS) and is_aborted(data)
 
     def _is_without_token(self, data: bytes) -> bool:
         held = self._preamble
@@ -222,7 +227,7 @@ class Exchange(RequestLifecycle):
             self.complete_response()
         elif error is not None:
             self.complete_with_error(*error)
-        elif any(map(is_aborted, self._tail)):
+        elif self._names_abort(tail) if tail else any(map(self._names_abort, self._tail)):
             self.complete_aborted(ABORTED)
         elif self._has_role_alone and is_empty(tail):
             self.complete_aborted(NO_TOKEN)
