@@ -47,6 +47,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.measures.amplification", "runners.load.fidelity", "runners.load.recent_latencies",
     ),
     "knows which paths the router serves": ("runners.router.server.paths",),
+    "bounds the memory that requests take, and refuses none here": ("runners.router.server.held_bytes",),
     "health and changes of instances: they follow from turns and change nothing of one": (
         "results.records.instance_events", "runners.router.breaker", "runners.router.health",
         "runners.router.instances.fleet", "runners.router.instances.internal_request",
