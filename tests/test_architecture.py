@@ -47,6 +47,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.measures.amplification", "runners.load.fidelity", "runners.load.recent_latencies",
     ),
     "knows which paths the router serves": ("runners.router.server.paths",),
+    "bounds the memory that requests take, and refuses none here": ("runners.router.server.held_bytes",),
     "health and changes of instances: they follow from turns and change nothing of one": (
         "results.records.instance_events", "runners.router.breaker", "runners.router.health",
         "runners.router.instances.fleet", "runners.router.instances.internal_request",
@@ -72,8 +73,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
     "a number with its interval, as a step hands it on": ("results.records.estimate",),
     "the form of a figure": (
-        "results.report.direct_labels", "results.report.figure", "results.report.ink", "results.routing.figure_kinds",
-        "results.routing.policy_pens", "results.routing.shown",
+        "results.report.direct_labels", "results.report.figure", "results.report.ink", "results.report.policy_pens",
+        "results.routing.figure_kinds", "results.routing.shown",
     ),
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.records.skipped_cells", "results.report.content",
@@ -81,6 +82,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.report.engine_gates", "results.report.html", "results.report.judgements", "results.report.page",
         "results.report.print_sheet",
         "results.report.stored_page", "results.report.table", "results.routing.cautions",
+        "results.routing.claim_rules",
         "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
         "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_tables",
         "results.routing.interference", "results.routing.launch_noise",

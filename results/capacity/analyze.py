@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from results.capacity.read import read_points
-from results.capacity.search import Answer, Assessed, Search, Size, answer, assess
+from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, estimate_needed
 from results.capacity.slo import Limit, parse_slo
 from results.records.errors import DAMAGED_JSON, ResultsError
+from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.points import PointRecord
@@ -24,13 +25,19 @@ class _Planned(msgspec.Struct):
     searches: dict[str, Search]
 
 
-class _Traces(msgspec.Struct):
+class _Policy(msgspec.Struct):
+    name: str
+
+
+class _Grid(msgspec.Struct):
     trials: int
+    policies: list[_Policy]
+    """In the order of `_Planned.searches`."""
 
 
 class _Inputs(msgspec.Struct):
     search: _Planned
-    grid: _Traces
+    grid: _Grid
 
 
 class _Plan(msgspec.Struct):
@@ -42,8 +49,12 @@ class PolicyCapacity:
     """One policy's search."""
 
     label: str
+    policy: str
+    """A name of Tracon's, or the user's file."""
     search: Search
     answer: Answer
+    needed: Estimate
+    """Instances that the objective needs: `estimate_needed`."""
     points: Mapping[Size, Assessed]
     """By rising size; only those whose traces have all been simulated."""
     records: Mapping[Size, tuple[PointRecord, ...]]
@@ -71,6 +82,7 @@ def analyze(root: Path) -> CapacityAnalysis:
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).inputs
         limits = parse_slo(plan.search.slo)
+        policy_of = dict(zip(plan.search.searches, plan.grid.policies, strict=True))
     except (OSError, *DAMAGED_JSON, ValueError) as error:
         raise ResultsError(f"{root} holds no plan of a capacity search: {error}", remedy="name another run") from error
     records: dict[str, Mapping[Size, list[PointRecord]]] = {}
@@ -82,8 +94,7 @@ def analyze(root: Path) -> CapacityAnalysis:
             continue
         records |= {rows[0].label: points for rows in points.values()}
     policies = tuple(
-        _analyze_policy(label, search, limits, plan.grid.trials, records.get(label, {}))
-        for label, search in plan.search.searches.items()
+        _analyze_policy(label, one.name, plan, limits, records.get(label, {})) for label, one in policy_of.items()
     )
     sums = {one.trace_sha256 for points in records.values() for rows in points.values() for one in rows}
     gates = read_engine_gates(root, facts) or ShownGates(missing="the plan names no engine model")
@@ -91,11 +102,16 @@ def analyze(root: Path) -> CapacityAnalysis:
 
 
 def _analyze_policy(
-    label: str, search: Search, limits: tuple[Limit, ...], traces: int, records: Mapping[Size, list[PointRecord]]
+    label: str, policy: str, plan: _Inputs, limits: tuple[Limit, ...], records: Mapping[Size, list[PointRecord]]
 ) -> PolicyCapacity:
+    search, traces = plan.search.searches[label], plan.grid.trials
     complete = {size: tuple(rows) for size, rows in sorted(records.items()) if len(rows) == traces}
     points = {
         size: assess(limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
         for size, rows in complete.items()
     }
-    return PolicyCapacity(label, search, answer(search, points), points, complete)
+    known = answer(search, points)
+    needed = estimate_needed(search, known, points, traces)
+    if needed.basis and len({one.trace_sha256 for rows in complete.values() for one in rows}) < traces:
+        needed = replace(needed, basis=f"over {traces} replays of one trace")
+    return PolicyCapacity(label, policy, search, known, needed, points, complete)

@@ -11,9 +11,11 @@ from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
 from results.capacity.search import best_split
 from results.records.count import format_count
+from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure
-from results.report.ink import legend_beside, pens, plain_ticks, sheet, title_sheet
-from results.report.marks import draw_line
+from results.report.ink import plain_ticks, sheet, title_sheet
+from results.report.marks import column, draw_line
+from results.report.policy_pens import assign_pens
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
@@ -29,10 +31,12 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
         f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the one "
-        "that holds the objective, else the nearest to it. Filled: the size holds the objective; open: it does not, or "
+        "that holds the objective, else the nearest to it. Ringed: the size holds the objective; the others do not, or "
         "that is undecided. A size that leaves the percentile unserved has no mark."
     )
-    return (Figure(FIGURE, TITLE, caption, table, {limit.title: limit.limit_s for limit in analysis.limits}),)
+    limits = {limit.title: limit.limit_s for limit in analysis.limits}
+    pens = assign_pens({one.label: one.policy for one in analysis.policies})
+    return (Figure(FIGURE, TITLE, caption, table, limits, pens),)
 
 
 def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
@@ -59,26 +63,25 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
 
 
 def draw_capacity(figure: Figure) -> Drawing:
-    """A panel per limit."""
+    """A panel per limit, a line per policy with its name at its end."""
     table = figure.table
-    drawing = sheet(4.2 * len(figure.lines) + 1.6, 3.4)
-    pen_of = pens(table["label"])
+    drawing = sheet(5.2 * len(figure.lines), 3.4)
     panels = drawing.subplots(1, len(figure.lines), squeeze=False)[0]
     for axes, (name, limit_s) in zip(panels, figure.lines.items(), strict=True):
-        rows = table[table["metric"] == name]
-        for label, pen in pen_of.items():
-            known = rows[(rows["label"] == label) & rows["value"].notna()]
-            draw_line(axes, known["instances"], known, "value", pen)
-            short = known[known["objective"] != str(Outcome.HOLDS)]
-            hollow = {"color": pen.color, "markerfacecolor": "white", "zorder": 4}
-            axes.plot(short["instances"], short["value"], pen.marker, **hollow)
+        rows = table[(table["metric"] == name) & table["value"].notna()]
+        ends = []
+        for label, pen in figure.pens.items():
+            own = rows[rows["label"] == label]
+            at, value = column(own, "instances"), column(own, "value")
+            draw_line(axes, at, own, "value", pen)
+            holds = (own["objective"] == str(Outcome.HOLDS)).to_numpy()
+            axes.plot(at[holds], value[holds], "o", color=pen.color, markerfacecolor="none", markersize=11)
+            ends += [Named(at[-1], value[-1], label, pen.color, pen.marker)] if at.size else []
         axes.axhline(limit_s, color="black", linewidth=0.9, linestyle=(0, (4, 2)))
-        plain_ticks(axes, "y", [*rows["value"].dropna(), limit_s])
+        plain_ticks(axes, "y", [*rows["value"], limit_s])
         axes.set_title(f"{name} (s), limit {limit_s:g} s", loc="left")
         axes.set_xlabel("instances")
         axes.xaxis.get_major_locator().set_params(integer=True)
-    for label, pen in pen_of.items():
-        panels[-1].plot([], [], label=label, **pen.line())
-    legend_beside(panels[-1])
+        label_lines(axes, ends)
     title_sheet(drawing, f"SIMULATED: {figure.title}")
     return drawing

@@ -82,10 +82,22 @@ def describe_answer(policy: PolicyCapacity) -> str:
         parts.append(f"{nearest.text} {_state_outcome(nearest, point)} ({_describe_values(point)})")
     if answer.possible is not None and answer.possible != answer.fewest:
         parts.append(f"undecided from {answer.possible.text} on")
+    if policy.needed.low is not None:
+        parts.append(f"needed: {describe_needed(policy)}")
     if answer.not_monotone:
         sizes = ", ".join(size.text for size in answer.not_monotone)
         parts.append(f"not monotone: of the larger sizes {sizes} do not hold it")
     return f"{'; '.join(parts)}."
+
+
+def describe_needed(policy: PolicyCapacity) -> str | None:
+    """The number of instances with its interval, or why it has none; None without an answer."""
+    needed = policy.needed
+    if needed.value is None:
+        return None
+    if needed.low is None or needed.high is None:
+        return f"{needed.value:g} (no interval: {needed.reason})"
+    return f"{needed.value:g} [{needed.low:g}, {needed.high:g}] {needed.basis}"
 
 
 def _state_outcome(size: Size, point: Assessed) -> str:
@@ -125,9 +137,14 @@ def _describe_brackets(analysis: CapacityAnalysis) -> str:
 _ANSWERS: tuple[Column[PolicyCapacity], ...] = (
     Column("policy", lambda policy: policy.label),
     Column("fewest that hold", lambda policy: _show_size(policy.answer.fewest)),
+    Column("instances needed", describe_needed),
     Column("undecided from", lambda policy: _show_size(policy.answer.possible)),
     Column("points", lambda policy: str(len(policy.points))),
     Column("what it rests on", describe_answer),
+)
+_NEEDED = (
+    "Instances needed: the fewest at which the mean of each percentile over the traces meets its limit. Fewer than the "
+    "brackets hold miss the objective, their upper end holds it, and those between are undecided."
 )
 
 
@@ -142,7 +159,7 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
         f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
         (
             gates_table(analysis.engine_gates),
-            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order)),
+            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order), _NEEDED),
             _build_points(analysis),
             *([gap_table(analysis.gaps)] if analysis.gaps else []),
         ),

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from results.capacity.slo import Limit
+from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Outcome
 from results.statistics.launch_fit import mean_over_launches
+from results.statistics.trials import MIN_PAIRED
 
 UNSERVED = 1e3
 """Distance from the objective of a size whose percentile is unserved, before the share of unserved turns is added."""
@@ -106,6 +108,9 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
     if len(known) < len(values):
         return unknown(f"in {len(values) - len(known)} of {len(values)} traces the turns at it were not completed")
     logs = mean_over_launches([math.log(value) for value in known])
+    if len(known) < MIN_PAIRED:
+        why = f"{format_count(len(known), 'trace', 'traces')}, and an interval takes {MIN_PAIRED}"
+        return replace(logs.transform(math.exp), reason=why)
     basis = None if logs.low is None else f"over {len(known)} traces"
     return replace(logs.transform(math.exp), basis=basis)
 
@@ -146,6 +151,24 @@ def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
     while (below := best.get(possible.instances - 1)) and points[below].outcome is Outcome.UNDECIDED:
         possible = below
     return Answer(fewest, possible, failing, unfinished)
+
+
+def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assessed], traces: int) -> Estimate:
+    """The fewest instances at which the mean of each percentile meets its limit, with the interval over the traces.
+
+    Fewer than the interval's miss the objective, its upper end holds it, and what is between is undecided.
+    """
+    if known.unfinished is not None:
+        return unknown("the search is not over", traces)
+    if known.fewest is None or known.possible is None:
+        return unknown(f"no size of up to {Size(search.most).phrase} holds the objective", traces)
+    low, high = known.possible.instances, known.fewest.instances
+    counts = {size.instances for size in points if low <= size.instances <= high}
+    value = min((count for count in counts if points[best_split(points, count)].distance <= 0), default=high)
+    held = points[known.fewest].estimates.values()
+    if all(one.low is None for one in held):
+        return Estimate(value, n=traces, reason=next(one.reason for one in held), launches=traces)
+    return Estimate(value, low, high, traces, basis=f"over {traces} traces", launches=traces)
 
 
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:

@@ -64,6 +64,7 @@ def _list_answers(analysis: CapacityAnalysis) -> list[dict[str, Any]]:
         {
             "label": policy.label,
             **msgspec.to_builtins(policy.answer),
+            "needed": msgspec.to_builtins(policy.needed),
             "why": describe_answer(policy),
             "points": [
                 {

@@ -132,11 +132,6 @@ def title_sheet(drawing: Drawing, title: str) -> None:
     drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9)
 
 
-def legend_beside(axes: Axes, **options: Any) -> None:
-    """The legend to the right of the panel, level with its top."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, **options)
-
-
 def to_bytes(drawing: Drawing, form: str) -> bytes:
     """The drawing as PNG or SVG, without dates or versions: the same numbers give the same bytes."""
     sink = io.BytesIO()

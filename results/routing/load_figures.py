@@ -14,13 +14,13 @@ from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
 from results.report.figure import Figure
 from results.report.ink import Pen, pens, plain_ticks, shares, sheet, title_sheet
+from results.report.policy_pens import assign_pens
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
 from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
-from results.routing.policy_pens import assign_pens
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
@@ -68,7 +68,8 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         "the mean, neither is an interval. Dotted: the percentiles of this trace's footprints, and the wall at "
         f"{format_percent(WALL)}. {beside}Lines are computed from measured concurrency. {describe_trials(analysis)}"
     )
-    return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL}, assign_pens(analysis.policies))
+    table = pd.DataFrame([*rows, *measured])
+    return FigureData(table, caption, {"wall": WALL}, assign_pens(analysis.policies, strip_load))
 
 
 def _describe_deployment(one: Deployment) -> str:
@@ -240,7 +241,7 @@ def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
         f"{_describe_predictions(analysis)} "
         f"{describe_trials(analysis)}"
     )
-    return FigureData(table, caption, {"the trace's own time": 1.0}, assign_pens(analysis.policies))
+    return FigureData(table, caption, {"the trace's own time": 1.0}, assign_pens(analysis.policies, strip_load))
 
 
 def _describe_predictions(analysis: RoutingAnalysis) -> str:

@@ -15,12 +15,13 @@ import numpy as np
 from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
+from results.routing.claim_rules import NO_TRIALS, gate_claim, judge_direction
 from results.routing.loads import Load, LoadJudgement, judge_whole_run
 from results.routing.measurements import Measurements, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.scale import SUSTAINED, Lack, Scale
 from results.routing.specification import FULL, Setting
-from results.routing.verdicts import NO_TRIALS, STATIC_PD, STICKY, Arms, gate_claim, judge_direction
+from results.routing.verdicts import STATIC_PD, STICKY, Arms
 from results.statistics.estimates import Samples
 from results.statistics.judgement import SEVERAL, Judgement, Outcome, Verdict, judged, leave_undecided
 from results.statistics.student import find_p_value

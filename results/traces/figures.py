@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure
 from results.report.figure_files import Drawers, write_figures
 from results.report.ink import FILLS, HATCHES, sheet, title_sheet
-from results.report.marks import EDGE, column
-from results.traces.description import GIB, TraceDescription
+from results.report.marks import EDGE, column, name_bars, name_rows
+from results.traces.description import DEPLOYMENTS, GIB, TraceDescription
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +22,17 @@ if TYPE_CHECKING:
 
 REUSE, SKEW, CAPACITY = 1, 2, 3
 """Numbers of the figures that specs/ear calls f2a, f2b and f2c."""
+_LOOKS: Mapping[str, tuple[str, str]] = {
+    "any session": (FILLS[0], HATCHES[0]),
+    "same session": (FILLS[1], HATCHES[1]),
+    "intra-session": (FILLS[1], HATCHES[1]),
+    "cross-session": (FILLS[2], HATCHES[2]),
+    "shared prefix": (FILLS[2], HATCHES[0]),
+    **dict(zip(DEPLOYMENTS, zip(FILLS, HATCHES, strict=True), strict=True)),
+}
+"""Fill and hatch of a bar by what it is."""
+_EVEN = "#7f7f7f"
+"""Ink of the line on which all sessions have the same input."""
 
 
 def build_figures(description: TraceDescription) -> tuple[Figure, ...]:
@@ -101,7 +114,7 @@ def kv_capacity(description: TraceDescription) -> Figure:
     )
     caption = (
         "Requests of each size that decode at the same time in the whole system: whole footprints in a KV pool of "
-        f"{kv.kv_pool_bytes / GIB:.1f} GiB (below each group), times the instances that decode. A footprint is input "
+        f"{kv.kv_pool_bytes / GIB:.1f} GiB (beside each group), times the instances that decode. A footprint is input "
         f"and output tokens at {kv.bytes_per_token:g} bytes each. Larger than a pool: "
         f"{100 * (kv.larger_than_pool or 0):.2f} % of the requests."
     )
@@ -115,9 +128,10 @@ def _draw_reuse(figure: Figure) -> Drawing:
     for panel, (kind, label) in zip(panels, labels.items(), strict=True):
         rows = figure.table[figure.table["panel"] == kind]
         errors = np.nan_to_num(column(rows, "standard_error"))
-        for index, (share, error) in enumerate(zip(column(rows, "share"), errors, strict=True)):
+        for index, (what, share, error) in enumerate(zip(rows["what"], column(rows, "share"), errors, strict=True)):
             height = 100 * float(np.nan_to_num(share))
-            panel.bar(index, height, 0.62, color=FILLS[index], hatch=HATCHES[index], **EDGE)
+            fill, hatch = _LOOKS[str(what)]
+            panel.bar(index, height, 0.62, color=fill, hatch=hatch, **EDGE)
             text = f"{height:.1f} %" + (f"\n± {100 * error:.2g}" if error else "")
             _annotate_above(panel, index, height, text if np.isfinite(share) else "not\nknown")
         panel.set_xticks(range(len(rows)), [str(what).replace(" ", "\n") for what in rows["what"]])
@@ -137,7 +151,7 @@ def _draw_skew(figure: Figure) -> Drawing:
     at, height = (column(curve, name, 100) for name in ("top_share", "input_share"))
     axes.plot(at, height, color="black")
     even = np.geomspace(at.min(), 100, 100)
-    axes.plot(even, even, color="#7f7f7f", linestyle=(0, (5, 3)), label="all sessions alike")
+    axes.plot(even, even, color=_EVEN, linestyle=(0, (5, 3)))
     for row in top.to_dict("records"):  # the top 1 % of seven sessions is one session, and is drawn as 14 %
         x, y = 100 * row["sessions"] / int(curve["sessions"].max()), 100 * row["input_share"]
         axes.plot(x, y, "o", color="black", markerfacecolor="white", zorder=4)
@@ -152,7 +166,8 @@ def _draw_skew(figure: Figure) -> Drawing:
     axes.set_xlabel("sessions with the most input tokens (% of all, logarithmic)")
     axes.set_ylabel("share of all input tokens (%)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    axes.legend(loc="upper left")
+    half = max(50.0, float(at.min()))  # not the end of the line, which is the curve's too
+    label_lines(axes, [Named(half, half, "all sessions alike", _EVEN)])
     return drawing
 
 
@@ -160,27 +175,26 @@ def _draw_capacity(figure: Figure) -> Drawing:
     table = figure.table
     deployments = list(dict.fromkeys(table["deployment"]))
     groups = table.drop_duplicates("percentile")
-    drawing = sheet(7.2, 3.8)
+    drawing = sheet(7.2, 1 + 0.7 * len(groups))
     axes = drawing.subplots()
-    width = 0.8 / len(deployments)
-    for index, name in enumerate(deployments):
+    thick = 0.8 / len(deployments)
+    for number, name in enumerate(deployments):
         rows = table[table["deployment"] == name]
-        at = np.arange(len(rows)) + (index - (len(deployments) - 1) / 2) * width
-        height = column(rows, "concurrent_decodes")
-        look = index % len(FILLS)
-        axes.bar(at, height, width * 0.92, color=FILLS[look], hatch=HATCHES[look], label=name, **EDGE)
-        for x, y in zip(at, height, strict=True):
-            _annotate_above(axes, float(x), float(y), f"{y:g}")
+        at = np.arange(len(rows)) + (number - (len(deployments) - 1) / 2) * thick
+        width = column(rows, "concurrent_decodes")
+        fill, hatch = _LOOKS[str(name)]
+        axes.barh(at, width, thick * 0.92, color=fill, hatch=hatch, **EDGE)
+        for x, y in zip(width.tolist(), at.tolist(), strict=True):
+            axes.annotate(f"{x:g}", (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
     tick_labels = [
         f"p{row.percentile:g}: {row.footprint_gib:.2f} GiB\n{row.per_instance} fit per instance"
         for row in groups.itertuples()
     ]
-    axes.set_xticks(range(len(groups)), tick_labels)
-    axes.margins(y=0.12)
-    axes.set_ylabel("requests decoding at the same time")
+    name_rows(axes, tick_labels)
+    name_bars(axes, deployments)
+    axes.margins(x=0.12)
+    axes.set_xlabel("requests decoding at the same time")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    axes.grid(visible=False, axis="x")
-    axes.legend(loc="upper right")
     return drawing
 
 

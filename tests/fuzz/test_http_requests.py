@@ -67,8 +67,8 @@ class Noting(Holding):
         assert isinstance(request, HttpRequest)
         self.requests.append(request)
         connection.in_flight = None
-        connection._service.held_bytes -= connection._serving_bytes
-        connection._serving_bytes, connection._busy = 0, False
+        connection.held.end_serving()
+        connection._busy = False
         connection._serve_next()
 
 

@@ -15,7 +15,9 @@ import msgspec
 from launch.profile import Profile, load_config
 from results.capacity.search import Search
 from results.capacity.slo import Limit, parse_slo
+from results.records.count import format_count
 from results.records.plan import CellPlan, StagePlan
+from results.statistics.trials import MIN_PAIRED
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
@@ -103,8 +105,14 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "files": digest_files(grid.routing),
         },
         sums=(_estimate_search(grid),),
-        notes=(f"SIMULATED, nothing is measured: engines are the model {describe_model(grid.routing)}",),
+        notes=tuple(_list_notes(grid.routing)),
     )
+
+
+def _list_notes(grid: Grid) -> Iterator[str]:
+    yield f"SIMULATED, nothing is measured: engines are the model {describe_model(grid)}"
+    if grid.trials < MIN_PAIRED:
+        yield f"{format_count(grid.trials, 'trace', 'traces')} at each point: an interval takes {MIN_PAIRED}"
 
 
 def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile) -> tuple[CapacityGrid, SearchChoice]:

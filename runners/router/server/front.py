@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
-from itertools import chain
 from time import monotonic
 from typing import Protocol, cast
 
@@ -21,19 +20,12 @@ import msgspec
 
 from results.records.visible import visible
 from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, HOP_BY_HOP, without_named
+from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, LARGE_HEAD_BYTES, HeldBytes, HeldTotal, measure_head
 
 HEADER_LIMIT = 256
 """Headers of a request: parsed, each takes twenty times its bytes on the wire."""
-PARSED_REQUEST_BYTES = 600
-PARSED_HEADER_BYTES = 170
-"""What a parsed head takes beyond its bytes on the wire, and what each of its headers adds (107 to 167 measured)."""
-LARGE_HEAD_BYTES = 8 << 10
-"""A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts,
-and behind one that takes more than this once parsed the router stops reading until it is its turn."""
 QUEUE_LIMIT = 16
 """Requests that a client may pipeline on one connection."""
-AHEAD_LIMIT_BYTES = 1 << 20
-"""Requests that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
@@ -97,16 +89,12 @@ class OpenRequest(Protocol):
     def abandon_request(self) -> None: ...
 
 
-class Service(Protocol):
+class Service(HeldTotal, Protocol):
     """The server behind client connections."""
 
     closing: bool
     """No further request is accepted."""
     body_limit_bytes: int
-    held_limit_bytes: int
-    held_bytes: int
-    """Bytes of all bodies and of heads that are large or wait, from when they come until their request has ended;
-    connections add and subtract theirs."""
 
     def admit(self, connection: ClientConnection) -> str:
         """Register a connection; returns why it is refused, empty = accepted."""
@@ -135,10 +123,12 @@ class ClientConnection(asyncio.Protocol):
     """Since when the client reads slower than the router writes; 0 = it keeps up."""
     write: Callable[[bytes], None] = _drop_data
     """The transport's `write`, bound directly to save a call."""
+    held: HeldBytes = field(init=False)
+    """What it takes of the memory that all connections share."""
     _parser: httptools.HttpRequestParser = field(init=False)
     _transport: asyncio.Transport | None = None
     _queue: deque[tuple[HttpRequest, int]] = field(default_factory=deque)
-    """Requests that wait for their turn, with their bytes in `_service.held_bytes`."""
+    """Requests that wait for their turn, with their bytes in `held.ahead_bytes`."""
     _busy: bool = False
     _refused: bool = False
     _is_head: bool = False
@@ -149,24 +139,18 @@ class ClientConnection(asyncio.Protocol):
     """The same by name, once the head is complete."""
     _body: bytes | bytearray = b""
     """A single piece is stored as it is; several are joined, as small pieces would take many times their bytes."""
-    _held_head_bytes: int = 0
-    """Bytes of its head, parsed, that `_service.held_bytes` counts."""
     _head_bytes: int = 0
     """Bytes read since the request began, since its head, or since the last piece of its body."""
     _read_bytes: int = 0
     """Bytes of the last read."""
     _first_read_bytes: int = 0
     """Bytes of the read in which the request began; `_head_bytes` does not count them."""
-    _ahead_bytes: int = 0
-    """Bytes of the requests in the queue."""
-    _serving_bytes: int = 0
     _t_paused_s: float = 0.0
     """Since when reading is paused; 0 = not paused."""
-    _unsent_bytes: int = 0
-    """Bytes of a complete response that the client has not read yet."""
     _in_head: bool = True
 
     def __post_init__(self) -> None:
+        self.held = HeldBytes(self._service)
         self._parser = httptools.HttpRequestParser(self)
 
     @property
@@ -241,8 +225,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_request()
-        self._service.held_bytes -= self._ahead_bytes + self._serving_bytes + self._unsent_bytes
-        self._ahead_bytes = self._serving_bytes = self._unsent_bytes = 0
+        self.held.close()
         self._queue.clear()
         self._transport, self.write = None, _drop_data
         self._parser = _SPENT
@@ -258,8 +241,7 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.t_full_s = 0.0
-        self._service.held_bytes -= self._unsent_bytes
-        self._unsent_bytes = 0
+        self.held.drop_unsent()
         if self.in_flight is not None:
             self.in_flight.resume()
         elif not self._busy:
@@ -334,26 +316,27 @@ class ClientConnection(asyncio.Protocol):
             parser.should_keep_alive(),
             parser.get_http_version(),
         )
-        if not (self._busy or self.t_full_s or self._queue or self._transport is None):
-            self._serve(request, self._pass_held_bytes(request))
-        elif self._may_wait():
-            request_bytes = self._pass_held_bytes(request)
-            self._ahead_bytes += request_bytes
-            self._queue.append((request, request_bytes))
-            self._pause_ahead()
-            self._serve_next()
+        is_next = not (self._busy or self.t_full_s or self._queue or self._transport is None)
+        if is_next or self._may_wait():
+            self._body = b""
+            request_bytes = self.held.end_arrival(len(request.body))
+            if is_next:
+                self._serve(request, request_bytes)
+            else:
+                self.held.ahead_bytes += request_bytes
+                self._queue.append((request, request_bytes))
+                self._pause_ahead()
+                self._serve_next()
         self._clear_request()  # not before: the request is on its way by now
 
     # how a service answers
     def finish(self, *, keep: bool) -> None:
         self.in_flight = None
-        self._service.held_bytes -= self._serving_bytes
-        self._serving_bytes = 0
+        self.held.end_serving()
         if self._transport is None:
             return
         if self.t_full_s:
-            self._unsent_bytes = self._transport.get_write_buffer_size()
-            self._service.held_bytes += self._unsent_bytes
+            self.held.count_unsent(self._transport.get_write_buffer_size())
         self.t_read_s = monotonic()
         if not keep or not self.keep_alive or self._service.closing or self._refused:
             self._transport.close()
@@ -361,16 +344,6 @@ class ClientConnection(asyncio.Protocol):
         self._busy = False
         if not self.t_full_s:
             self._go_on()
-
-    def lend_body(self, size_bytes: int) -> None:
-        """A thread reads the request's body: it counts as held until `return_body`, even if the client leaves."""
-        self._serving_bytes -= size_bytes
-
-    def return_body(self, size_bytes: int) -> None:
-        if self._transport is None:
-            self._service.held_bytes -= size_bytes
-        else:
-            self._serving_bytes += size_bytes
 
     def guard(self, step: Callable[[], None]) -> None:
         """Run the step that a request waited for. If it raises, log the error and answer the client with a 500."""
@@ -421,14 +394,14 @@ class ClientConnection(asyncio.Protocol):
         if self._busy or self.t_full_s or not self._queue or self._transport is None:
             return
         request, request_bytes = self._queue.popleft()
-        self._ahead_bytes -= request_bytes
+        self.held.ahead_bytes -= request_bytes
         self._serve(request, request_bytes)
 
     def _serve(self, request: HttpRequest, request_bytes: int) -> None:
         self._busy = True
         self.keep_alive = request.keep_alive
         self._is_head = request.method == "HEAD"
-        self._serving_bytes = request_bytes
+        self.held.serving_bytes = request_bytes
         if self.is_paused:
             self._resume_ahead()
         try:
@@ -447,15 +420,9 @@ class ClientConnection(asyncio.Protocol):
         """Count the head of a request that is complete before its turn; refuse the client if it has sent too much."""
         if len(self._queue) >= QUEUE_LIMIT:
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
-        elif not self._held_head_bytes:
+        elif not self.held.head_bytes:
             self._hold_head(self._measure_head())
         return not self._refused
-
-    def _pass_held_bytes(self, request: HttpRequest) -> int:
-        """What `held_bytes` counts of the request, from now on as one that waits or is served."""
-        request_bytes = len(request.body) + self._held_head_bytes
-        self._body, self._held_head_bytes = b"", 0
-        return request_bytes
 
     def _is_behind_large_head(self) -> bool:
         return any(request_bytes - len(request.body) > LARGE_HEAD_BYTES for request, request_bytes in self._queue)
@@ -464,22 +431,22 @@ class ClientConnection(asyncio.Protocol):
         """Pause reading while more than AHEAD_LIMIT_BYTES of pipelined requests wait, or one with a large head."""
         if self._transport is None or self.is_paused:
             return
-        if self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES or self._is_behind_large_head():
+        if self.held.ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES or self._is_behind_large_head():
             self._t_paused_s = monotonic()
             self._transport.pause_reading()
 
     def _resume_ahead(self) -> None:
         if self._transport is None or self._is_behind_large_head():
             return
-        if self._ahead_bytes <= AHEAD_LIMIT_BYTES:
+        if self.held.ahead_bytes <= AHEAD_LIMIT_BYTES:
             if self.t_begin_s:  # the pause does not count against the client
                 self.t_begin_s += monotonic() - max(self._t_paused_s, self.t_begin_s)
             self._t_paused_s = 0.0
             self._transport.resume_reading()
 
     def _clear_request(self) -> None:
-        self._service.held_bytes -= len(self._body) + self._held_head_bytes
-        self._held_head_bytes = 0
+        if self._body or self.held.head_bytes:
+            self.held.drop_arrival(len(self._body))
         self._path = b""
         self._headers, self._named, self._body = [], _NO_HEADERS, b""
         self._head_bytes = 0
@@ -491,9 +458,7 @@ class ClientConnection(asyncio.Protocol):
         self._reject_client(408, message, "bad_request")
 
     def _measure_head(self) -> int:
-        first_line = len(self._parser.get_method()) + len(self._path) + len(b"  HTTP/1.1\r\n")
-        texts = sum(map(len, chain.from_iterable(self._headers)))
-        return first_line + texts + len(b": \r\n") * len(self._headers) + len(b"\r\n")
+        return measure_head(self._parser.get_method(), self._path, self._headers)
 
     def _hold_large_head(self) -> bool:
         """Measure a head that may be large, and count a large one as held. False = it is refused."""
@@ -505,11 +470,8 @@ class ClientConnection(asyncio.Protocol):
         return not self._refused
 
     def _hold_head(self, head_bytes: int) -> None:
-        """Count a parsed head of `head_bytes` on the wire as held, and refuse the client if that is too much."""
-        service = self._service
-        self._held_head_bytes = PARSED_REQUEST_BYTES + head_bytes + PARSED_HEADER_BYTES * len(self._headers)
-        service.held_bytes += self._held_head_bytes
-        if service.held_bytes > service.held_limit_bytes:
+        """Count a head of `head_bytes` on the wire as held, and refuse the client if that is too much."""
+        if not self.held.count_head(head_bytes, len(self._headers)):
             self._reject_full()
 
     def _reject_full(self) -> None:

@@ -340,13 +340,13 @@ def _read_aside(
     """Read a body in a thread; the body counts as held until then, even if its client leaves before."""
 
     def end_reading(done: asyncio.Future[Facts | None]) -> None:
-        client.return_body(body_bytes)
+        client.held.return_body(body_bytes)
         error = done.exception()
         if error is not None:
             sys.stderr.write(visible(f"a body could not be read: {type(error).__name__}: {error}\n"))
         then(None if error is not None else done.result())
 
-    client.lend_body(body_bytes)
+    client.held.lend_body(body_bytes)
     asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(end_reading)
 
 

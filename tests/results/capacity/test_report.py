@@ -6,32 +6,45 @@ import re
 from dataclasses import replace
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
-from results.capacity.figures import build_figures
+from results.capacity.figures import build_figures, draw_capacity
 from results.capacity.report import build_page, build_report, describe_answer
-from results.capacity.search import Answer, Assessed, Search, Size, answer
+from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, estimate_needed
 from results.capacity.write import build_aggregate, build_rows
 from results.records.frames import Gap
 from results.records.points import PointRecord
 from results.records.run_folder import RunFacts
 from results.report.engine_gates import ShownGates
+from results.report.policy_pens import POLICY_PENS
 from results.statistics.judgement import Outcome
 from tests.results.capacity.test_search import LIMITS, assess_value
+from tests.results.overlaps import overlaps
 
 ONE_OF_MANY = re.compile(r"\b1 (instances|policies|traces|gaps|replays)\b")
 
 
-def policy(search: Search, points: dict[Size, Assessed], unfinished: Size | None = None) -> PolicyCapacity:
+def policy(
+    search: Search,
+    points: dict[Size, Assessed],
+    unfinished: Size | None = None,
+    *,
+    label: str = "unified",
+    name: str = "unified",
+    traces: int = 3,
+) -> PolicyCapacity:
     known = answer(search, points)
     shown = Answer(known.fewest, known.possible, known.not_monotone, unfinished)
-    records = {size: (PointRecord("unified", size.instances, 0, 0, "", 1, 1, {}, "a model", 0.1),) for size in points}
-    return PolicyCapacity("unified", search, shown, points, records)
+    records = {size: (PointRecord(label, size.instances, 0, 0, "", 1, 1, {}, "a model", 0.1),) for size in points}
+    needed = estimate_needed(search, shown, points, traces)
+    return PolicyCapacity(label, name, search, shown, needed, points, records)
 
 
-def analysis(one: PolicyCapacity, *, distinct_traces: int = 1, gaps: tuple[Gap, ...] = ()) -> CapacityAnalysis:
+def analysis(*policies: PolicyCapacity, distinct_traces: int = 1, gaps: tuple[Gap, ...] = ()) -> CapacityAnalysis:
     facts, gates = RunFacts("r", simulated="a model"), ShownGates(missing="no gate was checked")
-    return CapacityAnalysis(facts, "ttft_p90=2s", LIMITS, 1, distinct_traces, (one,), gaps, gates)
+    return CapacityAnalysis(facts, "ttft_p90=2s", LIMITS, 1, distinct_traces, policies, gaps, gates)
 
 
 HOLDS, MISSES, UNDECIDED = assess_value(1.0), assess_value(4.0), assess_value(2.0, spread=1.5)
@@ -88,3 +101,48 @@ def test_fewer_than_three_traces_give_no_answer(traces: int, answers: int) -> No
     page = build_page(replace(analysis(policy(Search(1, 8), {Size(1): HOLDS})), traces=traces))
     assert (len(page.answers), len(page.undecided)) == (answers, 1 - answers)
     assert answers or "`--trials 3`" in page.undecided[0].decides
+
+
+def test_the_answer_has_its_interval_over_the_traces_in_page_table_and_file() -> None:
+    likely = assess_value(1.9, spread=1.5)
+    whole = analysis(policy(Search(1, 8), {Size(1): MISSES, Size(2): likely, Size(3): HOLDS}))
+    shown = "2 [2, 3] over 3 traces"
+    (question,) = build_page(whole).undecided
+    (answered,) = build_page(replace(whole, traces=3)).answers
+    assert f"needed: {shown}" in question.text
+    assert f"needed: {shown}" in answered.text
+    assert shown in str(build_report(whole).tables[1].rows)
+    (one,) = build_aggregate(whole)["policies"]
+    assert {name: one["needed"][name] for name in ("value", "low", "high", "n")} == {
+        "value": 2, "low": 2, "high": 3, "n": 3,
+    }  # fmt: skip
+
+
+def test_of_one_trace_the_interval_is_null_with_a_reason() -> None:
+    once = assess(LIMITS, [{"ttft_p90": 1.0}], (1.0,))
+    whole = analysis(policy(Search(1, 8), {Size(1): once}, traces=1))
+    (one,) = build_aggregate(whole)["policies"]
+    needed, (point,) = one["needed"], one["points"]
+    why = "1 trace, and an interval takes 3"
+    assert (needed["value"], needed["low"], needed["high"], needed["reason"]) == (1, None, None, why)
+    assert point["estimates"]["ttft_p90"]["reason"] == why
+    assert f"1 (no interval: {why})" in str(build_report(whole).tables[1].rows)
+
+
+def named_colors(policies: dict[str, str]) -> dict[str, str]:
+    """The color of the leader to each name in the figure of a run with these policies."""
+    points = {Size(1): MISSES, Size(2): HOLDS}
+    run = analysis(*(policy(Search(1, 8), points, label=label, name=name) for label, name in policies.items()))
+    drawing = draw_capacity(build_figures(run)[0])
+    assert overlaps(drawing) == []
+    assert [axes.get_legend() for axes in drawing.axes] == [None]
+    named = [text for text in drawing.axes[0].texts if isinstance(text, Annotation)]
+    return {text.get_text(): to_hex(text.arrow_patch.get_edgecolor()) for text in named if text.arrow_patch}
+
+
+def test_a_policy_is_named_at_its_line_in_its_own_color_whatever_else_was_sized() -> None:
+    first = named_colors({"sticky": "sticky", "mine": "unified"})
+    second = named_colors({"LMetric": "lmetric", "mine": "unified", "pools": "static_pd"})
+    assert first == {"sticky": POLICY_PENS["sticky"].color, "mine": POLICY_PENS["unified"].color}
+    assert second["mine"] == first["mine"]
+    assert list(second) == ["LMetric", "mine", "pools"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, trace_path
+from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, estimate_needed, trace_path
 from results.capacity.slo import Limit, parse_slo
 from results.statistics.judgement import Outcome
 
@@ -91,6 +92,34 @@ def test_outcomes() -> None:
     assert unserved.estimates["ttft_p90"].value is None
     assert "1 of 2 traces" in (unserved.estimates["ttft_p90"].reason or "")
     assert assess(LIMITS, [{"ttft_p90": None}], (0.7,)).outcome is Outcome.FAILS
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "low", "high"),
+    [
+        ({1: (4.0, 1.01), 2: (1.0, 1.01)}, 2, 2, 2),
+        ({2: (9.0, 1.01), 3: (2.2, 1.5), 4: (1.9, 1.5), 5: (1.0, 1.01)}, 4, 3, 5),
+        ({3: (2.2, 1.5), 4: (2.1, 1.5), 5: (1.0, 1.01)}, 5, 3, 5),
+        ({4: (9.0, 1.01), 5: (2.0, 1.0)}, 5, None, None),
+    ],
+)
+def test_the_interval_of_the_instances_needed_holds_what_is_undecided(
+    values: dict[int, tuple[float, float]], value: int, low: int | None, high: int | None
+) -> None:
+    """The value is by the means alone; traces that all agree have no interval."""
+    points = {Size(count): assess_value(*drawn) for count, drawn in values.items()}
+    known = replace(answer(Search(1, 8), points), unfinished=None)
+    needed = estimate_needed(Search(1, 8), known, points, 3)
+    assert (needed.value, needed.low, needed.high) == (value, low, high)
+    assert bool(needed.reason) == (low is None)
+
+
+def test_without_an_answer_the_instances_needed_are_unknown_with_the_reason() -> None:
+    missed = {Size(8): assess_value(4.0)}
+    for search, points, why in ((Search(1, 8), missed, "not over"), (Search(8, 8), missed, "no size of up to 8")):
+        needed = estimate_needed(search, answer(search, points), points, 3)
+        assert needed.value is None
+        assert why in (needed.reason or "")
 
 
 def test_an_objective_is_read_with_its_units() -> None:

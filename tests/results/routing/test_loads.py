@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from results.report.page import Page
+from results.report.policy_pens import POLICY_PENS
 from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.compare import build_comparable
 from results.routing.experiment import RESULTS
 from results.routing.load_figures import COUPLING, collect_coupling, draw_coupling
 from results.routing.loads import AS_PRESET, strip_load
-from results.routing.policy_pens import POLICY_PENS
 from results.routing.sensitivity_figures import LOADS, OVER_EAR, draw_loads
 from tests.results.routing.synthetic import Truth, World, report_text, write_run
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from results.records.estimate import Estimate
-from results.report.page import split_judgements
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -284,15 +283,7 @@ def test_what_two_instances_on_shared_cores_cannot_settle_says_what_would() -> N
 
 
 BASELINES = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
-DIMENSIONS = ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
 WITH_BASELINES = labels_of(ROWS) | {name: name for name in BASELINES}
-BETTER, MORE = (-0.501, -0.5), (0.1, 0.101)
-
-
-def against_all(times: tuple[float, float], apc: tuple[float, float]) -> list[Pair]:
-    """EAR against every baseline in every dimension, with these bounds."""
-    bounds = {metric: apc if metric == "apc" else times for metric in DIMENSIONS}
-    return [compare_two(metric, "ear", name, *bounds[metric]) for name in BASELINES for metric in DIMENSIONS]
 
 
 def paper(*pairs: Pair) -> dict[str, Outcome]:
@@ -309,76 +300,6 @@ def test_the_papers_own_claims_are_judged() -> None:
     assert found["3.1: load balance loses locality"] == Outcome.HOLDS
     assert found["3.2: static pools meet the KV wall"] == Outcome.FAILS
     assert found["C3: EAR dominates"] == Outcome.UNDECIDED
-
-
-@pytest.mark.parametrize(("apc", "outcome"), [(MORE, Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
-def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, float], outcome: Outcome) -> None:
-    assert paper(*against_all(BETTER, apc))["C3: EAR dominates"] == outcome
-
-
-@pytest.mark.parametrize(
-    ("apc", "begin"),
-    [
-        (MORE, "the least clear: "),
-        ((-0.101, -0.1), "worse: APC against load-balance -10.1 pp [-10.1, -10.0]"),
-        ((-0.1, 0.2), "not distinguishable, among others: APC against load-balance +5.0 pp [-10.0, +20.0]"),
-    ],
-)
-def test_the_page_shows_the_intervals_that_decided_dominance(apc: tuple[float, float], begin: str) -> None:
-    claim = judge(WITH_BASELINES, against_all(BETTER, apc))["C3: EAR dominates"]
-    assert claim.reason.startswith(begin)
-    answers, questions = split_judgements([claim], lambda _: "", 1)
-    (text,) = [one.text for one in answers] + [one.text for one in questions]
-    assert "[" in text
-    assert "no interval" not in text
-
-
-def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
-    """The p of the wins says nothing for the loss."""
-    wins = [one for one in against_all(BETTER, MORE) if (one.second, one.metric) != ("sticky", "tpot_p90_s")]
-    loss = compare_two("tpot_p90_s", "ear", "sticky", 0.01, 2.0)
-    assert paper(*wins, loss)["C3: EAR dominates"] == Outcome.UNDECIDED
-
-
-def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specification_states() -> None:
-    labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
-    wide = compare_two("worker_ttft_p90_median_s", "sticky", "unified", -0.1, 0.5)
-    once = replace(wide, ratio=replace(wide.ratio or SOME, launches=1))
-    below = compare_two("apc", "stays", "ear", -0.10, -0.02)
-    for slower in (wide, once):
-        claims = judge(labels, [slower, below])
-        sticky, locality = claims["3.3: sticky slows every instance"], claims["ablation: affinity only keeps locality"]
-        assert (sticky.outcome, locality.outcome) == (Outcome.UNDECIDED, Outcome.UNDECIDED)
-        assert sticky.point == "holds: 1.22 times (specified: 20.3 s and 10.3 s)"
-        assert locality.point == "fails: -6.0 pp (specified: 77.2 % (sticky) and 79.4 %)"
-        assert locality.reason == "the interval allows both: -6.0 pp [-10.0, -2.0]", "no effect is not in it"
-        assert claims["ablation: migration only loses locality"].point == "", "no value, no point"
-
-
-def test_an_undecided_claim_says_which_effects_its_interval_excludes() -> None:
-    labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
-    wide = compare_two("worker_ttft_p90_median_s", "sticky", "unified", math.log(0.9), math.log(1.3))
-    claims = judge(labels, [wide, compare_two("apc", "leaves", "ear", -0.4, 0.2)])
-    slow, local = claims["3.3: sticky slows every instance"], claims["ablation: migration only loses locality"]
-    both = "the interval allows both: effects below"
-    assert slow.reason == f"{both} -10.0 % and above +30.0 % are excluded"
-    assert local.reason == f"{both} -40.0 pp and above +20.0 pp are excluded"
-    within = judge(labels, [compare_two("apc", "stays", "ear", -0.1, 0.02)])["ablation: affinity only keeps locality"]
-    assert within.reason == f"{both} -10.0 pp and above +2.0 pp are excluded"
-    alike = judge(labels, [compare_two("apc", "leaves", "ear", 0.0, 0.0)])["ablation: migration only loses locality"]
-    assert alike.reason == "the trials agree to the last digit: an interval has no width"
-    pairs = against_all((math.log(0.8), math.log(1.1)), MORE)
-    dominates = judge(WITH_BASELINES, pairs)["C3: EAR dominates"]
-    assert "in 20 comparisons (" in dominates.reason
-    assert "against load-balance: effects below -20.0 % and above +10.0 % are excluded; " in dominates.reason
-
-
-def test_dominance_by_the_point_counts_every_comparison() -> None:
-    pairs = against_all((-0.6, 0.1), (-0.1, 0.3))
-    for known, point in ((pairs, "holds: better in 25 of 25"), (pairs[:-1], "fails: better in 24 of 25")):
-        claim = judge(WITH_BASELINES, known)["C3: EAR dominates"]
-        assert claim.outcome == Outcome.UNDECIDED
-        assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
 
 
 LOOPING = (
@@ -418,20 +339,6 @@ def test_what_the_data_leave_untestable_stays_among_the_claims_that_are_correcte
     assert steady == unsteady
     alone = judge(names, [keeps])["ablation: affinity only keeps locality"].p_corrected
     assert (steady or 0) > 2 * (alone or 1)
-
-
-@pytest.mark.parametrize("worse", [False, True])
-def test_ear_dominates_no_policy_by_times_that_depend_on_the_length_of_the_replay(worse: bool) -> None:
-    scale = replace(LARGE, no_loop={"load-balance": "no steady state: queues grow"})
-    pairs = against_all(BETTER, (-0.101, -0.1) if worse else MORE)
-    claim = judge(WITH_BASELINES, pairs, scale=scale)["C3: EAR dominates"]
-    assert claim.outcome == (Outcome.FAILS if worse else Outcome.OPEN), "its APC and its TPOT are compared"
-    assert "3 not compared, as they depend on the length of the replay (load-balance: no steady state" in claim.reason
-    assert ("better in 17, worse in 5" if worse else "better in 22, worse in 0") in claim.reason
-    assert claim.point == ""
-    assert worse or claim.p == 1.0
-    limited = judge(WITH_BASELINES, pairs, scale=replace(scale, max_inflight_sessions=9))["C3: EAR dominates"]
-    assert "not compared" not in limited.reason
 
 
 def test_interference_and_the_gain_over_lmetric_need_a_steady_state() -> None:
@@ -507,28 +414,6 @@ def test_each_step_of_the_logs_order_is_judged_with_the_number_that_a_specificat
     ratio = "0.904" if sign > 0 else "1.11"
     assert ttft.point == f"{outcome}: {ratio} times (specified: 8.034 s and 9.331 s, -13.9 %, of unified's predecessor)"
     assert claims["log: LMetric has soft affinity"].point.endswith("(specified: 56.9 % and 54.1 % (specs/ear 3.1))")
-
-
-@pytest.mark.parametrize(
-    ("apc", "ttft", "outcomes"),
-    [
-        ((-0.02, 0.01), (0.10, 0.12), (Outcome.HOLDS, Outcome.HOLDS)),
-        ((-0.231, -0.23), (0.5, 0.51), (Outcome.FAILS, Outcome.FAILS)),
-        ((-0.06, -0.04), (0.15, 0.18), (Outcome.UNDECIDED, Outcome.UNDECIDED)),
-    ],
-)
-def test_lmetric_is_like_unified_within_a_limit_in_apc_and_in_ttft(
-    apc: tuple[float, float], ttft: tuple[float, float], outcomes: tuple[Outcome, Outcome]
-) -> None:
-    """The limit of the ratio is 0.85, whose logarithm is -0.163."""
-    claims = judge_order(
-        [compare_two("apc", "LMetric", UNIFIED, *apc), compare_two("ttft_p90_s", "LMetric", UNIFIED, *ttft)]
-    )
-    alike = claims["log: LMetric places like unified"], claims["log: unified gains little"]
-    assert tuple(one.alone or one.outcome for one in alike) == outcomes
-    assert [one.p is None for one in alike] == [False, False]
-    if outcomes[1] == Outcome.FAILS:
-        assert alike[1].reason.startswith("at least 39.3 % below: 0.604 [0.600, 0.607] times")
 
 
 def test_the_order_in_latency_needs_instances_of_their_own_and_no_more() -> None:

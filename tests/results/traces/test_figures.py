@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.patches import Rectangle
 
 from results.report.figure_files import draw
 from results.traces.figures import DRAWERS, build_figures, write_trace_figures
+from tests.results.overlaps import overlaps
 from tests.results.traces.made import count, described
 
 STEMS = ["figure_2a", "figure_2b", "figure_2c"]
@@ -87,3 +90,26 @@ def test_without_hashes_reuse_is_missing() -> None:
     assert figure.missing == "the source has no block hashes"
     with pytest.raises(ValueError, match="cannot be drawn"):
         draw(figure, DRAWERS)
+
+
+def test_what_is_drawn_is_named_beside_it() -> None:
+    drawn = [DRAWERS[figure.number](figure) for figure in build_figures(described())]
+    assert [axes.get_legend() for drawing in drawn for axes in drawing.axes] == [None] * 4
+    _, skew, capacity = drawn
+    assert overlaps(capacity) == []
+    assert skew.axes[0].texts[-1].get_text() == "all sessions alike"
+    assert [text.get_text() for text in capacity.axes[0].texts[-3:]] == ["Combined 8C", "4P+4D", "6P+2D"]
+
+
+def test_one_thing_has_one_look_wherever_it_is_drawn() -> None:
+    reuse, _, capacity = build_figures(described())
+    bounds, split = DRAWERS[reuse.number](reuse).axes
+    (_, same_session), (intra_session, *_) = bounds.patches, split.patches
+    assert same_session.get_facecolor() == intra_session.get_facecolor()
+    assert same_session.get_hatch() == intra_session.get_hatch()
+    looks = []
+    for table in (capacity.table, capacity.table.iloc[::-1]):
+        (axes,) = DRAWERS[capacity.number](replace(capacity, table=table)).axes
+        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+        looks.append({bar.get_width(): (bar.get_facecolor(), bar.get_hatch()) for bar in bars})
+    assert looks[0] == looks[1], "a deployment is known by its name, not by its place"

@@ -393,7 +393,7 @@ def make_search(folder: Path, engine: EngineFile) -> Path:
         "simulated": engine.title,
         "engine_model": msgspec.to_builtins(engine),
         "search": {"slo": "ttft_p90=2s", "searches": {"unified": {"start": 1, "most": 1, "pooled": False}}},
-        "grid": {"trials": 1, "trace": {}},
+        "grid": {"trials": 1, "trace": {}, "policies": [{"name": "unified"}]},
     }
     RunLayout(folder).plan.write_bytes(msgspec.json.encode({"experiment": "capacity", "inputs": inputs}))
     point = PointRecord("unified", 1, 0, 0, "", 1, 1, {"ttft_p90": 1.0}, engine.title, 0.1)

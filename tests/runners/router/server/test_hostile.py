@@ -16,13 +16,8 @@ from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
-from runners.router.server.front import (
-    AHEAD_LIMIT_BYTES,
-    HEADER_LIMIT,
-    PARSED_HEADER_BYTES,
-    PARSED_REQUEST_BYTES,
-    ClientConnection,
-)
+from runners.router.server.front import HEADER_LIMIT, ClientConnection
+from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, PARSED_HEADER_BYTES, PARSED_REQUEST_BYTES
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec

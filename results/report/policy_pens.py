@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from zlib import crc32
 
 from results.report.ink import Pen, lettered_pens, write_marker
-from results.routing.loads import strip_load
 
 POLICY_PENS: Mapping[str, Pen] = {
     "round_robin": Pen("#000000", "o", "-"),
@@ -31,21 +30,21 @@ USER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", 
 """Of policies in files of the user's own."""
 
 
-def assign_pens(policies: Mapping[str, str]) -> dict[str, Pen]:
+def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] = str) -> dict[str, Pen]:
     """A pen per label. `policies`: each label's policy, in the order of tables.
 
-    Labels of one policy have its color; the first of them has its marker, the others 2, 3, and so on. One label under
-    several loads counts once.
+    Labels of one policy have its color; the first of them has its marker, the others 2, 3, and so on. `name_setting`:
+    of a label; labels with one name (one setting under several loads) count once.
     """
     own = {**POLICY_PENS, **_assign_user_pens(map(_name_policy, policies.values()))}
     settings: dict[str, list[str]] = {}
     chosen = {}
     for label, policy in policies.items():
-        name = _name_policy(policy)
+        name, setting = _name_policy(policy), name_setting(label)
         known = settings.setdefault(name, [])
-        if strip_load(label) not in known:
-            known.append(strip_load(label))
-        place = known.index(strip_load(label))
+        if setting not in known:
+            known.append(setting)
+        place = known.index(setting)
         chosen[label] = replace(own[name], marker=write_marker(str(place + 1))) if place else own[name]
     return chosen
 

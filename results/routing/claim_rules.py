@@ -1,0 +1,161 @@
+"""How one number decides a claim: by its direction, by a limit, and not at all where the run is too small.
+
+Beside what the interval decides is what the value alone says, and what the specification states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from results.records.estimate import Estimate, figure
+from results.records.percent import format_percent
+from results.routing.pairs import Pair, difference_of, pair_of
+from results.routing.scale import Lack
+from results.statistics.judgement import (
+    Judgement,
+    Outcome,
+    Verdict,
+    excluded_text,
+    judged,
+    leave_undecided,
+    take_point,
+)
+from results.statistics.student import find_p_value
+from results.statistics.trials import MIN_PAIRED
+
+NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
+SHARES = "difference of shares"
+"""`Judgement.quantity` where shares are subtracted."""
+SPECIFIED: Mapping[str, str] = {
+    "C1: dispatch coupling": "8 times the trace's time under load-balance",
+    "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
+    "3.1: load balance loses locality": "56.9 % and 77.2 %",
+    "3.2: static pools meet the KV wall": "62 to 72 times",
+    "3.2: static pools meet the KV wall, 6P+2D": "no number of its own; figure 4b has it beyond the wall too",
+    "3.3: sticky slows every instance": "20.3 s and 10.3 s",
+    "ablation: affinity only keeps locality": "77.2 % (sticky) and 79.4 %",
+    "ablation: affinity only interferes": "twice the interference",
+    "log: LMetric has soft affinity": "56.9 % and 54.1 % (specs/ear 3.1)",
+    "log: unified keeps more than sticky": "79.4 % and 77.2 % (specs/ear 3.1)",
+    "log: LMetric places like unified": "similar placements; 56.9 % and 79.4 % (specs/ear 3.1)",
+    "log: unified before LMetric, TTFT p90": "8.034 s and 9.331 s, -13.9 %, of unified's predecessor",
+    "log: unified gains little": "-13.9 %, of unified's predecessor",
+    "log: unified before LMetric, E2E mean": "17.831 s and 18.204 s, -2.0 %, of unified's predecessor",
+    "log: unified before LMetric, E2E p90": "37.073 s and 39.438 s, -6.0 %, of unified's predecessor",
+    "log: LMetric before sticky": "9.331 s, and 18.02 s in specs/ear 5.2",
+    "log: LMetric before load_only": "no number",
+}
+"""The numbers of specs/ear (1, 3.1 to 3.3, 5.2, 5.3) and specs/routing_log, by the claim's name.
+
+The log's numbers of unified are of approach_a, which it replaced. It has none of unified itself: a gain of 2 % takes
+three to five paired trials.
+"""
+
+
+def compare_policies(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, float]:
+    """The number to test, and its value under no effect: the ratio of times and 1, or the difference and 0."""
+    row = pair_of(pairs, first, second, name) if first and second else None
+    if row is None:
+        return difference_of(pairs, first, second, name), 0.0
+    return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
+
+
+def gate_claim(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
+    """A claim that the run is too small for is open, whatever its numbers say.
+
+    It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
+    must not depend on the data. `by_plan`: the run's instances or its trace rule it out, so that it was never in the
+    family.
+    """
+    if not lacks:
+        return claim
+    p = None if by_plan or claim.p is None else 1.0
+    return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p, needs=lacks.needs)
+
+
+def judge_direction(
+    name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool = False
+) -> Judgement:
+    """`tested`: as `compare_policies` returns it; `share`: it is a difference of shares."""
+    measured, none = tested
+    verdict = judged(measured, none)
+    if verdict is None:
+        outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
+    elif verdict == Verdict.NOT_DISTINGUISHABLE:
+        outcome, reason = Outcome.UNDECIDED, _allow_both(tested, share)
+    else:
+        outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
+        reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
+    rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
+    quantity = "ratio" if none else SHARES if share else "difference in seconds" if measured.value is not None else ""
+    p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
+    return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
+
+
+def judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: float) -> Judgement:
+    """That a number is not below no effect by more than `within` (of a ratio: this share); `tested`: as in
+    `compare_policies`."""
+    measured, none = tested
+    limit = none - within
+    from_limit = measured.transform(lambda value: value / limit if none else value - limit)
+    verdict = judged(from_limit, none)
+    text = f"{measured.text(3)} times" if none else measured.points()
+    point = ""
+    if measured.value is not None:
+        point = state_point(name, measured.value >= limit, _show_value(tested, share=not none))
+    if verdict is None or measured.low is None or measured.high is None:
+        outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
+    elif verdict == Verdict.HIGHER:
+        below = f"at most {format_percent(none - measured.low, 1)} below" if measured.low < none else "not below"
+        outcome, reason = Outcome.HOLDS, f"{below}: {text}"
+    elif verdict == Verdict.LOWER:
+        outcome, reason = Outcome.FAILS, f"at least {format_percent(none - measured.high, 1)} below: {text}"
+    else:
+        outcome, reason = Outcome.UNDECIDED, _allow_both(tested, share=not none, text=text)
+    of, above = ("ratio", figure(limit, 2)) if none else ("difference", f"-{format_percent(within)}")
+    return Judgement(
+        name,
+        claim,
+        f"holds where the interval of the {of} is above {above}, fails where it is below",
+        outcome,
+        reason,
+        measured,
+        quantity="ratio" if none else SHARES,
+        p=find_p_value(from_limit, none),
+        point=point,
+    )
+
+
+def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> str:
+    """Why a claim is undecided: what its interval excludes, else `text`; `share`: as in `judge_direction`."""
+    why = name_excluded(tested, share) or text
+    return f"the interval allows both: {why}" if why else "the trials agree to the last digit: an interval has no width"
+
+
+def name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
+    """Of a claim in either direction; empty where the interval does not cover no effect."""
+    measured, none = tested
+    return excluded_text(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
+
+
+def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict, share: bool) -> str:
+    """As `judge_direction`, by the value alone; empty without one."""
+    measured, none = tested
+    if measured.value is None:
+        return ""
+    return state_point(name, judged(take_point(measured), none) == expected, _show_value(tested, share))
+
+
+def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
+    """Without its interval; `share`: as in `judge_direction`."""
+    measured, none = tested
+    if share or measured.value is None:
+        return replace(measured, low=None, high=None).points()
+    return f"{figure(measured.value, 3)} times" if none else f"{1e3 * measured.value:+.1f} ms"
+
+
+def state_point(name: str, holds: bool, shown: str) -> str:
+    """What the value alone says of a claim, beside what the specification states."""
+    specified = f" (specified: {SPECIFIED[name]})" if name in SPECIFIED else ""
+    return f"{Outcome.HOLDS if holds else Outcome.FAILS}: {shown}{specified}"

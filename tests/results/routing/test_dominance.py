@@ -1,0 +1,80 @@
+"""C3: EAR dominates only where all 25 comparisons say so, and what decided it is shown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from results.report.page import split_judgements
+from results.routing.pairs import Pair
+from results.statistics.judgement import Outcome
+from tests.results.routing.test_verdicts import BASELINES, LARGE, WITH_BASELINES, compare_two, judge, paper
+
+DIMENSIONS = ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
+BETTER, MORE = (-0.501, -0.5), (0.1, 0.101)
+
+
+def against_all(times: tuple[float, float], apc: tuple[float, float]) -> list[Pair]:
+    """EAR against every baseline in every dimension, with these bounds."""
+    bounds = {metric: apc if metric == "apc" else times for metric in DIMENSIONS}
+    return [compare_two(metric, "ear", name, *bounds[metric]) for name in BASELINES for metric in DIMENSIONS]
+
+
+@pytest.mark.parametrize(("apc", "outcome"), [(MORE, Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
+def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, float], outcome: Outcome) -> None:
+    assert paper(*against_all(BETTER, apc))["C3: EAR dominates"] == outcome
+
+
+@pytest.mark.parametrize(
+    ("apc", "begin"),
+    [
+        (MORE, "the least clear: "),
+        ((-0.101, -0.1), "worse: APC against load-balance -10.1 pp [-10.1, -10.0]"),
+        ((-0.1, 0.2), "not distinguishable, among others: APC against load-balance +5.0 pp [-10.0, +20.0]"),
+    ],
+)
+def test_the_page_shows_the_intervals_that_decided_dominance(apc: tuple[float, float], begin: str) -> None:
+    claim = judge(WITH_BASELINES, against_all(BETTER, apc))["C3: EAR dominates"]
+    assert claim.reason.startswith(begin)
+    answers, questions = split_judgements([claim], lambda _: "", 1)
+    (text,) = [one.text for one in answers] + [one.text for one in questions]
+    assert "[" in text
+    assert "no interval" not in text
+
+
+def test_one_loss_by_chance_among_wins_does_not_fail_dominance() -> None:
+    """The p of the wins says nothing for the loss."""
+    wins = [one for one in against_all(BETTER, MORE) if (one.second, one.metric) != ("sticky", "tpot_p90_s")]
+    loss = compare_two("tpot_p90_s", "ear", "sticky", 0.01, 2.0)
+    assert paper(*wins, loss)["C3: EAR dominates"] == Outcome.UNDECIDED
+
+
+def test_what_the_undecided_comparisons_exclude_is_listed() -> None:
+    pairs = against_all((math.log(0.8), math.log(1.1)), MORE)
+    dominates = judge(WITH_BASELINES, pairs)["C3: EAR dominates"]
+    assert "in 20 comparisons (" in dominates.reason
+    assert "against load-balance: effects below -20.0 % and above +10.0 % are excluded; " in dominates.reason
+
+
+def test_dominance_by_the_point_counts_every_comparison() -> None:
+    pairs = against_all((-0.6, 0.1), (-0.1, 0.3))
+    for known, point in ((pairs, "holds: better in 25 of 25"), (pairs[:-1], "fails: better in 24 of 25")):
+        claim = judge(WITH_BASELINES, known)["C3: EAR dominates"]
+        assert claim.outcome == Outcome.UNDECIDED
+        assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_ear_dominates_no_policy_by_times_that_depend_on_the_length_of_the_replay(worse: bool) -> None:
+    scale = replace(LARGE, no_loop={"load-balance": "no steady state: queues grow"})
+    pairs = against_all(BETTER, (-0.101, -0.1) if worse else MORE)
+    claim = judge(WITH_BASELINES, pairs, scale=scale)["C3: EAR dominates"]
+    assert claim.outcome == (Outcome.FAILS if worse else Outcome.OPEN), "its APC and its TPOT are compared"
+    assert "3 not compared, as they depend on the length of the replay (load-balance: no steady state" in claim.reason
+    assert ("better in 17, worse in 5" if worse else "better in 22, worse in 0") in claim.reason
+    assert claim.point == ""
+    assert worse or claim.p == 1.0
+    limited = judge(WITH_BASELINES, pairs, scale=replace(scale, max_inflight_sessions=9))["C3: EAR dominates"]
+    assert "not compared" not in limited.reason
