@@ -8,13 +8,16 @@ Two processes hold each engine, `outer` and, below it, `inner`. Both adopt orpha
 a new session nor a double fork takes a process out of reach; when either is killed the other ends the engine.
 
     owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": "", "own_folder": true}
-    owner -> {"go": true}, {"stop": grace_s}
+    owner -> {"go": true}, {"note_memory": true}, {"stop": grace_s}
     guard -> {"started": pid}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
 
 A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
 
 Each guard makes a folder for its engine's sockets and temporary files, which vLLM would leave, and removes it at the
 engine's end. Both processes hold a lock on it: every guard also removes the folders on which no lock is held.
+
+Python's shared memory of an engine is removed too: vLLM kills the resource tracker that would do it. The guard notes
+which segments the engine holds when the owner asks for it, and when it ends the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 ORPHAN_GRACE_S = 2.0
@@ -43,6 +47,8 @@ KILL_ROUNDS = 150
 POLL_S = 0.02
 TRACKER_GRACE_S = 2.0
 """How long a resource tracker may take to remove the shared memory of processes that were killed."""
+SEGMENTS = "/dev/shm/psm_"
+"""How the paths of Python's shared memory begin."""
 SOCKETS = "tracon-sockets-"
 """How the folders of sockets begin, in the folder of temporary files."""
 SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
@@ -167,6 +173,28 @@ def kill_descendants() -> int:
     return len(killed)
 
 
+def segments_of(pids: Iterable[int]) -> set[str]:
+    """The paths of Python's shared memory that these processes hold; it keeps its descriptors open."""
+    found: set[str] = set()
+    for pid in pids:
+        folder = f"/proc/{pid}/fd"
+        for number in _read_when_possible(partial(os.listdir, folder)) or ():
+            path = _read_when_possible(partial(os.readlink, f"{folder}/{number}")) or ""
+            if path.startswith(SEGMENTS) and not path.endswith(" (deleted)"):
+                found.add(path)
+    return found
+
+
+def remove_segments(segments: set[str]) -> None:
+    """Remove what is left of them and held by no process."""
+    left = {path for path in segments if os.path.exists(path)}  # noqa: PTH110
+    if left:
+        held = segments_of(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+        for path in left - held:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+
+
 def _socket_parents() -> list[str]:
     """Where folders of sockets may be, the first choice first."""
     return list(dict.fromkeys([_temporary_folder(os.environ), "/tmp", "/dev/shm"]))
@@ -241,6 +269,8 @@ class Inner:
         self.control = control
         self.body = body
         self.sockets = sockets
+        self.segments: set[str] = set()
+        """Shared memory that the engine was seen to hold."""
         self.connected = True
         self.received = b""
         self.child = 0
@@ -311,6 +341,8 @@ class Inner:
             os.write(self.go, b"g")
             os.close(self.go)
             self.go = -1
+        elif "note_memory" in message:
+            self.segments |= segments_of(descendants(os.getpid()))
         elif "stop" in message:
             self._ask_stop(float(message["stop"]))
 
@@ -354,6 +386,7 @@ class Inner:
         if self.go >= 0:
             os.close(self.go)
             self.go = -1
+        self.segments |= segments_of(descendants(os.getpid()))
         deadline = time.monotonic() + (grace_s or 0.0)
         self.asked = False
         if self.child and self.exit_code is None:
@@ -366,6 +399,7 @@ class Inner:
         if self.exit_code is not None:
             self._wait_for_close(wake)
         killed = kill_descendants()
+        remove_segments(self.segments)
         if self.child and self.exit_code is None:
             self.exit_code = -signal.SIGKILL
             self._notify_owner({"exited": self.exit_code})
@@ -422,7 +456,9 @@ def _watch_inner(inner: int, control: socket.socket, sockets: str) -> NoReturn:
             break
         if pid == inner:
             if status != 0:
+                segments = segments_of(descendants(os.getpid()))
                 killed = kill_descendants()
+                remove_segments(segments)
                 remove_sockets(sockets)
                 gone = {"left": descendants(os.getpid()), "killed": killed}
                 with contextlib.suppress(OSError):

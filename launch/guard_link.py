@@ -79,6 +79,10 @@ class GuardLink:
         """Start the forked process's program."""
         self._send_message({"go": True})
 
+    def note_memory(self) -> None:
+        """Have the guard note the engine's shared memory, which it removes at the end if the engine leaves it."""
+        self._send_message({"note_memory": True})
+
     def stop(self, grace_s: float) -> None:
         """TERM now, KILL to everything left after `grace_s`; asked again, the shorter grace counts."""
         self._send_message({"stop": grace_s})

@@ -137,6 +137,7 @@ class Instance:
                     raise self._make_timeout(timeout_s, missing)
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
+        self._link.note_memory()
         ready_s = (time.perf_counter_ns() - self._started_ns) / 1e9
         others = [engine for engine in self._engines if engine is not self]
         self.held_mib = await measure_held(self.spec.devices, others)

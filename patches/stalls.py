@@ -123,7 +123,7 @@ class StallWatch:
                 now = time.monotonic()
                 starved_s = now - self._looked_s if now - self._looked_s > self._limit_s else 0.0
                 if starved_s:
-                    time.sleep(poll_s)  # a stopped process wakes faulthandler's thread and ours together: its goes first
+                    time.sleep(poll_s)  # a stopped process wakes faulthandler's thread and ours: its goes first
                 faulthandler.cancel_dump_traceback_later()  # waits for what it writes: its stacks come before our line
                 self.look(now, starved_s)
                 if starved_s:

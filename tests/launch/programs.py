@@ -124,6 +124,23 @@ time.sleep(600)
 """
 """Ignores TERM and holds a segment of shared memory, whose name it writes into the folder it is given."""
 
+LEAVES_MEMORY = """
+import os, signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+def end(*_):
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGUSR1, end)
+path = os.path.join(sys.argv[1], "segment")
+with open(path + ".partial", "w") as file:
+    file.write(segment.name)
+os.rename(path + ".partial", path)
+time.sleep(600)
+"""
+"""Like vLLM with worker processes: at TERM, and at USR1, it kills the tracker that would remove its shared memory."""
+
 BINDS_SOCKET = """
 import os, signal, socket, sys, tempfile, time, uuid
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

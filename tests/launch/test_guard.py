@@ -18,7 +18,7 @@ import pytest
 
 from launch import guard
 from launch.guard_link import GUARD, Gone, GuardLink, spawn_guard
-from tests.launch.programs import SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
+from tests.launch.programs import LEAVES_MEMORY, SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOON_S = 15.0
@@ -86,6 +86,33 @@ async def test_shared_memory_of_an_engine_that_had_to_be_killed_is_removed(tmp_p
     gone = await asyncio.wait_for(link.gone, SOON_S)
     assert gone is not None
     assert gone.left == ()
+    assert not segment.exists()
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_shared_memory_that_an_engine_leaves_at_its_stop_is_removed_unless_it_is_held(
+    tmp_path: Path, held: bool
+) -> None:
+    link, _ = await start(tmp_path, LEAVES_MEMORY)
+    link.go()
+    segment = await segment_of(tmp_path)
+    holder = segment.open("rb") if held else None
+    link.stop(5.0)
+    assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=0)
+    assert segment.exists() == held
+    if holder is not None:
+        holder.close()
+        segment.unlink()
+
+
+async def test_shared_memory_is_removed_that_an_engine_leaves_which_ends_by_itself(tmp_path: Path) -> None:
+    link, pid = await start(tmp_path, LEAVES_MEMORY)
+    link.go()
+    segment = await segment_of(tmp_path)
+    link.note_memory()
+    await asyncio.sleep(2.0)  # the guard gives no answer
+    os.kill(pid, signal.SIGUSR1)
+    assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=0)
     assert not segment.exists()
 
 
