@@ -28,8 +28,9 @@ PROMPTS_LIMIT = 4096
 """A request with more prompts is hashed as text: reading each prompt delays every stream by a microsecond."""
 MAX_TOKENS_LIMIT = 1 << 31
 """A larger `max_tokens` counts as absent, so that it does not distort the counters."""
-SHORT_BYTES = 16 << 10
-"""A parser keeps the memory of its longest document: only parsers of prompts up to this size are reused."""
+REUSED_BYTES = 256 << 10
+"""A parser keeps the memory of its longest document, 15 times its bytes. One is kept, for prompts up to this size: a
+new parser takes fresh pages from the system."""
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """The beginning of token ids, of one input or of several (embeddings)."""
 _SEVERAL = re.compile(rb"\[\s*\[")
@@ -55,7 +56,7 @@ _read_body = msgspec.json.Decoder(_Body).decode
 _read_any = msgspec.json.Decoder().decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _spare_parsers: list[simdjson.Parser] = []
-"""Parsers not in use: a parser reads no second document while the first is alive."""
+"""A parser that is not in use; threads that read at the same time make their own."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -170,16 +171,16 @@ def _pack_ids(prompt: bytes) -> bytes | None:
     """A JSON array of token ids, packed to TOKEN_BYTES each; None = not such an array."""
     if not prompt.startswith(b"[") or prompt.find(b"[", 1) > 0:  # the parser would join inner arrays
         return None
-    short = len(prompt) <= SHORT_BYTES
+    reusable = len(prompt) <= REUSED_BYTES
     try:
-        parser = _spare_parsers.pop() if short else simdjson.Parser()
+        parser = _spare_parsers.pop() if reusable else simdjson.Parser()
     except IndexError:
         parser = simdjson.Parser()
     try:
         packed = _pack_array(parser.parse(prompt))
     except (ValueError, TypeError, RuntimeError):  # RuntimeError: a number beyond 64 bits
         return None
-    if short:
+    if reusable and not _spare_parsers:
         _spare_parsers.append(parser)
     return packed
 
