@@ -28,8 +28,18 @@ PROMPTS_LIMIT = 4096
 """A request with more prompts is hashed as text: reading each prompt delays every stream by a microsecond."""
 MAX_TOKENS_LIMIT = 1 << 31
 """A larger `max_tokens` counts as absent, so that it does not distort the counters."""
-SHORT_BYTES = 16 << 10
-"""A parser keeps the memory of its longest document: only parsers of prompts up to this size are reused."""
+REUSED_BYTES = 256 << 10
+"""A parser keeps the memory of its longest document, 15 times its bytes. One is kept, for prompts up to this size: a
+new parser takes fresh pages from the system."""
+CUT_BYTES = range(4 << 10, LONG_BYTES // 2)
+"""Bodies of this length with a prompt of token ids are read without these: two readers would go through each id. Other
+prompts may look like ids at first and are then read twice, so a longer body would delay other requests too long."""
+_PROMPT = b'"prompt"'
+_BEFORE_IDS = re.compile(rb"\s*:\s*(?=\[\s*\d)")
+"""What is between `_PROMPT` and the token ids of one prompt."""
+_CUT = b'"cut"'
+"""In the place of the ids. A body that has this text too is read as a whole."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """The beginning of token ids, of one input or of several (embeddings)."""
 _SEVERAL = re.compile(rb"\[\s*\[")
@@ -54,8 +64,9 @@ class _Body(msgspec.Struct):
 _read_body = msgspec.json.Decoder(_Body).decode
 _read_any = msgspec.json.Decoder().decode
 _read_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_cut_value = msgspec.Raw(_CUT)
 _spare_parsers: list[simdjson.Parser] = []
-"""Parsers not in use: a parser reads no second document while the first is alive."""
+"""A parser that is not in use; threads that read at the same time make their own."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -84,11 +95,14 @@ class ClientMessage(msgspec.Struct, frozen=True):
 
 def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     """The facts of a request body; never raises. `chat`: any API except completions; it reads `messages` or `input`."""
+    cut = _read_around_ids(body) if len(body) in CUT_BYTES and not chat else None
     try:
-        read = _read_body(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        read, ids = cut or (_read_body(body), None)
+    except _UNREADABLE:
         return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
-    if chat:
+    if ids is not None:
+        keys, count = _key_ids(ids, block_tokens), len(ids) // TOKEN_BYTES
+    elif chat:
         conversation = bytes(read.messages) or bytes(read.input)
         text = b"".join((read.tools, read.system, read.instructions, conversation[:-1]))
         if len(text) == len(conversation) - 1 and text.startswith(_NUMBERS):
@@ -113,6 +127,28 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         limit if isinstance(limit, int) and 0 <= limit <= MAX_TOKENS_LIMIT else default,
         previous if isinstance(previous, str) else "",
     )
+
+
+def _read_around_ids(body: bytes) -> tuple[_Body, bytes] | None:
+    """The body without the token ids of its prompt, and these packed; None = it has to be read as a whole.
+
+    What follows the first `"prompt"` may be another object's: it is the prompt if the reader finds `_CUT`, put in its
+    place, as the prompt.
+    """
+    name = body.find(_PROMPT)
+    between = _BEFORE_IDS.match(body, name + len(_PROMPT)) if name >= 0 else None
+    end = body.find(b"]", between.end()) + 1 if between is not None else 0
+    if between is None or not end:
+        return None
+    rest = body[: between.end()] + _CUT + body[end:]
+    if rest.count(_CUT) > 1:
+        return None
+    try:
+        read = _read_body(rest)
+    except _UNREADABLE:
+        return None
+    ids = _pack_ids(body[between.end() : end]) if read.prompt == _cut_value else None
+    return None if ids is None else (read, ids)
 
 
 def _read_value(raw: msgspec.Raw) -> object:
@@ -170,16 +206,16 @@ def _pack_ids(prompt: bytes) -> bytes | None:
     """A JSON array of token ids, packed to TOKEN_BYTES each; None = not such an array."""
     if not prompt.startswith(b"[") or prompt.find(b"[", 1) > 0:  # the parser would join inner arrays
         return None
-    short = len(prompt) <= SHORT_BYTES
+    reusable = len(prompt) <= REUSED_BYTES
     try:
-        parser = _spare_parsers.pop() if short else simdjson.Parser()
+        parser = _spare_parsers.pop() if reusable else simdjson.Parser()
     except IndexError:
         parser = simdjson.Parser()
     try:
         packed = _pack_array(parser.parse(prompt))
     except (ValueError, TypeError, RuntimeError):  # RuntimeError: a number beyond 64 bits
         return None
-    if short:
+    if reusable and not _spare_parsers:
         _spare_parsers.append(parser)
     return packed
 

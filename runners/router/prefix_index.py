@@ -8,9 +8,8 @@ must compute it to produce the next one.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from struct import Struct
 from typing import Protocol
@@ -35,6 +34,19 @@ class Index(Protocol):
         """The cache is lost: the engine was restarted."""
 
 
+class _Run:
+    """Blocks in a row that all paths through them share to the last: they are used together."""
+
+    __slots__ = ("before", "keys", "start")
+
+    def __init__(self, before: _Run | None, start: int, keys: list[int]) -> None:
+        self.before = before
+        """The run that its paths come from; None = they begin here."""
+        self.start = start
+        """Blocks of these paths before it."""
+        self.keys = keys
+
+
 class PrefixIndex:
     """An LRU index with the engine's block size and capacity; every prompt is inserted when it is sent (speculative).
 
@@ -47,8 +59,11 @@ class PrefixIndex:
             raise ValueError(f"block_tokens {block_tokens} and capacity_blocks {capacity_blocks} must be at least 1")
         self.block_tokens = block_tokens
         self.capacity_blocks = capacity_blocks
-        self._used: OrderedDict[int, None] = OrderedDict()
-        """Keys, least recently used first. A path's tail always comes before its head."""
+        self._used: dict[int, _Run] = {}
+        """The run of each key held."""
+        self._runs: OrderedDict[_Run, None] = OrderedDict()
+        """Least recently used first, a path's last run before the others: a prompt is marked as used run by run, not by
+        block."""
 
     def __len__(self) -> int:
         """Blocks held."""
@@ -60,17 +75,18 @@ class PrefixIndex:
 
     def insert_keys(self, keys: Sequence[int]) -> None:
         """Insert the path `keys` as most recently used; evict the least recently used keys, tails before heads."""
-        used, capacity = self._used, self.capacity_blocks
+        capacity = self.capacity_blocks
         if capacity is not None and len(keys) > capacity:
             keys = keys[:capacity]
         held = self._count_held(keys)
-        for key in reversed(keys[held:]):
-            used[key] = None
-        with suppress(KeyError):  # forged keys may leave gaps in a path
-            deque(map(used.move_to_end, reversed(keys[:held])), maxlen=0)
+        last = self._end_run(keys[held - 1], held) if held else None
+        if held < len(keys):
+            last = self._add_run(last, held, list(keys[held:]))
+        while last is not None:
+            self._runs.move_to_end(last)
+            last = last.before
         if capacity is not None:
-            for _ in range(len(used) - capacity):
-                used.popitem(last=False)
+            self._evict_blocks(capacity)
 
     def _count_held(self, keys: Sequence[int]) -> int:
         """Number of leading keys held. A binary search finds it, because tails are evicted before heads."""
@@ -90,8 +106,40 @@ class PrefixIndex:
                 high = middle
         return low
 
+    def _end_run(self, key: int, count: int) -> _Run:
+        """The run that ends with `key`, block number `count` of its path. A run that goes on is split behind it."""
+        run = self._used[key]
+        length = count - run.start
+        if not 0 < length < len(run.keys):  # it ends here, or forged keys name a run of another path
+            return run
+        head = self._add_run(run.before, run.start, run.keys[:length])
+        run.before, run.start = head, count
+        del run.keys[:length]
+        return head
+
+    def _add_run(self, before: _Run | None, start: int, keys: list[int]) -> _Run:
+        run = _Run(before, start, keys)
+        used = self._used
+        for key in keys:
+            used[key] = run
+        self._runs[run] = None
+        return run
+
+    def _evict_blocks(self, capacity: int) -> None:
+        used, runs = self._used, self._runs
+        while len(used) > capacity:
+            run = next(iter(runs))
+            keys = run.keys
+            while keys and len(used) > capacity:
+                key = keys.pop()
+                if used.get(key) is run:  # else forged: a later path has this key too
+                    del used[key]
+            if not keys:
+                del runs[run]
+
     def clear(self) -> None:
         self._used.clear()
+        self._runs.clear()
 
 
 def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from runners.router import facts
 from runners.router.facts import read_facts
 from runners.router.prefix_index import block_keys
 
@@ -30,6 +31,20 @@ def test_token_ids_are_counted_and_keyed_exactly() -> None:
     assert (session, count, longest) == ("u", 11, 7)
     assert keys == block_keys(ids, 4)
     assert len(keys) == 2
+
+
+def test_the_token_ids_of_a_long_body_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    read_body = facts._read_body
+
+    def note_length(body: bytes) -> facts._Body:
+        lengths.append(len(body))
+        return read_body(body)
+
+    monkeypatch.setattr(facts, "_read_body", note_length)
+    ids = list(range(4000))
+    assert facts_of({"user": "u", "prompt": ids, "max_tokens": 7}) == ("u", block_keys(ids, 4), 4000, 7)
+    assert max(lengths) < 100, "the reader of the other fields does not see them"
 
 
 def test_text_counts_four_bytes_as_a_token() -> None:

@@ -90,6 +90,18 @@ def test_forged_keys_cost_their_sender_alone() -> None:
     assert index.count_matching((1,)) == 1
 
 
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=40), st.integers(1, 8))
+def test_forged_keys_leave_the_index_whole(paths: list[list[int]], capacity: int) -> None:
+    """Keys that follow no prefix: blocks in two paths, twice in one, or before themselves."""
+    index = PrefixIndex(1, capacity)
+    for path in paths:
+        index.insert_keys(path)
+        assert len(index) <= capacity
+        order = {run: position for position, run in enumerate(index._runs)}
+        assert all(key in run.keys and run in order for key, run in index._used.items())
+        assert all(run.before is None or position < order[run.before] for run, position in order.items())
+
+
 @given(st.integers(0, 2**32), st.integers(1, 12))
 @settings(max_examples=examples(80), deadline=None)
 def test_it_agrees_with_a_plain_lru_walked_block_by_block(seed: int, capacity: int) -> None:
