@@ -1,6 +1,6 @@
 """What a reader sees of a run: one frozen view, folded from the journal by one pure reducer.
 
-The console, `tracon status`, the report and a replay all use it. Histories are bounded: an instance keeps its last
+The console, `tracon status` and a replay use it; reports are computed from files. Histories are bounded: an instance keeps its last
 `HISTORY_SAMPLES` seconds, the feed its last `FEED_LINES` lines; everything older is in the journal.
 """
 

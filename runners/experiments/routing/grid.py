@@ -148,8 +148,8 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residual_noise: bool | UnsetType = UNSET
     """Steps vary as those did that the engine model was fitted to, instead of by `step_noise`; UNSET = they do not."""
     router_latency_s: float | UnsetType = UNSET
-    """From a pick until the engine has the request; UNSET = 0. docs/router.md measured 0.4 to 0.8 ms for the way there
-    and back, on two cores that other work shared: about a thousandth of a fleet's TTFT."""
+    """From a pick until the engine has the request; UNSET = 0. By docs/router.md a router adds less than 1 ms to a
+    TTFT: about a thousandth of a fleet's."""
     decision_log: bool | UnsetType = UNSET
     """False = a cell writes no decision log, which large traces have no room for; UNSET = it writes one."""
 

@@ -22,7 +22,7 @@ from runners.router.policies.policy import (
 REASONS: Mapping[str, str] = {
     "balanced": "turns have no instance of their own here: it had the fewest prompt tokens pending",
     "migrated": "the session's instance is hot; of those that are less busy and have room it had the lowest score",
-    "hot_cooldown": "the session's instance is hot, but the session migrated too short a time ago: it stays",
+    "hot_cooldown": "the session's instance is hot, but the cooldown of the session is not over: it stays",
     "hot_moving": "the session's instance is hot, but another of its requests is being migrated: this one stays",
     "hot_no_kv": "in older logs: the session's instance is hot, but holds too little KV that others lack: it stays",
     "hot_no_target": "the session's instance is hot, but no other is both less busy and has room: it stays",
