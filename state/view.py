@@ -1,7 +1,7 @@
 """What a reader sees of a run: one frozen view, folded from the journal by one pure reducer.
 
-The console, `tracon status` and a replay use it; reports are computed from files. Histories are bounded: an instance keeps its last
-`HISTORY_SAMPLES` seconds, the feed its last `FEED_LINES` lines; everything older is in the journal.
+The console, `tracon status` and a replay use it; reports are computed from files. Histories are bounded: an instance
+keeps its last `HISTORY_SAMPLES` seconds, the feed its last `FEED_LINES` lines; everything older is in the journal.
 """
 
 from __future__ import annotations
