@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import getpass
 import json
@@ -59,6 +60,8 @@ SOCKET_PATH_BYTES = 107
 """The longest path of a unix socket."""
 UUID_CHARACTERS = 36
 """What vLLM names a socket."""
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors where this process or the host has no free descriptor or memory."""
 
 _Read = TypeVar("_Read")
 _PR_SET_PDEATHSIG = 1
@@ -83,12 +86,16 @@ def die_with_parent(signum: int, parent: int) -> None:
 
 def descendants(root: int) -> list[int]:
     """Every live process below `root`, zombies left out. Waits while descriptors or memory are short."""
+    return _wait_to_read(partial(_list_descendants, root))
+
+
+def _list_descendants(root: int) -> list[int]:
+    """As `descendants`; raises OSError while descriptors or memory are short."""
     children: dict[int, list[int]] = {}
-    for name in _read_when_possible(lambda: os.listdir("/proc")) or ():  # noqa: PTH208
-        if name.isdigit():
-            state, parent = _state_and_parent(name)
-            if state not in (b"Z", b"X"):
-                children.setdefault(parent, []).append(int(name))
+    for name in _list_processes():
+        state, parent = _state_and_parent(name)
+        if state not in (b"Z", b"X"):
+            children.setdefault(parent, []).append(int(name))
     below_root: list[int] = []
     queue = [root]
     while queue:
@@ -98,24 +105,37 @@ def descendants(root: int) -> list[int]:
     return below_root
 
 
+def _list_processes() -> list[str]:
+    return [name for name in _read_if_there(lambda: os.listdir("/proc")) or () if name.isdigit()]  # noqa: PTH208
+
+
 def _state_and_parent(pid: str) -> tuple[bytes, int]:
     """One-letter state and parent of a process; X where it ended while we looked."""
-    line = _read_when_possible(lambda: _read_file(f"/proc/{pid}/stat")) or b""
+    line = _read_if_there(lambda: _read_file(f"/proc/{pid}/stat")) or b""
     fields = line.rpartition(b")")[2].split()[:2]
     return (fields[0], int(fields[1])) if len(fields) == 2 else (b"X", 0)
 
 
-def _read_when_possible(read: Callable[[], _Read]) -> _Read | None:
-    """What `read` returns of /proc; None where the process has ended, or belongs to another user.
+def _read_if_there(read: Callable[[], _Read]) -> _Read | None:
+    """What `read` returns of /proc; None where the process has ended, belongs to another user, or has no such thing.
 
-    Waits while this process or the host is short of descriptors or memory: what cannot be seen has not ended.
+    Raises OSError while descriptors or memory are short: what cannot be seen has not ended.
     """
+    try:
+        return read()
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
+
+
+def _wait_to_read(read: Callable[[], _Read], meanwhile: Callable[[], None] = lambda: None) -> _Read:
+    """What `read` returns. While descriptors or memory are short, wait, and call `meanwhile` from time to time."""
     while True:
         try:
             return read()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            return None
         except OSError:
+            meanwhile()
             time.sleep(POLL_S)
 
 
@@ -147,19 +167,26 @@ def send_signal(pid: int, signum: int) -> None:
 
 def is_resource_tracker(pid: int) -> bool:
     """Whether it is Python's: it removes the shared memory that killed processes leave, and then ends by itself."""
-    line = _read_when_possible(lambda: _read_file(f"/proc/{pid}/cmdline")) or b""
+    line = _wait_to_read(lambda: _read_if_there(lambda: _read_file(f"/proc/{pid}/cmdline"))) or b""
     return b"multiprocessing.resource_tracker" in line
 
 
-def kill_descendants() -> int:
+def kill_descendants(main: int = 0) -> int:
     """KILL everything below this process, repeatedly until nothing is left; returns how many it killed.
 
-    Resource trackers come last: what they watch over would stay in /dev/shm.
+    Resource trackers come last: what they watch over would stay in /dev/shm. `main`: a child that has not been waited
+    for (0 = none). It is killed although nothing can be read for want of descriptors or memory: it may hold them.
     """
     killed: set[int] = set()
+
+    def kill_main() -> None:
+        if main:
+            killed.add(main)
+            send_signal(main, signal.SIGKILL)
+
     trackers_until = time.monotonic() + TRACKER_GRACE_S
     for _ in range(KILL_ROUNDS):
-        below = descendants(os.getpid())
+        below = _wait_to_read(partial(_list_descendants, os.getpid()), kill_main)
         if not below:
             break
         may_wait = time.monotonic() < trackers_until
@@ -168,28 +195,42 @@ def kill_descendants() -> int:
         for pid in to_kill:
             send_signal(pid, signal.SIGKILL)
         time.sleep(POLL_S)
-        reap()
+        if main in reap():
+            main = 0  # its pid may be another process's now
     reap()
     return len(killed)
 
 
 def segments_of(pids: Iterable[int]) -> set[str]:
-    """The paths of Python's shared memory that these processes hold; it keeps its descriptors open."""
-    found: set[str] = set()
+    """The paths of Python's shared memory that these processes hold: Python keeps its descriptors open.
+
+    Raises OSError while descriptors or memory are short.
+    """
+    paths: set[str] = set()
     for pid in pids:
         folder = f"/proc/{pid}/fd"
-        for number in _read_when_possible(partial(os.listdir, folder)) or ():
-            path = _read_when_possible(partial(os.readlink, f"{folder}/{number}")) or ""
+        for number in _read_if_there(partial(os.listdir, folder)) or ():
+            path = _read_if_there(partial(os.readlink, f"{folder}/{number}")) or ""
             if path.startswith(SEGMENTS) and not path.endswith(" (deleted)"):
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths
+
+
+def find_own_segments() -> set[str]:
+    """The paths of Python's shared memory that the processes below this one hold.
+
+    Empty while descriptors or memory are short: those processes may hold them and are to be ended, so nothing waits.
+    """
+    with contextlib.suppress(OSError):
+        return segments_of(_list_descendants(os.getpid()))
+    return set()
 
 
 def remove_segments(segments: set[str]) -> None:
     """Remove what is left of them and held by no process."""
     left = {path for path in segments if os.path.exists(path)}  # noqa: PTH110
     if left:
-        held = segments_of(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+        held = _wait_to_read(lambda: segments_of(map(int, _list_processes())))
         for path in left - held:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
@@ -342,7 +383,7 @@ class Inner:
             os.close(self.go)
             self.go = -1
         elif "note_memory" in message:
-            self.segments |= segments_of(descendants(os.getpid()))
+            self.segments |= find_own_segments()
         elif "stop" in message:
             self._ask_stop(float(message["stop"]))
 
@@ -386,9 +427,9 @@ class Inner:
         if self.go >= 0:
             os.close(self.go)
             self.go = -1
-        self.segments |= segments_of(descendants(os.getpid()))
+        self.asked = False  # before what takes a while: a shorter grace must not be overlooked
+        self.segments |= find_own_segments()
         deadline = time.monotonic() + (grace_s or 0.0)
-        self.asked = False
         if self.child and self.exit_code is None:
             send_signal(self.child, signal.SIGTERM)
         while self.child and self.exit_code is None and time.monotonic() < deadline:
@@ -398,7 +439,7 @@ class Inner:
                 self.asked = False
         if self.exit_code is not None:
             self._wait_for_close(wake)
-        killed = kill_descendants()
+        killed = kill_descendants(self.child if self.exit_code is None else 0)
         remove_segments(self.segments)
         if self.child and self.exit_code is None:
             self.exit_code = -signal.SIGKILL
@@ -456,7 +497,7 @@ def _watch_inner(inner: int, control: socket.socket, sockets: str) -> NoReturn:
             break
         if pid == inner:
             if status != 0:
-                segments = segments_of(descendants(os.getpid()))
+                segments = find_own_segments()
                 killed = kill_descendants()
                 remove_segments(segments)
                 remove_sockets(sockets)

@@ -292,7 +292,8 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
 def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
     """End what a dead run process left of an engine; returns whether it is certain that nothing of it is left.
 
-    Blocks for some seconds at most. Raises StillThere.
+    Blocks for some seconds, and for longer while descriptors or memory are short. Raises StillThere, and OSError where
+    the shortage lasts.
     """
     if not is_verifiable(identity):
         return False

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import time
 
 import psutil
 
-from launch.guard import send_signal
+from launch.guard import SHORTAGES, send_signal
 from state.process_identity import ProcessIdentity, boot_id, is_alive
 
 KILL_TIMEOUT_S = 5.0
 SHORTAGE_TIMEOUT_S = 60.0
 """How long `end_members` waits for descriptors or memory, without which it sees no process."""
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
@@ -70,7 +68,7 @@ def _list_known(identity: ProcessIdentity, known: frozenset[int]) -> frozenset[i
         try:
             return frozenset(pid for pid in known if not _is_zombie(pid)) | frozenset(members(identity))
         except OSError as error:
-            if error.errno not in _SHORTAGES or time.monotonic() > until:
+            if error.errno not in SHORTAGES or time.monotonic() > until:
                 raise
             time.sleep(0.05)
 

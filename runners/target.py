@@ -31,8 +31,9 @@ class Target:
 
 
 def has_user(url: str) -> bool:
-    """Whether it contains a user or a password, which would appear in specs, logs and messages."""
-    return "@" in url.partition("//")[2].partition("/")[0]
+    """Whether it has a user or a password, which specs, logs and messages would show. `url` may lack its scheme."""
+    _, slashes, rest = url.partition("://")
+    return "@" in (rest if slashes else url).lstrip("/").partition("/")[0]
 
 
 async def resolve_target(url: str, refusal: type[RunnerError]) -> Target:

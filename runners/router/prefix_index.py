@@ -64,6 +64,8 @@ class PrefixIndex:
         self._runs: OrderedDict[_Run, None] = OrderedDict()
         """Least recently used first, a path's last run before the others: a prompt is marked as used run by run, not by
         block."""
+        self._listed = 0
+        """Keys in all runs. Forged ones may be in several: these count too, so that they take no further memory."""
 
     def __len__(self) -> int:
         """Blocks held."""
@@ -115,6 +117,7 @@ class PrefixIndex:
         head = self._add_run(run.before, run.start, run.keys[:length])
         run.before, run.start = head, count
         del run.keys[:length]
+        self._listed -= length
         return head
 
     def _add_run(self, before: _Run | None, start: int, keys: list[int]) -> _Run:
@@ -123,23 +126,26 @@ class PrefixIndex:
         for key in keys:
             used[key] = run
         self._runs[run] = None
+        self._listed += len(keys)
         return run
 
     def _evict_blocks(self, capacity: int) -> None:
         used, runs = self._used, self._runs
-        while len(used) > capacity:
+        while (surplus := self._listed - capacity) > 0:
             run = next(iter(runs))
-            keys = run.keys
-            while keys and len(used) > capacity:
-                key = keys.pop()
+            evicted = run.keys[-surplus:]
+            del run.keys[-surplus:]
+            self._listed -= len(evicted)
+            for key in evicted:
                 if used.get(key) is run:  # else forged: a later path has this key too
                     del used[key]
-            if not keys:
+            if not run.keys:
                 del runs[run]
 
     def clear(self) -> None:
         self._used.clear()
         self._runs.clear()
+        self._listed = 0
 
 
 def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:

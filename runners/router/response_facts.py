@@ -90,13 +90,17 @@ def is_empty(stream: bytes, *, follows: bool = False) -> bool:
     if not follows and b'"choices":[]' not in begin and b"[DONE]" not in begin and b'"delta"' not in begin:
         return False  # nearly every completion: its first event has a token, and may echo a long prompt
     events = _DATA.findall(stream)
-    return (follows or bool(events)) and all(
-        event.startswith(b"[DONE]") or b'"choices":[]' in event or has_role_alone(event) for event in events
-    )
+    if not (follows or events) or not all(map(_is_event_empty, events)):
+        return False
+    return b'"' not in _DATA.sub(b"", stream)  # else it begins within an event, which may have a token
+
+
+def _is_event_empty(event: bytes) -> bool:
+    return event.startswith(b"[DONE]") or b'"choices":[]' in event or has_role_alone(event)
 
 
 def has_role_alone(event: bytes) -> bool:
-    """Whether every choice of a chat's event has its role and nothing else: an answer that ends there has a reason."""
+    """Whether every choice of a chat's event has its role and nothing else, no finish reason either."""
     roles = len(_ROLE_ALONE.findall(event))
     return 0 < roles == event.count(b'"delta"') and _FINISHED.search(event) is None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import guard
+from launch import guard, guard_link
 from launch.guard_link import GUARD, Gone, GuardLink, spawn_guard
 from tests.launch.programs import LEAVES_MEMORY, SHARES_MEMORY, STUBBORN, pids_noted, running, wait_until
 
@@ -265,8 +265,10 @@ async def test_a_guard_that_can_open_no_file_waits_and_overlooks_nothing(tmp_pat
         for held, (_, hard) in limits.items():
             resource.prlimit(held, resource.RLIMIT_NOFILE, (0, hard))
         link.stop(0.1)
+        assert await asyncio.to_thread(wait_until, lambda: not running([pid]), SOON_S), "it may hold what is missing"
         await asyncio.sleep(1.0)
-        assert not link.gone.done(), "it has given up while the engine runs"
+        assert not link.gone.done(), "it has given up while the engine's worker runs"
+        assert running([pids["worker"], pids["daemon"]]) == [pids["worker"], pids["daemon"]]
         for held, limit in limits.items():
             resource.prlimit(held, resource.RLIMIT_NOFILE, limit)
         assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=3)
@@ -296,3 +298,46 @@ def test_a_process_that_cannot_be_looked_at_for_the_moment_has_not_ended(
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_descriptor_that_cannot_be_named_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel names no file whose path is longer than a page."""
+
+    def refuse(path: str) -> str:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+
+    def fail(seconds: float) -> None:
+        raise AssertionError(f"it waits for {seconds} s")
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    monkeypatch.setattr("launch.guard.time.sleep", fail)
+    assert guard.segments_of([os.getpid()]) == set()
+
+
+INTERRUPTED = f"""
+import os, signal, sys
+sys.path.insert(0, {str(GUARD.parent)!r})
+import guard
+look = guard.segments_of
+def look_interrupted(pids):
+    guard.segments_of = look
+    os.kill(os.getpid(), signal.SIGTERM)
+    return look(pids)
+guard.segments_of = look_interrupted
+guard.main()
+"""
+"""A guard that gets TERM, as when its outer process dies, while it looks for the engine's shared memory."""
+
+
+async def test_a_guard_that_is_to_hurry_while_it_looks_for_memory_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "interrupted.py"
+    program.write_text(INTERRUPTED)
+    monkeypatch.setattr(guard_link, "GUARD", program)
+    link, _ = await start(tmp_path)
+    link.go()
+    pids = await asyncio.to_thread(pids_noted, tmp_path)
+    link.stop(600.0)
+    assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=3)
+    assert running(pids.values()) == []

@@ -41,7 +41,7 @@ class HeldBytes:
     serving_bytes: int = 0
     """Of the request being served."""
     _unsent_bytes: int = 0
-    """Of a complete response that the client has not read yet."""
+    """Of complete responses that the client has not read yet."""
     _is_closed: bool = False
 
     def count_head(self, wire_bytes: int, headers: int) -> bool:
@@ -66,8 +66,9 @@ class HeldBytes:
         self.serving_bytes = 0
 
     def count_unsent(self, size_bytes: int) -> None:
+        """In place of what was counted before: a refusal may follow a response that the client has not read."""
+        self._total.held_bytes += size_bytes - self._unsent_bytes
         self._unsent_bytes = size_bytes
-        self._total.held_bytes += size_bytes
 
     def drop_unsent(self) -> None:
         self._total.held_bytes -= self._unsent_bytes

@@ -227,7 +227,7 @@ class Exchange(RequestLifecycle):
             self.complete_response()
         elif error is not None:
             self.complete_with_error(*error)
-        elif self._names_abort(tail) if tail else any(map(self._names_abort, self._tail)):
+        elif self._names_abort(tail or b"".join(self._tail)):
             self.complete_aborted(ABORTED)
         elif self._has_role_alone and is_empty(tail):
             self.complete_aborted(NO_TOKEN)

@@ -32,6 +32,7 @@ def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     [
         ({"url": "127.0.0.1:8000"}, "url"),
         ({"url": "http://me:hidden@127.0.0.1:8000"}, "user or a password"),
+        ({"url": "me:hidden@127.0.0.1:8000"}, "user or a password"),
         ({"rate_per_s": 0.0}, "rate_per_s"),
         ({"arrival": "bursty"}, "arrival"),
         ({"min_duration_s": 90.0, "max_duration_s": 60.0}, "max_duration_s"),

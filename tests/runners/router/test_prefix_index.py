@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_by_instance, chain_key
@@ -91,12 +91,13 @@ def test_forged_keys_cost_their_sender_alone() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=40), st.integers(1, 8))
+@example([[0], [1, 0], [2, 1, 0], [3, 2, 1, 0]], 4)
 def test_forged_keys_leave_the_index_whole(paths: list[list[int]], capacity: int) -> None:
     """Keys that follow no prefix: blocks in two paths, twice in one, or before themselves."""
     index = PrefixIndex(1, capacity)
     for path in paths:
         index.insert_keys(path)
-        assert len(index) <= capacity
+        assert len(index) <= sum(len(run.keys) for run in index._runs) <= capacity
         order = {run: position for position, run in enumerate(index._runs)}
         assert all(key in run.keys and run in order for key, run in index._used.items())
         assert all(run.before is None or position < order[run.before] for run, position in order.items())

@@ -168,6 +168,13 @@ def test_a_chat_is_empty_until_more_than_its_role_comes() -> None:
     assert not is_empty(b'data: {"choices":[{"delta":{"role":"assistant"}},{"delta":{"content":"a"}}]}\n\n')
 
 
+def test_a_piece_that_begins_within_an_event_is_not_empty() -> None:
+    token = chat_event({"content": "a"})
+    for cut in (2, token.index(b"choices"), token.index(b"content")):
+        assert not is_empty(chunked(token[cut:], DONE), follows=True)
+    assert is_empty(b"0\r\n\r\n", follows=True)
+
+
 def test_an_answer_names_its_abort_and_no_text_can() -> None:
     assert is_aborted(chat_event({"content": ""}, "abort"))
     assert is_aborted(json.dumps({"choices": [{"text": "a", "finish_reason": "abort"}]}).encode())

@@ -26,6 +26,7 @@ from tests.servers.api_streams import (
     named,
     usage_event,
 )
+from tests.servers.backend import Backend
 
 STREAMS = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
 
@@ -317,3 +318,43 @@ async def test_an_aborted_answer_is_passed_on_where_no_instance_is_left(tmp_path
         assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
         outcome = await routed.outcome_of()
         assert (outcome.status, outcome.error) == ("error", proxy.ABORTED)
+
+
+async def test_a_token_whose_event_is_cut_into_two_chunks_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a proxy before an instance may cut it."""
+    monkeypatch.setattr(proxy, "ROLE_HELD_S", 30.0)
+    token = chat_event({"content": "a"})
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.script = (chat_role() + token[:2], token[2:] + DONE)
+        answer = await routed.post(path=CHATS)
+        assert (answer.status_code, answer.content) == (200, b"".join(a.script))
+        assert (await routed.outcome_of()).status == "ok"
+
+
+class Halving(Backend):
+    """Sends an aborted answer up to the middle of its finish reason, the rest when its gate opens."""
+
+    async def _at_once(self, writer: asyncio.StreamWriter) -> bool:
+        assert self.gate is not None
+        body = b'{"choices":[{"index":0,"text":"a","finish_reason":"abort"}]}'
+        half = body.index(b"_reason")
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body[:half])
+        await self.gate.wait()
+        writer.write(body[half:])
+        await writer.drain()
+        return True
+
+
+async def test_an_abort_is_read_across_the_pieces_of_an_answer(tmp_path: Path) -> None:
+    async with Halving("a", gate=asyncio.Event()) as a, router([a], folder=tmp_path) as routed:
+        reader, writer = await routed.connect(raw_post(b'{"prompt":[1]}'))
+        await reader.readuntil(b'"finish')
+        assert a.gate is not None
+        a.gate.set()
+        await reader.readuntil(b"}]}")
+        outcome = await routed.outcome_of()
+        assert (outcome.status, outcome.error) == ("error", proxy.ABORTED)
+        writer.close()

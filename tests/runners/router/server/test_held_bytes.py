@@ -47,6 +47,15 @@ def test_what_waits_is_served_or_is_unsent_goes_with_the_connection(total: Total
     assert total.held_bytes == 7, "the share of other connections"
 
 
+def test_what_is_unsent_counts_once_however_often_it_is_measured(total: Total) -> None:
+    held = HeldBytes(total)
+    held.count_unsent(300)
+    held.count_unsent(500)
+    assert total.held_bytes == 500
+    held.close()
+    assert total.held_bytes == 0
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_body_that_a_thread_reads_counts_until_it_is_returned(total: Total, leaves: bool) -> None:
     total.held_bytes = 40

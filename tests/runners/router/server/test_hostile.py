@@ -566,6 +566,18 @@ async def test_a_client_that_takes_no_response_gets_no_second_one() -> None:
     assert (service.served, service.held_bytes) == (2, 2 * waiting)
 
 
+def test_a_client_that_is_refused_before_it_took_its_response_leaves_nothing_held() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    connection.data_received(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.pause_writing()
+    connection.reply(200, b"x" * 1_000, "text/plain")
+    connection.data_received(b"no HTTP\r\n\r\n")
+    assert b"HTTP/1.1 400 " in wire.written
+    connection.connection_lost(None)
+    assert service.held_bytes == 0
+
+
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
 async def test_a_client_that_does_not_take_its_last_response_is_cut(
     monkeypatch: pytest.MonkeyPatch, close: bytes
