@@ -9,7 +9,7 @@ a new session nor a double fork takes a process out of reach; when either is kil
 
     owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": "", "own_folder": true}
     owner -> {"go": true}, {"note_memory": true}, {"stop": grace_s}
-    guard -> {"started": pid}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
+    guard -> {"started": pid}, {"noted": segments}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
 
 A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
 
@@ -384,6 +384,7 @@ class Inner:
             self.go = -1
         elif "note_memory" in message:
             self.segments |= find_own_segments()
+            self._notify_owner({"noted": len(self.segments)})
         elif "stop" in message:
             self._ask_stop(float(message["stop"]))
 

@@ -44,6 +44,8 @@ class GuardLink:
         """Exit code of the engine's main process, minus the signal's number where one ended it."""
         self.gone: asyncio.Future[Gone | None] = loop.create_future()
         """Set when the guard has ended; None where it was killed and could not say what it left."""
+        self.noted: asyncio.Future[int] = loop.create_future()
+        """Segments of shared memory that the guard has noted; set by its answer to the first `note_memory`."""
         self._started: asyncio.Future[int] = loop.create_future()
         self._reading = asyncio.create_task(self._read())
 
@@ -110,6 +112,8 @@ class GuardLink:
             self._started.set_result(int(message["started"]))
         elif "exited" in message and not self.exited.done():
             self.exited.set_result(int(message["exited"]))
+        elif "noted" in message and not self.noted.done():
+            self.noted.set_result(int(message["noted"]))
         elif "gone" in message and not self.gone.done():
             gone = message["gone"]
             self.gone.set_result(Gone(tuple(gone["left"]), int(gone["killed"])))

@@ -110,7 +110,7 @@ async def test_shared_memory_is_removed_that_an_engine_leaves_which_ends_by_itse
     link.go()
     segment = await segment_of(tmp_path)
     link.note_memory()
-    await asyncio.sleep(2.0)  # the guard gives no answer
+    assert await asyncio.wait_for(link.noted, SOON_S) == 1
     os.kill(pid, signal.SIGUSR1)
     assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=0)
     assert not segment.exists()
