@@ -166,9 +166,14 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether it is Python's: it removes the shared memory that killed processes leave, and then ends by itself."""
-    line = _wait_to_read(lambda: _read_if_there(lambda: _read_file(f"/proc/{pid}/cmdline"))) or b""
-    return b"multiprocessing.resource_tracker" in line
+    """Whether it is Python's: it removes the shared memory that killed processes leave, and then ends by itself.
+
+    False while descriptors or memory are short: the processes that may hold them are to be killed, so nothing waits.
+    """
+    with contextlib.suppress(OSError):
+        line = _read_if_there(lambda: _read_file(f"/proc/{pid}/cmdline")) or b""
+        return b"multiprocessing.resource_tracker" in line
+    return False
 
 
 def kill_descendants(main: int = 0) -> int:

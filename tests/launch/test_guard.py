@@ -89,6 +89,18 @@ async def test_shared_memory_of_an_engine_that_had_to_be_killed_is_removed(tmp_p
     assert not segment.exists()
 
 
+def test_what_cannot_be_read_for_want_of_descriptors_is_not_spared_as_a_tracker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be what holds them: waiting for it to be readable would be waiting for ever."""
+
+    def fail(path: str) -> bytes:
+        raise OSError(errno.EMFILE, path)
+
+    monkeypatch.setattr(guard, "_read_file", fail)
+    assert not guard.is_resource_tracker(os.getpid())
+
+
 @pytest.mark.parametrize("held", [False, True])
 async def test_shared_memory_that_an_engine_leaves_at_its_stop_is_removed_unless_it_is_held(
     tmp_path: Path, held: bool
