@@ -63,7 +63,7 @@ unit: $(STAMP) ## tests without an engine
 	$(BIN)/pytest -m "not engine"
 
 test: check engine ## everything, real engines included
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not timing and not long"
+	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not timing and not long"
 	$(BIN)/pytest -m "timing and not long"
 
 LONG := long or property or (fault and not engine)

@@ -8,8 +8,9 @@ from launch.ports import free_port
 
 WORKER = "PYTEST_XDIST_WORKER"
 """Environment variable: the name of a pytest-xdist worker, `gw0` and on."""
-APART = 5_500
-"""Ports between two pytest-xdist workers: bases are between 18,600 and 24,100, and a module takes some hundreds."""
+OFFSETS = (0, 5_500, -5_500)
+"""Of the ports of each pytest-xdist worker. Bases are between 18,600 and 24,100, a module takes some hundreds from one
+on, and the kernel gives ports from 32,768 on to clients."""
 
 
 def worker_number() -> int:
@@ -19,4 +20,4 @@ def worker_number() -> int:
 
 def own_port(base: int, count: int = 1) -> int:
     """The first of `count` free ports in a row, from `base` on for the first worker."""
-    return free_port(base + APART * worker_number(), count)
+    return free_port(base + OFFSETS[worker_number() % len(OFFSETS)], count)
