@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.read import Collected, collect_cells, request_samples, step_samples
+from results.connector_tax.read import Collected, collect_cells, step_samples
 from results.connector_tax.saturation import (
     REF_LOAD,
     REF_SAFE,
@@ -96,6 +96,8 @@ class Analysis:
     """The cells that were measured on a disturbed host; they take part."""
     slow: float | None = None
     """0..1: the share of the seconds under load in which a core was slow; None = not timed."""
+    samples: Mapping[str, Mapping[str, Samples]] = field(default_factory=dict, compare=False, repr=False)
+    """By `CellSummary.path`: the samples of its requests, as `measure_cell`."""
 
     @property
     def degraded(self) -> tuple[CellSummary, ...]:
@@ -126,7 +128,7 @@ def analyze(root: Path) -> Analysis:
     planned = count_planned(facts.cells)
     measurements = Measurements(
         cells,
-        _sample_reader(collected.paths, {cell.path for cell in cells if cell.phase == "A"}),
+        _sample_reader(collected, {cell.path for cell in cells if cell.phase == "A"}),
         {path: judgement.saturated for path, judgement in saturation.items()},
         rates.ref_safe_per_s,
         planned,
@@ -165,6 +167,7 @@ def analyze(root: Path) -> Analysis:
         ),
         disturbed=tuple(one.cell for one in find_disturbed(host)),
         slow=share_slow(host),
+        samples=collected.samples,
     )
 
 
@@ -257,12 +260,11 @@ def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[Cel
     return (lambda cell: measure_goodput(paths[cell.path], slo)) if str(slo) else None
 
 
-def _sample_reader(paths: Mapping[str, Path], timed: Collection[str]) -> Callable[[CellSummary], Mapping[str, Samples]]:
-    """Reads a cell's samples; the steps of `timed` cells only, of which step taxes are computed."""
+def _sample_reader(collected: Collected, timed: Collection[str]) -> Callable[[CellSummary], Mapping[str, Samples]]:
+    """A cell's samples; reads the steps of `timed` cells only, of which step taxes are computed."""
 
     def read(summary: CellSummary) -> Mapping[str, Samples]:
-        path = paths[summary.path]
-        samples = request_samples(path)
-        return samples | step_samples(path) if summary.path in timed else samples
+        samples = collected.samples[summary.path]
+        return {**samples, **step_samples(collected.paths[summary.path])} if summary.path in timed else samples
 
     return read

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.read import request_samples
 from results.connector_tax.saturation import REF_LOAD, REF_SAFE, describe_rate
-from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
 from results.report.comparison import Comparable, Measure
-from results.statistics.estimates import Samples, cut_bounds
+from results.statistics.estimates import cut_bounds
 from results.statistics.trials import estimate
 
 
-def build_comparable(analysis: Analysis, root: Path) -> Comparable:
-    """Reads the requests of the cells in the run folder `root` again."""
-
-    def samples_of(cell: CellSummary) -> Mapping[str, Samples]:
-        return request_samples(root / cell.path)
-
-    measurements = Measurements(analysis.cells, samples_of)
+def build_comparable(analysis: Analysis) -> Comparable:
+    measurements = Measurements(analysis.cells, lambda cell: analysis.samples[cell.path])
     rates = analysis.rates
     return Comparable(
         facts=analysis.facts,

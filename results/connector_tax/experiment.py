@@ -45,10 +45,10 @@ def _build_page(analysis: Analysis) -> Page:
     return build_page(analysis)
 
 
-def _list_comparable(analysis: Analysis, root: Path) -> Comparable:
+def _list_comparable(analysis: Analysis, _root: Path) -> Comparable:
     from results.connector_tax.compare import build_comparable
 
-    return build_comparable(analysis, root)
+    return build_comparable(analysis)
 
 
 RESULTS = ExperimentResults(

@@ -14,7 +14,7 @@ from results.connector_tax.saturation_criteria import judge
 from results.connector_tax.summary import CellSummary, Shape
 from results.measures.engine_metrics import SAMPLES, server_values
 from results.measures.latency import METRICS
-from results.measures.requests import latencies, latency_samples, request_counts, throughput
+from results.measures.requests import latencies, measure_latencies, request_counts, select_due, throughput
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
@@ -38,13 +38,21 @@ def analyze_cell(cell_json: Path) -> CellSummary:
 
     Raises ArtifactError where the record itself cannot be read.
     """
+    return measure_cell(cell_json)[0]
+
+
+def measure_cell(cell_json: Path) -> tuple[CellSummary, Mapping[str, Samples]]:
+    """As `analyze_cell`; and every declared metric (`ttft_s`) of the requests due in the measured window, in the order
+    of the schedule: empty arrays where they cannot be read."""
     record = read_cell_record(cell_json)
-    requests, request_gaps = read_cell_requests(cell_json, record)
+    frame, request_gaps = read_cell_requests(cell_json, record)
+    requests = None if frame is None else select_due(frame, record)
+    measured = None if requests is None else measure_latencies(requests.due)
     metrics, metric_gaps = _read_cell_metrics(cell_json, record)
     steps, step_gaps = _read_cell_steps(cell_json, record)
     gaps = (*request_gaps, *metric_gaps, *step_gaps)
     load = record.load
-    return CellSummary(
+    summary = CellSummary(
         cell=record.cell,
         config=record.config,
         phase=name_phase(record.phase),
@@ -57,9 +65,9 @@ def analyze_cell(cell_json: Path) -> CellSummary:
         t_start_unix_s=record.t_start_unix_s,
         attempt=record.attempt,
         stop_reason=record.stop_reason,
-        counts={**request_counts(requests, record), **step_counts(steps, record)},
+        counts={**request_counts(requests), **step_counts(steps, record)},
         values={
-            **latencies(requests, record),
+            **latencies(measured),
             **throughput(requests, record),
             **server_values(metrics, record),
             **step_values(steps, record),
@@ -74,6 +82,7 @@ def analyze_cell(cell_json: Path) -> CellSummary:
         settings=record.instance.get("settings") or {},
         gpu=record.gpu,
     )
+    return summary, dict.fromkeys(METRICS, np.empty(0)) if measured is None else measured.samples
 
 
 def why_degraded(record: CellRecord) -> str:
@@ -86,16 +95,6 @@ def why_degraded(record: CellRecord) -> str:
     if wrong_length:
         reasons.append(f"{wrong_length} completions had other lengths than asked for")
     return "; ".join(reasons)
-
-
-def request_samples(cell_json: Path) -> dict[str, Samples]:
-    """Every declared metric (`ttft_s`) of the requests due in the measured window, in the order of the schedule.
-
-    Empty arrays where they cannot be read. Raises ArtifactError as analyze_cell does.
-    """
-    record = read_cell_record(cell_json)
-    frame, _ = read_cell_requests(cell_json, record)
-    return {name: np.empty(0) for name in METRICS} if frame is None else latency_samples(frame, record)
 
 
 def step_samples(cell_json: Path) -> dict[str, Samples]:
@@ -174,6 +173,8 @@ class Collected:
     summaries: tuple[CellSummary, ...]
     paths: Mapping[str, Path]
     """`CellSummary.path` to the cell record's file."""
+    samples: Mapping[str, Mapping[str, Samples]]
+    """`CellSummary.path` to the samples of its requests, as `measure_cell`."""
     gaps: tuple[Gap, ...]
     """Records that could not be read, and everything the cells lack."""
 
@@ -182,19 +183,21 @@ def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collecte
     """Every finished cell below `root` (of these phases), by folder and file name. A bad cell is a gap."""
     summaries: list[CellSummary] = []
     paths: dict[str, Path] = {}
+    samples: dict[str, Mapping[str, Samples]] = {}
     gaps: list[Gap] = []
     for layout in RunLayout(root).configs():
         for record in layout.cells(phases):
             try:
-                summary = analyze_cell(record)
+                summary, measured = measure_cell(record)
             except ArtifactError as error:
                 gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
                 continue
             summaries.append(summary)
             paths[summary.path] = record
+            samples[summary.path] = measured
             gaps.extend(summary.gaps)
         gaps.extend(_find_orphans(layout, phases))
-    return Collected(tuple(summaries), paths, tuple(gaps))
+    return Collected(tuple(summaries), paths, samples, tuple(gaps))
 
 
 def _find_orphans(layout: ConfigLayout, phases: Collection[str] | None) -> Iterator[Gap]:

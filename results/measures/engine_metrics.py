@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ PROMPT_TOKENS = "vllm:prompt_tokens_total"
 GENERATION_TOKENS = "vllm:generation_tokens_total"
 SAMPLES = (WAITING, RUNNING, KV_USAGE, PREFIX_HITS, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS)
 """Sample names that are read."""
+_TIME = "t_ns"
+_Columns = Mapping[str, npt.NDArray[Any]]
+"""Of scrapes, by name."""
 
 
 def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
@@ -30,9 +34,11 @@ def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, E
     speeds = {"prompt_tokens_per_s": PROMPT_TOKENS, "generation_tokens_per_s": GENERATION_TOKENS}
     if frame is None:
         return dict.fromkeys((*gauges, *totals, *speeds), unknown("the /metrics samples cannot be read"))
+    columns = {name: frame[name].to_numpy() for name in (_TIME, *SAMPLES)}
+    times = columns[_TIME]
     begin, end = record.t_window_start_ns, record.t_window_end_ns
-    inside = frame[(frame["t_ns"] >= begin) & (frame["t_ns"] < end)]
-    around = _select_around(frame, begin, end)
+    inside = _select_rows(columns, (times >= begin) & (times < end))
+    around = _select_rows(columns, _find_around(times, begin, end))
     return {
         **{name: _estimate_gauge(inside[sample], quantile) for name, (sample, quantile) in gauges.items()},
         **{name: _estimate_increase(around, sample, per_second=False) for name, sample in totals.items()},
@@ -40,17 +46,19 @@ def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, E
     }
 
 
-def _select_around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
+def _select_rows(columns: _Columns, rows: npt.NDArray[np.bool_] | slice) -> _Columns:
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def _find_around(times: npt.NDArray[np.int64], begin: int, end: int) -> slice:
     """The window's scrapes, with the last one before it and the first one after it."""
-    times = frame["t_ns"].to_numpy()
     first = max(int(np.searchsorted(times, begin, side="right")) - 1, 0)
-    last = int(np.searchsorted(times, end, side="left")) + 1
-    return frame.iloc[first:last]
+    return slice(first, int(np.searchsorted(times, end, side="left")) + 1)
 
 
-def _estimate_gauge(series: pd.Series[Any], quantile: float) -> Estimate:
+def _estimate_gauge(scraped: npt.NDArray[np.float64], quantile: float) -> Estimate:
     """The quantile; with the range of the samples where they are too few for an interval."""
-    samples = clean(series.to_numpy())
+    samples = clean(scraped)
     if samples.size == 0:
         return unknown("no sample of it inside the measured window")
     n = int(samples.size)
@@ -60,14 +68,15 @@ def _estimate_gauge(series: pd.Series[Any], quantile: float) -> Estimate:
     return Estimate(value, float(samples.min()), float(samples.max()), n, too_small(n, quantile))
 
 
-def _estimate_increase(frame: pd.DataFrame, sample: str, *, per_second: bool) -> Estimate:
+def _estimate_increase(columns: _Columns, sample: str, *, per_second: bool) -> Estimate:
     """Growth of a counter between the first and the last scrape that have it."""
-    seen = frame[frame[sample].notna()]
-    if len(seen) < 2:
-        return unknown("fewer than two scrapes have it", len(seen))
-    values: npt.NDArray[np.float64] = seen[sample].to_numpy()
+    known = ~np.isnan(columns[sample])
+    values, times = columns[sample][known], columns[_TIME][known]
+    n = int(values.size)
+    if n < 2:
+        return unknown("fewer than two scrapes have it", n)
     if (np.diff(values) < 0).any():
-        return unknown("the counter went back: the engine was restarted", len(seen))
+        return unknown("the counter went back: the engine was restarted", n)
     grown = float(values[-1] - values[0])
-    span_s = float(seen["t_ns"].iloc[-1] - seen["t_ns"].iloc[0]) / 1e9
-    return Estimate(grown / span_s if per_second else grown, n=len(seen))
+    span_s = float(times[-1] - times[0]) / 1e9
+    return Estimate(grown / span_s if per_second else grown, n=n)

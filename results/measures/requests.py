@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -25,27 +26,54 @@ from results.statistics.estimates import clean, student_quantile
 _UNREADABLE = "the request records cannot be read"
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests of one cell."""
+
+    every: pd.DataFrame
+    due: pd.DataFrame
+    """`due_in_window` of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Every declared metric of the requests due in one cell's window."""
+
+    samples: Mapping[str, Samples]
+    """As `latency_samples`."""
+    waited: Mapping[str, Samples]
+    """Lower bounds of the infinite samples."""
+    lost: Mapping[str, int]
+    """Requests that have not even a bound, because they were cut or timed out before it."""
+
+
+def select_due(frame: pd.DataFrame, record: CellRecord) -> Requests:
+    return Requests(frame, due_in_window(frame, record))
+
+
 def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The requests whose intended send is in the measured window."""
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
 
 
-def _select_slow(frame: pd.DataFrame, record: CellRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The requests due in the window, with those that timed out as if the drain had cut them; and those that it cut."""
-    slow = due_in_window(frame, record)
-    timed_out = slow["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool)
-    late = timed_out & (slow["status"] == RequestStatus.ERROR.value)
-    if late.any():
-        slow = slow.copy()
-        slow.loc[late, "status"] = RequestStatus.CUT.value
-    return slow, slow[slow["status"] == RequestStatus.CUT.value]
+def _count_timed_out_as_cut(due: pd.DataFrame) -> pd.DataFrame:
+    """The requests, with those that timed out as if the drain had cut them."""
+    failed = due["status"] == RequestStatus.ERROR.value
+    if not failed.any():
+        return due
+    late = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool) & failed
+    if not late.any():
+        return due
+    slow = due.copy()
+    slow.loc[late, "status"] = RequestStatus.CUT.value
+    return slow
 
 
-def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int | None]:
+def request_counts(requests: Requests | None) -> dict[str, int | None]:
     """Requests due in the window by how they ended, and `warmup`, those due before it; None = unreadable."""
-    if frame is None:
+    if requests is None:
         return dict.fromkeys(("completed", "failed", "dropped", "cut", "warmup"))
-    states = due_in_window(frame, record)["status"].value_counts()
+    states = requests.due["status"].value_counts()
     names = {
         "completed": RequestStatus.OK,
         "failed": RequestStatus.ERROR,
@@ -53,17 +81,27 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
         "cut": RequestStatus.CUT,
     }
     counts: dict[str, int | None] = {name: int(states.get(status.value, 0)) for name, status in names.items()}
-    return counts | {"warmup": int(frame["warmup"].sum())}
+    return counts | {"warmup": int(requests.every["warmup"].sum())}
 
 
-def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
+def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
     Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
-    first token has not even a bound of TPOT: `_count_lost_tpot`.
+    first token has not even a bound of TPOT: `Latencies.lost`.
     """
-    slow, cut = _select_slow(frame, record)
-    return _append_censored(slow, _bound_censored(cut))
+    return measure_latencies(due_in_window(frame, record)).samples
+
+
+def measure_latencies(due: pd.DataFrame) -> Latencies:
+    """Of these requests, which were due in the window."""
+    slow = _count_timed_out_as_cut(due)
+    is_cut = slow["status"] == RequestStatus.CUT.value
+    if not is_cut.any():
+        return Latencies(_append_censored(slow, {}), {}, {})
+    cut = slow[is_cut]
+    waited = _bound_censored(cut)
+    return Latencies(_append_censored(slow, waited), waited, {TPOT.name: _count_lost_tpot(cut)})
 
 
 def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
@@ -95,31 +133,30 @@ def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
     return waited_ns / 1e9
 
 
-def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
-    """p50, p90 and p99 of every declared metric with their order-statistic intervals."""
+def latencies(measured: Latencies | None) -> dict[str, Estimate]:
+    """p50, p90 and p99 of every declared metric with their order-statistic intervals; None = unreadable."""
     estimates: dict[str, Estimate] = {}
-    if frame is None:
+    if measured is None:
         for name in METRICS:
             estimates |= percentile_estimates(name, None, _UNREADABLE)
         return estimates
-    slow, cut = _select_slow(frame, record)
-    waited, lost = _bound_censored(cut), {TPOT.name: _count_lost_tpot(cut)}
-    for name, values in _append_censored(slow, waited).items():
-        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, 0))
+    for name, values in measured.samples.items():
+        waited, lost = measured.waited.get(name), measured.lost.get(name, 0)
+        estimates |= percentile_estimates(name, values, _UNREADABLE, waited, lost)
     return estimates
 
 
-def throughput(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
+def throughput(requests: Requests | None, record: CellRecord) -> dict[str, Estimate]:
     """Effective (ended in the window), offered (due in it) and requested throughput per second; both ratios."""
     requested = float(record.load["rate_per_s"])
     stated = {"requested_throughput_per_s": Estimate(requested)}
-    if frame is None:
+    if requests is None:
         names = ("effective_throughput_per_s", "offered_throughput_per_s", "throughput_ratio", "cohort_ratio")
         return stated | dict.fromkeys((*names, "cached_prompt_tokens"), unknown(_UNREADABLE))
     window_s = (record.t_window_end_ns - record.t_window_start_ns) / 1e9
-    ended = frame["t_end_ns"][frame["status"] == RequestStatus.OK.value]
+    every, due = requests.every, requests.due
+    ended = every["t_end_ns"][every["status"] == RequestStatus.OK.value]
     inside = int(((ended >= record.t_window_start_ns) & (ended < record.t_window_end_ns)).sum())
-    due = due_in_window(frame, record)
     cached = due["cached_tokens"][due["status"] == RequestStatus.OK.value]
     return stated | {
         "effective_throughput_per_s": Estimate(inside / window_s, n=inside),
@@ -140,10 +177,9 @@ def _cohort_ratio(due: pd.DataFrame) -> Estimate:
     have completed after it.
     """
     sends = due["t_send_ns"].fillna(due["t_intended_ns"])
-    completed = due[due["status"] == RequestStatus.OK.value]
-    cut = int((due["status"] == RequestStatus.CUT.value).sum())
-    ends = due[due["status"].isin((RequestStatus.OK.value, RequestStatus.CUT.value))]["t_end_ns"]
-    n = len(completed)
+    is_ok, is_cut = (due["status"] == status.value for status in (RequestStatus.OK, RequestStatus.CUT))
+    n, cut = int(is_ok.sum()), int(is_cut.sum())
+    ends = due["t_end_ns"][is_ok | is_cut]
     if len(ends) < 2 or len(sends) < 2:
         return unknown(f"{n} of the window's requests completed: too few for a rate", n)
     sending_ns, completing_ns = int(sends.max() - sends.min()), int(ends.max() - ends.min())
@@ -153,7 +189,7 @@ def _cohort_ratio(due: pd.DataFrame) -> Estimate:
     if cut:
         why = f"{cut} of {len(due)} requests were cut by the end of the drain: the ratio is at most {ratio:.3f}"
         return Estimate(None, high=ratio, n=n, reason=why)
-    low, high = _cohort_bounds(completed, ratio) if len(due) == n else (ratio, ratio)
+    low, high = _cohort_bounds(due, ratio) if len(due) == n else (ratio, ratio)
     return Estimate(ratio, low, high, n)
 
 

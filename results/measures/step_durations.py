@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.measures.latency import Mask
 from results.measures.summary import STEP_POINTS, percentile_name
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_FIELDS_US, CellRecord
@@ -54,15 +55,15 @@ def step_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int
     """How many steps had work, and how many had none; None = not known."""
     if frame is None or _why_unknown(_TOKENS, record):
         return {"steps": None, "empty_steps": None}
-    busy = len(_select_busy(frame))
+    busy = int(np.count_nonzero(_is_busy(frame)))
     return {"steps": busy, "empty_steps": len(frame) - busy}
 
 
 def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
     """Every series of STEP_SERIES over the non-empty steps in order of time (us); empty where it is not reliable."""
-    busy = _select_busy(frame)
+    busy = _is_busy(frame)
     return {
-        name: np.empty(0) if _why_unknown(_columns_of(name), record) else clean(busy[name].to_numpy())
+        name: np.empty(0) if _why_unknown(_columns_of(name), record) else clean(frame[name].to_numpy()[busy])
         for name in STEP_SERIES
     }
 
@@ -92,7 +93,7 @@ def _prefill_mean(series: str, frame: pd.DataFrame | None, record: CellRecord) -
     """Over the steps that hold prefill tokens (us)."""
     if frame is None or _why_unknown(_columns_of(series), record):
         return unknown(_why_no_samples(series, frame, record))
-    samples = clean(frame.loc[frame["prefill_tokens"].fillna(0) > 0, series].to_numpy())
+    samples = clean(frame[series].to_numpy()[frame["prefill_tokens"].fillna(0).to_numpy() > 0])
     if not samples.size:
         return unknown("no step with prefill tokens has it")
     return Estimate(float(samples.mean()), n=int(samples.size), reason=_NO_INTERVAL)
@@ -105,8 +106,10 @@ def _why_no_samples(series: str, frame: pd.DataFrame | None, record: CellRecord)
     return "the step records cannot be read" if available else f"no step timing: {record.step_timing.get('reason')}"
 
 
-def _select_busy(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame[list(_TOKENS)].fillna(0).sum(axis=1) > 0]
+def _is_busy(frame: pd.DataFrame) -> Mask:
+    """Whether each step scheduled a token."""
+    prefill, decode = (frame[name].fillna(0).to_numpy() for name in _TOKENS)
+    return np.asarray(prefill + decode > 0, dtype=np.bool_)
 
 
 def _columns_of(series: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ neighboring steps share a batch. It holds what varies inside the two cells, not 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,6 +93,7 @@ def _with_interval(ordered: Samples, p: float, value: float) -> Estimate:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the order statistics that bound the p-quantile; None where n is too small for that bound."""
     tail = (1 - LEVEL) / 2

@@ -121,9 +121,9 @@ def test_the_same_load_has_one_tax_wherever_it_is_shown(analysis: Analysis) -> N
         assert one.estimate == other.estimate
 
 
-def test_a_load_that_two_phases_share_is_compared_with_another_run_once(original: Path, analysis: Analysis) -> None:
+def test_a_load_that_two_phases_share_is_compared_with_another_run_once(analysis: Analysis) -> None:
     """Counted twice, one disjoint pair of intervals would look like two."""
-    taxes = [one.key for one in build_comparable(analysis, original).measures if one.table == "Taxes"]
+    taxes = [one.key for one in build_comparable(analysis).measures if one.table == "Taxes"]
     shared = [key for key in taxes if (key["reference"], key["shape"]) == ("ref_safe", "4096x256")]
     assert {key["phase"] for key in shared} == {"A"}
     assert len(shared) == 3 * 2, "three connectors, two latencies"
@@ -137,7 +137,7 @@ def test_a_rate_that_is_both_reference_rates_is_compared_with_another_run_once(t
     write_run(tmp_path, run).reference_rates.write_bytes(rates.to_json())
     found = analyze(tmp_path)
     assert {row.reference for row in found.taxes} == {"ref_safe", "ref_load"}
-    taxes = [one.key for one in build_comparable(found, tmp_path).measures if one.table == "Taxes"]
+    taxes = [one.key for one in build_comparable(found).measures if one.table == "Taxes"]
     assert [(key["reference"], key["tax"]) for key in taxes] == [("ref_safe", "TTFT p90"), ("ref_safe", "TPOT p90")]
 
 

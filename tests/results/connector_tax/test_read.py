@@ -16,7 +16,7 @@ import pytest
 
 from results.connector_tax.measurements import Load as JudgedLoad
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.read import analyze_cell, headline, read_cell_record, request_samples, step_samples
+from results.connector_tax.read import analyze_cell, headline, measure_cell, read_cell_record, step_samples
 from results.connector_tax.summary import CellSummary
 from results.measures.step_durations import STEP_SERIES, step_values
 from results.records.errors import ArtifactError
@@ -141,7 +141,7 @@ def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayou
     known = sorted((row.t_first_token_ns or 0) - (row.t_send_ns or 0) for row in answered)
     assert p50.value == pytest.approx((known[99] + known[100]) / 2e9, rel=1e-3)  # of 200, the slow ones after them
     assert summary.estimate("e2e_p90_s").value is None
-    assert np.isinf(request_samples(path)["ttft_s"]).sum() == 40
+    assert np.isinf(measure_cell(path)[1]["ttft_s"]).sum() == 40
     cohort = summary.estimate("cohort_ratio")
     assert cohort.value is None
     assert cohort.high is not None
@@ -163,7 +163,7 @@ def test_requests_that_timed_out_are_slow_and_not_absent(folder: ConfigLayout) -
         assert summary.estimate(name).value is None
         assert summary.estimate(name).low == pytest.approx(cut.estimate(name).low, rel=0.05)
     assert summary.estimate("ttft_p50_s").n == 199, "all but the one that the engine refused"
-    assert np.isinf(request_samples(path)["ttft_s"]).sum() == 40
+    assert np.isinf(measure_cell(path)[1]["ttft_s"]).sum() == 40
 
 
 def _cut_decoding(record: RequestRecord, waited_s: float) -> RequestRecord:
@@ -188,7 +188,7 @@ def test_requests_cut_between_tokens_are_slow_and_not_absent(folder: ConfigLayou
         for row in REQUESTS if not row.warmup and row.index % 8
     )  # fmt: skip
     assert summary.value("tpot_p50_s") == pytest.approx((whole[99] + whole[100]) / 2, rel=1e-3)
-    assert np.isinf(request_samples(path)["tpot_s"]).sum() == 25
+    assert np.isinf(measure_cell(path)[1]["tpot_s"]).sum() == 25
     assert summary.value("ttft_p90_s") is not None, "all of them had their first token"
 
 
@@ -207,7 +207,7 @@ def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, e
     assert p90.reason == "20 of 200 requests were cut or timed out before their first token and have no TPOT"
     assert p90.low is not None
     assert p90.low < Behavior().tpot_p50_s * math.exp(SIGMA * Z90), "the least it can be"
-    measurements = Measurements([summary], lambda _: request_samples(path))
+    measurements = Measurements([summary], lambda _: measure_cell(path)[1])
     taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "tpot_s")
     assert (dict(taken.trials), taken.reason) == ({}, f"plain: {p90.reason}"), "no tax uses it"
 
@@ -398,12 +398,12 @@ def test_the_headline_is_small_flat_and_plain(folder: ConfigLayout) -> None:
 
 def test_samples_come_in_order_and_empty_where_there_are_none(folder: ConfigLayout) -> None:
     path = write_cell(folder, Cell("plain", Behavior(), Load()))
-    assert len(request_samples(path)["ttft_s"]) == 200
+    assert len(measure_cell(path)[1]["ttft_s"]) == 200
     steps = step_samples(path)
     assert len(steps["engine_step_us"]) == 450
     assert len(steps["connector_total_us"]) == 0
     for artifact in ("requests_A_r4.jsonl", "engine_step_A_r4.jsonl"):
         path.with_name(artifact).unlink()
         path.with_name(artifact).with_suffix(".parquet").unlink(missing_ok=True)
-    assert len(request_samples(path)["ttft_s"]) == 0
+    assert len(measure_cell(path)[1]["ttft_s"]) == 0
     assert len(step_samples(path)["engine_step_us"]) == 0
