@@ -367,20 +367,25 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file that replaces `path` once it is whole and on disk; of several writers the last one wins."""
+def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file that replaces `path` once it is whole and on disk; of several writers the last one wins.
+
+    `durable=False` does not wait for the disk: for a file that can be made again, and is checked when it is read.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_write_number)}.partial")
     try:
         with partial.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_indented_json(path: Path, value: object) -> None:
