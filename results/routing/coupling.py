@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 
@@ -180,6 +181,7 @@ def fit_slope(turns: Turns, group: Ranks, weights: Callable[[], Samples | str]) 
     products = np.einsum("ni,nj->nij", design, design)
     answers = design * turns.e2e_s[used][:, None]
 
+    @cache
     def draws() -> Samples | str:
         drawn = weights()
         if isinstance(drawn, str):
@@ -306,12 +308,14 @@ def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
     """When the last session ends if every turn takes `slower` times as long: each session waits for its turns and its
     think time as before, and at most `cap` sessions (0 = any number) are in the system, the first come first."""
     stay = times.busy_s * slower + times.idle_s
+    if not cap:
+        return float((times.arrival_s + stay).max(initial=0.0))
     order = np.argsort(times.arrival_s, kind="stable")
     ends: list[float] = []
     last = 0.0
     for place in order:
         begin = float(times.arrival_s[place])
-        if cap and len(ends) >= cap:
+        if len(ends) >= cap:
             begin = max(begin, heapq.heappop(ends))
         end = begin + float(stay[place])
         heapq.heappush(ends, end)

@@ -59,6 +59,8 @@ _SEED = 20260101
 
 Replicates = Callable[[Ranks, Samples], Samples]
 """From the rows' groups of sessions and the weights of the groups (draws x groups) to a value per draw."""
+_Key = tuple[str, int, str, bytes]
+"""Label, trial, name of the metric, and the bits of the mask of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ class Measurements:
             sessions = () if cell.turns is None else cell.turns.session
             group = np.array([self._group[str(name)] for name in sessions], dtype=np.int64)
             trials[summary.trial] = _Cell(summary, cell.turns, group)
-        self._memory: dict[tuple[str, int, str, bytes], Samples] = {}
+        self._values: dict[tuple[str, str], Measured] = {}
+        """By label and name of the metric."""
+        self._trials: dict[_Key, Trial] = {}
+        self._memory: dict[_Key, Samples] = {}
         self._differences: dict[tuple[str, str, str, Callable[..., Samples]], Measured] = {}
 
     @property
@@ -115,7 +120,12 @@ class Measurements:
 
     def get(self, label: str, metric: Metric) -> Measured:
         """The metric in every trial of the label."""
+        key = label, metric.name
+        if key not in self._values:
+            self._values[key] = self._measure(label, metric)
+        return self._values[key]
 
+    def _measure(self, label: str, metric: Metric) -> Measured:
         def measure(trial: int) -> Trial | str:
             cell = self._cells[label][trial]
             if not metric.series or cell.turns is None:
@@ -273,12 +283,15 @@ class Measurements:
         if cell.turns is None:
             return UNREADABLE
         used = where & turns_with(metric, cell.turns)
-        n = int(used.sum())
-        if not n:
+        if not used.any():
             return f"no turn of {cell.summary.label} has a {metric.title}"
-        behind = fewest_samples(metric, cell.turns, used)
         key = (cell.summary.label, cell.summary.trial, metric.name, np.packbits(used).tobytes())
-        turns, group, size = cell.turns, cell.group, used.size
+        if key not in self._trials:
+            self._trials[key] = self._compute_trial(cell.turns, cell.group, metric, used, key)
+        return self._trials[key]
+
+    def _compute_trial(self, turns: Turns, group: Ranks, metric: Metric, used: Mask, key: _Key) -> Trial:
+        behind, size = fewest_samples(metric, turns, used), used.size
 
         def replicate(weights: Samples) -> Samples | str:
             if metric.quantile and behind < samples_needed(metric.quantile):
@@ -289,7 +302,7 @@ class Measurements:
                 self._memory[key] = replicate_metric(metric, turns, own, group, weights)
             return self._memory[key]
 
-        return Trial(value_over_turns(metric, turns, used), n, self._draws(replicate))
+        return Trial(value_over_turns(metric, turns, used), int(used.sum()), self._draws(replicate))
 
 
 def _turn(values: Samples) -> Samples:

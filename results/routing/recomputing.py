@@ -305,11 +305,15 @@ def fit_times(
     if not np.isfinite(whole["prefill_s_per_token"][0]):
         return "turns that computed more tokens did not take longer: there is no time per token"
     sessions = [*(one.session for one in computed), *(one.session for one in moved)]
+    fitted: list[Mapping[str, Samples]] = []  # once: group and weights are the same for all of NAMES
+
+    def fit_draws(group: Ranks, weights: Samples) -> Mapping[str, Samples]:
+        if not fitted:
+            fitted.append(_fit_draws(computed, moved, group, weights))
+        return fitted[0]
 
     def draws_of(name: str) -> Draws:
-        return measurements.replicate_rows(
-            sessions, lambda group, weights: _fit_draws(computed, moved, group, weights)[name]
-        )
+        return measurements.replicate_rows(sessions, lambda group, weights: fit_draws(group, weights)[name])
 
     return {name: Trial(float(whole[name][0]), len(moved), draws_of(name)) for name in NAMES}
 
