@@ -30,6 +30,7 @@ from tests.results.connector_tax.synthetic import (
     write_run,
 )
 from tests.results.overlaps import overlaps
+from tests.results.undrawn import nothing_drawn
 
 MOONCAKE = Behavior(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
 RUN = Run(
@@ -155,6 +156,7 @@ def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("config", "number"), [("noop_connector", 7), ("lmcache_only", 8)])
+@nothing_drawn()
 def test_a_figure_that_lacks_its_config_says_so(tmp_path: Path, config: str, number: int) -> None:
     configs = {name: truth for name, truth in RUN.configs.items() if name != config}
     write_run(tmp_path, replace(RUN, configs=configs, skipped={config: "it did not load"}))

@@ -25,6 +25,7 @@ from results.connector_tax.write import write_results
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, run_cells, write_run
 from tests.results.statistics.in_memory import bounds
+from tests.results.undrawn import nothing_drawn
 
 SIGMA = 0.10
 RUN = Run(
@@ -50,6 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@nothing_drawn()
 def analysis(root: Path) -> Analysis:
     write_run(root, RUN)
     return write_results(root)

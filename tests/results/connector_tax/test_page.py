@@ -26,6 +26,7 @@ from results.records.layout import RunLayout
 from results.report.page import Page, PageAnswer
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_run
+from tests.results.undrawn import nothing_drawn
 
 DEMO = Run(
     configs={
@@ -52,6 +53,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="module")
+@nothing_drawn()
 def analyzes(roots: dict[int, Path]) -> dict[int, Analysis]:
     return {trials: write_results(root) for trials, root in roots.items()}
 

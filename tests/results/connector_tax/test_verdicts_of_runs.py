@@ -19,6 +19,7 @@ from results.measures.drift import DriftVerdict
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_measured_run, write_run
 from tests.results.statistics.in_memory import covers
+from tests.results.undrawn import nothing_drawn
 
 LENGTHS = ((512, 64), (512, 256), (4096, 64), (4096, 256))
 
@@ -230,6 +231,7 @@ TRIALS = Run(
 )  # fmt: skip
 
 
+@nothing_drawn()
 def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
     found = write_results(write_run(tmp_path, TRIALS).root)
     mooncake = _tax(found, "mooncake_both")

@@ -25,6 +25,7 @@ from tests.results.connector_tax.synthetic import (
     write_measured_run,
     write_run,
 )
+from tests.results.undrawn import nothing_drawn
 
 RUN = Run(
     configs={
@@ -61,6 +62,7 @@ def test_a_whole_run_has_no_gap(root: Path) -> None:
     assert _gaps(root) == {}
 
 
+@nothing_drawn()
 def test_the_manifest_has_a_row_per_config_skips_included(root: Path) -> None:
     write_results(root)
     rows = pd.read_csv(root / "MANIFEST.tsv", sep="\t", dtype=str, keep_default_na=False).set_index("config")
@@ -125,6 +127,7 @@ def test_corrupting_any_one_artifact_gives_a_gap_that_names_it(root: Path, artif
     report_text(analysis)
 
 
+@nothing_drawn()
 def test_nothing_lost_becomes_zero(root: Path) -> None:
     folder = root / "results" / f"{DATE}_mooncake_both"
     for name in ("requests_A_r2.jsonl", "metrics_A_r2.jsonl", "engine_step_A_r2.jsonl"):
@@ -190,6 +193,7 @@ def test_a_run_without_a_plan_is_analyzed_all_the_same(root: Path) -> None:
     assert bare.taxes == whole.taxes
 
 
+@nothing_drawn()
 def test_the_report_names_skipped_configs_and_degraded_cells(root: Path) -> None:
     layout = RunLayout(root).config(DATE, "plain")
     write_cell(layout, Cell("plain", Behavior(), Load(4.0), degraded="client used 0.97 of a core"))

@@ -26,6 +26,7 @@ from results.report.output import write_frame
 from tests.results.overlaps import overlaps
 from tests.results.pd_lifecycle.synthetic import T0_NS, Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import bounds
+from tests.results.undrawn import nothing_drawn
 
 SPECIFIED = (
     "prior_context,new_tokens,output_length,p_prefill_ms,rdma_transfer_ms,transfer_total_ms,d_decode_ms,e2e_ms,"
@@ -36,6 +37,7 @@ SMALL = tuple(grid(Truth(), contexts=(0,), sizes=(512,), lengths=(1,)))
 
 
 @pytest.fixture(scope="module")
+@nothing_drawn()
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-pd-lifecycle-cpu-tiny"
     write_run(root, tuple(grid(Truth(), sizes=(512, 8192, 32768))), analysis={"link_gbps": 12.5})
@@ -153,6 +155,7 @@ def test_what_was_left_out_is_in_the_manifest_and_a_gap(root: Path, analysis: Li
     assert gaps == [("sweep/C131072_N8192_O32", "not measured: longer than the model's context")]
 
 
+@nothing_drawn()
 def test_a_cell_that_failed_says_why_and_what_it_threw_away(tmp_path: Path, small: LifecycleLayout) -> None:
     failed = small.failed(RequestConfig(131_072, 8192, 32))
     failed.parent.mkdir(parents=True)

@@ -17,6 +17,7 @@ from results.registry import compare_runs, export_run
 from results.report.comparison import Comparable, to_json
 from results.report.export import read_comparable
 from tests.results.test_reports import write_lifecycle_run, write_routing_run, write_tax_run
+from tests.results.undrawn import nothing_drawn
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "connector-tax": write_tax_run,
@@ -42,6 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     """An experiment's run and its export, made when first wanted. It is shared: a test that writes takes a copy."""
 
     @cache
+    @nothing_drawn()
     def make(experiment: str) -> Exported:
         run = tmp_path_factory.mktemp("runs") / "monday"
         run.mkdir()
@@ -86,6 +88,7 @@ def test_it_holds_what_the_run_found_and_no_raw_artifact(made: Callable[[str], E
     assert (folder / "verdicts.json").read_bytes() == RunLayout(run).verdicts_json.read_bytes()
 
 
+@nothing_drawn()
 def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     run = home / "runs" / "monday"
@@ -110,6 +113,7 @@ def test_no_path_of_the_host_is_handed_on(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+@nothing_drawn()
 def test_a_masked_path_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "home" / "runs" / "monday"
     write_tax_run(run)
@@ -121,6 +125,7 @@ def test_a_masked_path_is_no_difference(tmp_path: Path, monkeypatch: pytest.Monk
     assert compare_runs(run, tmp_path / "out").differences == ()
 
 
+@nothing_drawn()
 def test_of_the_environment_only_what_shapes_an_engine_is_handed_on(tmp_path: Path) -> None:
     run = tmp_path / "monday"
     write_tax_run(run)
@@ -164,6 +169,7 @@ def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
     assert "tracon export" in caught.value.remedy
 
 
+@nothing_drawn()
 def test_files_that_the_folder_had_stay(tmp_path: Path) -> None:
     run, folder = tmp_path / "monday", tmp_path / "out"
     write_tax_run(run)

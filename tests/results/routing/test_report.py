@@ -22,6 +22,7 @@ from results.routing.shown import name_units
 from results.routing.summary import summary_of
 from results.routing.write import build_pair_rows, write_results
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
+from tests.results.undrawn import nothing_drawn
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)
 POLICIES = (
@@ -40,6 +41,7 @@ MOVING = (
 
 
 @pytest.fixture(scope="module")
+@nothing_drawn()
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny"
     write_run(root, WORLD, POLICIES, planned=("lmetric <b>&",))

@@ -22,6 +22,7 @@ from runners.cli import app
 from tests.doc_code import declared_metric
 from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 from tests.results.routing.synthetic import Truth, World, write_run
+from tests.results.undrawn import nothing_drawn
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def root(tmp_path: Path, metric: RequestMetric) -> Path:
     return write_run(tmp_path, World(sessions=6, turns=4, trials=3), (Truth("sticky"), Truth("unified", ttft_s=0.1)))
 
 
+@nothing_drawn()
 def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> None:
     layout = trial_layouts(root)[0]
     cell = next(cell for cell in load_cells(root)[0] if cell.path == artifact_name(layout.cell))

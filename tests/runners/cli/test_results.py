@@ -18,6 +18,7 @@ from results.report.curves import draw_curves
 from runners.cli.reports import render_ending, report_tables
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
+from tests.results.undrawn import nothing_drawn
 
 RUN = Run(
     configs={"plain": Behavior(), "mooncake_both": Behavior(0.29, knee_per_s=4)},
@@ -86,6 +87,7 @@ def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypat
     assert "Reference rates" not in ending, "the report's tables are more than a screen"
 
 
+@nothing_drawn()
 def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
