@@ -62,9 +62,10 @@ check: $(STAMP) ## lint, types, package order
 unit: $(STAMP) ## tests without an engine
 	$(BIN)/pytest -m "not engine"
 
+TIMED := tests/benchmarks tests/launch tests/patches tests/runners/load
 test: check engine ## everything, real engines included
 	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not timing and not long"
-	$(BIN)/pytest -m "timing and not long"
+	$(BIN)/pytest -m "timing and not long" $(TIMED)
 
 LONG := long or property or (fault and not engine)
 test-long: engine ## what CI leaves out: a batch of faults on real runs (from its start each time) and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment, simulations on Ray

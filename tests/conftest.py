@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from launch.local import LocalBackend
 from tests.engine_home import linked_home
 from tests.examples import HYPOTHESIS_DEFAULT, examples
 from tests.ports import WORKER, worker_number
+from tests.unsynchronized import no_wait_for_the_disk
 
 HERE = Path(__file__).parent
 RUNS = {f"e2e/test_{name}.py" for name in ("chaos", "connector_tax", "gpu_host", "pd_lifecycle", "routing")}
@@ -27,6 +28,8 @@ NICENESS = 5
 """Of tests without an engine beside other workers: those of real engines have limits of time."""
 TIMED = "running_server"
 """Fixture of the tests that compare stamps with a server's: another test on the other core would disturb them."""
+TIMED_FOLDERS = ("benchmarks", "launch", "patches", "runners/load")
+"""Of every test marked `timing`: `make test` collects no others where it runs these."""
 
 # Without hypothesis' limit of 0.2 s an example: a busy host is no counterexample.
 settings.register_profile("tracon", max_examples=examples(HYPOTHESIS_DEFAULT), deadline=None)
@@ -45,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(find_group(item)))
         if TIMED in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timing)
+        if item.get_closest_marker("timing") is not None:
+            _require_timed_folder(item)
         if hasattr(getattr(item, "obj", None), "hypothesis"):
             item.add_marker(pytest.mark.property)
 
@@ -61,6 +66,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if home is not None:
             patch.setenv("TRACON_HOME", str(home))
         return (yield)
+
+
+def _require_timed_folder(item: pytest.Item) -> None:
+    """Raises UsageError for a test that `make test` would not find."""
+    if not any(item.path.is_relative_to(HERE / folder) for folder in TIMED_FOLDERS):
+        raise pytest.UsageError(f"{item.nodeid} is marked `timing` and is in none of {', '.join(TIMED_FOLDERS)}")
 
 
 def find_group(item: pytest.Item) -> str:
@@ -87,6 +98,12 @@ def _make_home() -> Path | None:
 
 def pytest_unconfigure() -> None:
     _at_end.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynchronized() -> Iterator[None]:
+    with no_wait_for_the_disk():
+        yield
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import TIMED_FOLDERS
+
 ROOT = Path(__file__).resolve().parents[1]
 CI = (ROOT / ".ci" / "run").read_text()
 CONFIGS = ("plain", "plain_again", "noop_connector", "mooncake_both", "nixl_both")
@@ -98,6 +100,13 @@ def test_what_takes_longer_has_a_command_of_its_own_that_the_readme_names() -> N
     assert all("not long" in line for line in commands[1].splitlines())
     assert re.search(r"^test-long:", make, re.MULTILINE)
     assert "make test-long" in (ROOT / "README.md").read_text()
+
+
+def test_timing_tests_are_looked_for_where_they_are() -> None:
+    """tests/conftest.py refuses one elsewhere."""
+    folders = re.search(r"^TIMED := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert folders is not None
+    assert folders[1].split() == [f"tests/{folder}" for folder in TIMED_FOLDERS]
 
 
 def read_pins(lock: str) -> dict[str, list[str]]:
