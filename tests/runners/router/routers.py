@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import msgspec
 
 from results.records.decisions import DecisionRecord, InstanceLoad, RoutedOutcome
+from runners.router import ledger
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
@@ -26,6 +28,8 @@ FAST = HealthRules(probe_interval_s=0.05, probe_timeout_s=0.25, open_s=0.1, open
 STEADY = HealthRules(probe_interval_s=60.0, open_s=60.0, open_max_s=60.0)
 """Nothing changes with time alone: no probe fails on a busy machine, and no open breaker gets its trial."""
 SHORT = Limits(connect_s=2.0, first_byte_s=30.0, stall_s=30.0, drain_s=5.0)
+SETTLED_S = 0.02
+"""Until picks and outcomes are counted and logged, for which tests wait: the default saves a busy router wake-ups."""
 
 
 @dataclass
@@ -122,14 +126,15 @@ async def router(
     )
     spec = replace(spec, **changes)
     ticks: list[RouterTick] = []
-    server = Server(spec, make_policy(spec.policy, spec.parameters), ticks.append)
-    ready = await server.start()
-    async with httpx.AsyncClient(base_url=ready.url, timeout=SOON_S, trust_env=False, verify=False) as http:
-        running = Router(ready.url, server, http, ticks, path)
-        try:
-            yield running
-        finally:
-            running.outcome = await server.end(0.5)
+    with patch.object(ledger, "SETTLE_S", SETTLED_S):
+        server = Server(spec, make_policy(spec.policy, spec.parameters), ticks.append)
+        ready = await server.start()
+        async with httpx.AsyncClient(base_url=ready.url, timeout=SOON_S, trust_env=False, verify=False) as http:
+            running = Router(ready.url, server, http, ticks, path)
+            try:
+                yield running
+            finally:
+                running.outcome = await server.end(0.5)
     assert running.counters_are_zero(), server.cluster.take_view()
 
 
