@@ -89,7 +89,7 @@ class EngineTransfers:
                     {
                         "t_ns": t_ns,
                         **names(request),
-                        "leg": leg(request),
+                        "part": part_in_transfer(request),
                         "prompt_tokens": request.num_prompt_tokens,
                         "cached_tokens": new.num_computed_tokens,
                     }
@@ -99,7 +99,7 @@ class EngineTransfers:
     def finished(self, request: Request, blocks: Sequence[Any], result: Sequence[Any], t_ns: int) -> list[Line]:
         """A prefill request is over; `ok` says whether its blocks wait to be fetched."""
         self._allocated_ns.pop(request.request_id, None)
-        if leg(request) != "prefill":
+        if part_in_transfer(request) != "prefill":
             return []
         groups = blocks if blocks and not isinstance(blocks[0], int) else [blocks]
         status = getattr(getattr(request, "status", None), "name", None)
@@ -146,8 +146,8 @@ class EngineTransfers:
         return [{"t_ns": t_ns, **names(request), "steps": len(periods), "step_p50_us": p50_us}]
 
 
-def leg(request: Request) -> str:
-    """Which half of a transfer this request is to its engine: `prefill`, `decode` or `none`."""
+def part_in_transfer(request: Request) -> str:
+    """Which request of a transfer this is to its engine: `prefill`, `decode` or `none`."""
     params = request.kv_transfer_params
     if not params:
         return "none"

@@ -59,15 +59,14 @@ TURN_DECLARATIONS = (
     ("runners/load/replay_plan.py", "PlannedTurn"),
     ("runners/load/stream.py", "Exchange"),
     ("runners/load/stream.py", "sent_fields"),
-    ("runners/load/stream.py", "unsent_fields"),
     ("runners/load/replay.py", "make_turn_record"),
-    ("runners/load/replay.py", "make_unsent_record"),
-    ("runners/simulator/replay.py", "end_turn"),
     ("results/records/turns.py", "TurnRecord"),
     ("results/measures/turns.py", "Turns"),
     ("runners/cli/session.py", "_describe_pick"),
 )
-"""What lists fields of a turn: file and name. At e7ebcb5 also a schema and the columns of counts, now derived."""
+"""What lists fields of a turn: file and name. At e7ebcb5 also a schema and the columns of counts, both derived now, and
+the row of a turn that was never sent.
+"""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

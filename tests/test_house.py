@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,34 @@ def test_a_circle_is_noticed(graph: dict[str, set[str]], module: str, imports: s
     assert [group for group in house_counts.circles(closed) if {module, imports} <= set(group)]
 
 
+MADE_OF: dict[str, set[str]] = {"capacity": {"routing"}}
+"""Experiments of `runners` that use another's parts: `capacity` searches with simulated cells of `routing`."""
+
+
+def test_experiments_do_not_import_one_another() -> None:
+    from runners.experiments.registry import FOLDERS
+
+    for folder in FOLDERS:
+        others = {f"runners.experiments.{other}" for other in set(FOLDERS) - {folder} - MADE_OF.get(folder, set())}
+        for path in (ROOT / "runners" / "experiments" / folder).rglob("*.py"):
+            wrong = {name for name in imports_of(path) if any(is_within(name, other) for other in others)}
+            assert wrong == set(), path.relative_to(ROOT)
+
+
+def test_a_contract_that_forbids_one_experiment_of_results_forbids_all() -> None:
+    from results.registry import FOLDERS
+
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    experiments = {f"results.{folder}" for folder in FOLDERS}
+    lacking = {
+        contract["name"]: experiments - set(contract["forbidden_modules"])
+        for contract in pyproject["tool"]["importlinter"]["contracts"]
+        if experiments & set(contract.get("forbidden_modules", ()))
+    }
+    assert len(lacking) == 2
+    assert set().union(*lacking.values()) == set(), lacking
+
+
 @pytest.mark.parametrize(
     ("start", "must_not_load"),
     [
@@ -186,7 +215,7 @@ MAY_NAME_FILES = {
     "results/pd_lifecycle/read.py",  # names the plan in a gap
     "results/connector_tax/verdicts.py",  # the same
     "runners/standalone_engine.py",  # an engine that belongs to no run
-    "runners/experiments/routing/kv_movements.py",  # the model's own config.json
+    "runners/experiments/kv_endpoints.py",  # the model's own config.json
 }
 NAMED_FILE = re.compile(r"""["'/}][\w.*{}\-]+\.(?:jsonl?|csv|tsv|parquet|sqlite|log|ring)["']""")
 DOCUMENTED = re.compile(r'^\s*(?:#|""")|"""$')

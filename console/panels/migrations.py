@@ -391,6 +391,6 @@ PANEL = PanelKind(
         Entry("T_hot", term("T_hot"), "the policy's parameters"),
         Entry("cooldown", term("cooldown"), "the policy's parameters"),
         Entry("quarantine", term("quarantine"), "router", "recomputed migrations between these two"),
-        Entry("handover", term("disaggregation"), "router"),
+        Entry("handover", term("handover"), "router"),
     ),
 )

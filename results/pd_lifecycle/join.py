@@ -108,12 +108,12 @@ def events_of(
 
 def drop_unrelated_events(events: Sequence[ProbeEvent]) -> tuple[ProbeEvent, ...]:
     """Drop the events of requests without a transfer: combined requests, and those that check a prefix cache."""
-    other = {event.request for event in events if event.leg == NO_TRANSFER and event.request}
-    return tuple(event for event in events if event.leg != NO_TRANSFER and event.request not in other)
+    other = {event.request for event in events if event.part == NO_TRANSFER and event.request}
+    return tuple(event for event in events if event.part != NO_TRANSFER and event.request not in other)
 
 
 NO_TRANSFER = "none"
-"""`leg` of a request that belongs to no transfer."""
+"""`part` of a request that belongs to no transfer."""
 
 
 def join_request(

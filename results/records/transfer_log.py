@@ -32,8 +32,8 @@ class ProbeEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Of a metadata message: the decode instance's id of the request."""
     decode_requests: tuple[str, ...] = ()
     """Of a write: what the decode instance calls the requests it served."""
-    leg: str | None = None
-    """`prefill`, `decode` or `none`."""
+    part: str | None = None
+    """Which request of its transfer: `prefill`, `decode` or `none` (it belongs to no transfer)."""
     prompt_tokens: int | None = None
     """Of the request."""
     cached_tokens: int | None = None
@@ -188,7 +188,7 @@ def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Ga
     bad = 0
     for line in lines:  # what follows the last newline was cut off by the process's end
         try:
-            event = _EVENT.decode(line)
+            event = _EVENT.decode(line.replace(_OLD_PART, b'"part":'))
             if event.event == "status":
                 statuses.append(_STATUS.decode(line))
             else:
@@ -200,5 +200,7 @@ def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Ga
     return events, statuses, [Gap(artifact_name(path), text) for text in (*wrong, *cut)]
 
 
+_OLD_PART = b'"leg":'
+"""What logs of earlier versions call `part`; a text of a log has no bare quotes."""
 _EVENT = msgspec.json.Decoder(ProbeEvent)
 _STATUS = msgspec.json.Decoder(ProbeStatus)

@@ -171,6 +171,11 @@ _TRANSFER = (
         "disaggregation", "", "prefill and decode of one request on two instances: the prefill instance P computes the "
         "prompt, the decode instance D takes its KV and generates",
     ),
+    Term(
+        "handover", "",
+        "a transfer of a request's whole prompt: the prefill instance computes it, then the decode instance takes its KV "
+        "and generates",
+    ),
     Term("combined instance", "", "one instance that does prefill and decode of a request"),
     Term(
         "C, N, O", "tokens",

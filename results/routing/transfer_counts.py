@@ -25,7 +25,7 @@ LOG = "log"
 ALLOCATED, SCHEDULED, PROMOTED, WRITE = "blocks_allocated", "scheduled", "promoted", "write"
 KINDS = frozenset({ALLOCATED, SCHEDULED, PROMOTED, WRITE})
 DECODE = "decode"
-"""`leg` of the decode request."""
+"""`part` of the decode request."""
 NOT_LOGGED = "the target's transfer log does not hold it"
 
 
@@ -162,7 +162,7 @@ def _possible_ids(event: ProbeEvent) -> frozenset[str]:
 def _read_transfer(moved: KvTransfer, indexes: Mapping[str, _LogIndex]) -> Logged | None:
     target = indexes[moved.target]
     allocated = next(iter(target.of(moved.transfer, ALLOCATED)), None)
-    scheduled = next((event for event in target.of(moved.transfer, SCHEDULED) if event.leg == DECODE), None)
+    scheduled = next((event for event in target.of(moved.transfer, SCHEDULED) if event.part == DECODE), None)
     promoted = next(iter(target.of(moved.transfer, PROMOTED)), None)
     if allocated is not None and allocated.external_tokens is not None:
         external, local = allocated.external_tokens, allocated.local_tokens

@@ -18,7 +18,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from results.records.schemas import RequestRecord, RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
@@ -26,7 +26,7 @@ from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
 from runners.load.schedule import offsets_ns
 from runners.load.spec import LoadError, LoadOutcome, LoadSpec, LoadTick
-from runners.load.stream import Exchange, unsent_fields
+from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 
 
@@ -140,14 +140,8 @@ class Cell(Driver[LoadTick, LoadOutcome]):
     def _drop_request(self, index: int, due_ns: int, warmup: bool) -> None:
         self._bodies.drop_body(index)
         self._dropped += 1
-        self._recorder.add(
-            RequestRecord(
-                **unsent_fields(index, RequestStatus.DROPPED, self.spec.input_tokens, self.spec.output_tokens),
-                warmup=warmup,
-                t_intended_ns=due_ns,
-                inflight_at_send=self._inflight,
-            )
-        )
+        dropped = Exchange(index, self, due_ns, warmup, self._inflight, status=RequestStatus.DROPPED)
+        self._recorder.add(dropped.record(self.spec.input_tokens, self.spec.output_tokens))
 
     def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         return self.spec.input_tokens, self.spec.output_tokens

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from results.measures.amplification import amplification_ratio
 from results.records.schemas import RequestStatus
@@ -31,7 +32,7 @@ from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay, reque
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import SessionCounts, Sessions
 from runners.load.spec import LoadError
-from runners.load.stream import Exchange, unsent_fields
+from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 from runners.trace.formats import read_trace
 from runners.trace.reusable_tokens import count_reusable_tokens
@@ -165,18 +166,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def _on_end(self, exchange: Exchange) -> None:
         turn = self.plan.turns[exchange.index]
         self._t_last_end_ns = max(self._t_last_end_ns, exchange.t_end_ns)
-        self._recorder.add(
-            make_turn_record(
-                self.plan,
-                turn,
-                self._name_turn(turn),
-                **exchange.sent_fields(*self._requested_tokens(exchange)),
-                t_due_ns=exchange.t_intended_ns,
-                inflight_sessions=exchange.inflight_at_send,
-                instance=exchange.instance,
-                session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
-            )
-        )
+        self._record_turn(exchange)
         if exchange.status is not RequestStatus.CUT:
             self._advance_session(turn, exchange)
         if not self._closed.is_set():
@@ -194,7 +184,12 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
         active = self._sessions.counts.active
-        self._recorder.add(make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why))
+        self._record_turn(Exchange(turn.index, self, due_ns or 0, inflight_at_send=active, status=status, error=why))
+
+    def _record_turn(self, exchange: Exchange) -> None:
+        turn = self.plan.turns[exchange.index]
+        delay_s = self._sessions.delay_ns(turn.session) / 1e9
+        self._recorder.add(make_turn_record(self.plan, exchange, self._name_turn(turn), delay_s))
 
     def _build_preamble(self, index: int) -> bytes:
         return body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
@@ -233,31 +228,25 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         )
 
 
-def make_turn_record(plan: ReplayPlan, turn: PlannedTurn, request: str, **observed: Any) -> TurnRecord:
-    """The row of a turn. `request`: its id; `observed`: the fields that neither it nor the plan knows."""
+def make_turn_record(
+    plan: ReplayPlan, exchange: Exchange, request: str, session_delay_s: float, simulated: bool | UnsetType = UNSET
+) -> TurnRecord:
+    """The row of a turn that has ended, or is never sent; `request`: its id."""
+    turn = plan.turns[exchange.index]
     return TurnRecord(
+        **exchange.sent_fields(turn.recorded.input_tokens, turn.output_tokens),
         request=request,
         session=plan.sessions[turn.session].session,
         agent=turn.recorded.agent,
         turn=turn.recorded.turn,
+        t_due_ns=exchange.t_intended_ns or None,
         reusable_any_tokens=turn.reusable_any_tokens,
         reusable_intra_tokens=turn.reusable_intra_tokens,
-        **observed,
+        inflight_sessions=exchange.inflight_at_send,
+        instance=exchange.instance,
+        session_delay_s=session_delay_s,
+        simulated=simulated,
     )
-
-
-def make_unsent_record(
-    plan: ReplayPlan,
-    turn: PlannedTurn,
-    request: str,
-    status: RequestStatus,
-    due_ns: int | None,
-    inflight_sessions: int,
-    why: str | None,
-) -> TurnRecord:
-    """The row of a turn that was never sent; `due_ns`: None = it was never due."""
-    unsent = unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why)
-    return make_turn_record(plan, turn, request, **unsent, t_due_ns=due_ns, inflight_sessions=inflight_sessions)
 
 
 def describe_replay(

@@ -67,8 +67,8 @@ class Sessions:
         return len(self._waiting)
 
     def delay_ns(self, place: int) -> int:
-        """How long a session that has begun was held back."""
-        return self._begun_ns[place] - self._arrival_ns(place)
+        """How long a session was held back; 0 while it has not begun."""
+        return max(0, self._begun_ns[place] - self._arrival_ns(place))
 
     def next_ns(self) -> int | None:
         """When something is due next; None = nothing is until a turn in flight ends."""

@@ -63,11 +63,15 @@ class Listener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request in flight, then its outcome. It ends exactly once: complete, failed or cut."""
+    """One request in flight, then its outcome. It ends exactly once: complete, failed or cut.
+
+    One that is never sent is made with its `status`, and with the reason as its `error`.
+    """
 
     index: int
     listener: Listener
     t_intended_ns: int
+    """When it is due; 0 = that never came."""
     warmup: bool = False
     inflight_at_send: int = 0
     stamps: array[int] | None = None
@@ -77,6 +81,7 @@ class Exchange:
     status: RequestStatus | None = None
     """None while in flight."""
     t_send_ns: int = 0
+    """0 = not sent."""
     t_bytes_ns: int = 0
     """Last read that brought bytes of this response; 0 = none yet."""
     t_first_ns: int = 0
@@ -148,16 +153,16 @@ class Exchange:
         return TPOT.value(self.t_first_ns or None, self.t_last_ns or None, self.counted_tokens)
 
     def sent_fields(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """The fields of its SentRequest; only after the end."""
+        """The fields of its SentRequest; only after the end, or of a request that is never sent."""
         if self.status is None:
             raise RuntimeError(f"request {self.index} is still in flight")
         return {
             "index": self.index,
             "status": self.status,
-            "t_send_ns": self.t_send_ns,
+            "t_send_ns": self.t_send_ns or None,
             "t_first_token_ns": self.t_first_ns or None,
             "t_last_token_ns": self.t_last_ns or None,
-            "t_end_ns": self.t_end_ns,
+            "t_end_ns": self.t_end_ns or None,
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
             "prompt_tokens": self.prompt_tokens,
@@ -258,25 +263,6 @@ class Exchange:
         if self.error is None:
             self.error = f"{what}: {data[:80].decode('utf-8', 'backslashreplace')!r} {self._describe_received()}"
         self.fault = True
-
-
-def unsent_fields(
-    index: int, status: RequestStatus, input_tokens: int, output_tokens: int, why: str | None = None
-) -> dict[str, Any]:
-    """The fields of the SentRequest of a request that was never sent; `why` is its error."""
-    unmeasured = (
-        "t_send_ns", "t_first_token_ns", "t_last_token_ns", "t_end_ns", "prompt_tokens", "completion_tokens",
-        "cached_tokens",
-    )  # fmt: skip
-    return {
-        **dict.fromkeys(unmeasured),
-        "index": index,
-        "status": status,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "chunks": 0,
-        "error": why,
-    }
 
 
 def _has_text(choice: _Choice) -> bool:

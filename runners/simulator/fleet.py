@@ -38,7 +38,7 @@ SWEEP_S = 1.0
 
 
 class Client(Protocol):
-    """Who sent a request, and hears what becomes of it. Times are the clock's."""
+    """The sender of a request: it is notified of the first token and of the end. Times are the clock's."""
 
     def note_first(self, instance: str) -> None:
         """The first token has come."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
 import msgspec
 import numpy as np
 
-from results.measures.latency import TPOT, TTFT
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.driver import Counts
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
-from runners.load.replay import describe_replay, make_turn_record, make_unsent_record, session_fields
+from runners.load.replay import describe_replay, make_turn_record, session_fields
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, request_prefix
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
+from runners.load.stream import Exchange
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.fleet import Fleet, SimulatedRequest
 from runners.simulator.workload import BlockKeys
@@ -27,31 +27,33 @@ from runners.simulator.workload import BlockKeys
 SECOND_NS = 1_000_000_000
 
 
-@dataclass(eq=False, slots=True)
-class _Exchange:
-    """One turn in flight, as its client sees it."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class _SimulatedExchange(Exchange):
+    """One turn in flight. A model answers without a stream: what that would have held is filled in at the end."""
 
-    replay: SimulatedReplay
-    turn: PlannedTurn
-    due_ns: int
-    sent_ns: int
-    active: int
+    clock: SimulatedClock
+    requested_tokens: tuple[int, int]
+    """Of its prompt and of its answer."""
     timer: HeapTimer
     """Its time limit."""
     request: SimulatedRequest | None = None
-    first_ns: int | None = None
-    instance: str = ""
 
+    # runners.simulator.fleet.Client
     def note_first(self, instance: str) -> None:
-        self.first_ns, self.instance = self.replay.clock.now_ns(), instance
-        self.replay.note_first(self)
+        self.instance, self.t_first_ns = instance, self.clock.now_ns()
+        self.listener.first_token(self)
 
     def note_end(self, instance: str, cached_tokens: int | None) -> None:
-        self.instance = instance
-        self.replay.end_turn(self, RequestStatus.OK, 200, cached_tokens=cached_tokens)
+        input_tokens, output_tokens = self.requested_tokens
+        self.instance, self.http_status, self.t_last_ns = instance, 200, self.clock.now_ns()
+        self.prompt_tokens, self.cached_tokens = input_tokens, cached_tokens
+        self.completion_tokens = self.chunks = output_tokens
+        self.finish_reason, self.done_marker = "length", True
+        self.complete(self.t_last_ns)
 
     def note_error(self, status: int, message: str) -> None:
-        self.replay.end_turn(self, RequestStatus.ERROR, status, error=message)
+        self.http_status = status
+        self.fail(message, self.clock.now_ns())
 
 
 @dataclass(eq=False, slots=True)
@@ -73,16 +75,17 @@ class SimulatedReplay:
     _t_first_send_ns: int = 0
     _t_last_end_ns: int = 0
     _sessions: Sessions = field(init=False)
-    _inflight: dict[int, _Exchange] = field(default_factory=dict)
+    _inflight: dict[int, _SimulatedExchange] = field(default_factory=dict)
     """By index of the turn, in the order of their sends."""
     _timer: HeapTimer | None = None
     _encode: Callable[[TurnRecord], bytes] = msgspec.json.Encoder().encode
-    _seen: Latencies = field(init=False)
-    _seen_of: defaultdict[str, Latencies] = field(init=False)
+    _latencies: Latencies = field(init=False)
+    _latencies_of: defaultdict[str, Latencies] = field(init=False)
+    """By the instance that answered."""
 
     def __post_init__(self) -> None:
-        self._seen = Latencies(self.window_s)
-        self._seen_of = defaultdict(lambda: Latencies(self.window_s))
+        self._latencies = Latencies(self.window_s)
+        self._latencies_of = defaultdict(lambda: Latencies(self.window_s))
 
     @property
     def clock(self) -> SimulatedClock:
@@ -117,7 +120,7 @@ class SimulatedReplay:
         for exchange in tuple(self._inflight.values()):
             assert exchange.request is not None
             exchange.request.drop_request("the replay was ended")
-            self.end_turn(exchange, RequestStatus.CUT, None)
+            exchange.cut(now_ns)
         for turn, due_ns in self._sessions.list_unsent(now_ns):
             self.counts.cut += 1
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
@@ -140,15 +143,22 @@ class SimulatedReplay:
 
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
         now_ns = self.clock.now_ns()
-        timer = self.clock.call_later(self.spec.request_timeout_s, lambda: self._time_out(turn.index))
-        exchange = _Exchange(self, turn, due_ns, now_ns, self._sessions.counts.active, timer)
-        self._inflight[turn.index] = exchange
+        tokens = (turn.recorded.input_tokens, turn.output_tokens)
+        self._inflight[turn.index] = exchange = _SimulatedExchange(
+            turn.index,
+            self,
+            due_ns,
+            inflight_at_send=self._sessions.counts.active,
+            t_send_ns=now_ns,
+            clock=self.clock,
+            requested_tokens=tokens,
+            timer=self.clock.call_later(self.spec.request_timeout_s, lambda: self._time_out(turn.index)),
+        )
         self.counts.sent += 1
         self._inflight_max = max(self._inflight_max, len(self._inflight))
         self._t_first_send_ns = self._t_first_send_ns or now_ns
         self._sessions.note_sent(turn, now_ns)
         session = self.plan.sessions[turn.session].session
-        tokens = (turn.recorded.input_tokens, turn.output_tokens)
         exchange.request = self.fleet.send(self._name_turn(turn), session, self.keys[turn.index], tokens, exchange)
 
     def _name_turn(self, turn: PlannedTurn) -> str:
@@ -159,81 +169,48 @@ class SimulatedReplay:
         assert exchange.request is not None
         exchange.request.drop_request("the client left")
         why = f"timed out: not finished {self.spec.request_timeout_s:g} s after the send"
-        self.end_turn(exchange, RequestStatus.ERROR, None, error=why)
+        exchange.fail(why, self.clock.now_ns())
 
-    def note_first(self, exchange: _Exchange) -> None:
-        now_ns = self.clock.now_ns()
-        ttft_s = TTFT.value(exchange.sent_ns, now_ns)
+    # runners.load.stream.Listener
+    def first_token(self, exchange: Exchange) -> None:
+        ttft_s = exchange.ttft_s
         assert ttft_s is not None
-        for seen in (self._seen, self._seen_of[exchange.instance]):
-            seen.ttft.add((now_ns, ttft_s))
+        for latencies in (self._latencies, self._latencies_of[exchange.instance]):
+            latencies.ttft.add((exchange.t_first_ns, ttft_s))
 
-    def end_turn(
-        self,
-        exchange: _Exchange,
-        status: RequestStatus,
-        http_status: int | None,
-        *,
-        cached_tokens: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        turn, now_ns, counts = exchange.turn, self.clock.now_ns(), self.counts
-        well = status is RequestStatus.OK
-        exchange.timer.cancel()
-        del self._inflight[turn.index]
-        counts.completed += well
+    def ended(self, exchange: Exchange) -> None:
+        turn, counts, status = self.plan.turns[exchange.index], self.counts, exchange.status
+        self._inflight.pop(exchange.index).timer.cancel()
+        counts.completed += status is RequestStatus.OK
         counts.failed += status is RequestStatus.ERROR
         counts.cut += status is RequestStatus.CUT
-        self._t_last_end_ns = now_ns
-        record = make_turn_record(
-            self.plan,
-            turn,
-            self._name_turn(turn),
-            index=turn.index,
-            status=status,
-            t_send_ns=exchange.sent_ns,
-            t_first_token_ns=exchange.first_ns,
-            t_last_token_ns=now_ns if well else None,
-            t_end_ns=now_ns,
-            input_tokens=turn.recorded.input_tokens,
-            output_tokens=turn.output_tokens,
-            prompt_tokens=turn.recorded.input_tokens if well else None,
-            completion_tokens=turn.output_tokens if well else None,
-            cached_tokens=cached_tokens,
-            chunks=turn.output_tokens if well else 0,
-            http_status=http_status,
-            finish_reason="length" if well else None,
-            error=error,
-            t_due_ns=exchange.due_ns,
-            inflight_sessions=exchange.active,
-            instance=exchange.instance,
-            session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
-            simulated=True,
-        )
-        self._write_record(record)
-        if well:  # a turn that ended early has fewer tokens than it asked for
-            self._note_tpot(exchange, now_ns)
+        self._t_last_end_ns = exchange.t_end_ns
+        self._record_turn(exchange)
+        if status is RequestStatus.OK:  # a turn that ended early has fewer tokens than it asked for
+            self._note_tpot(exchange)
         if status is RequestStatus.CUT:
             return
-        for given_up in self._sessions.note_ended(turn, now_ns, failed=not well):
-            why = f"never sent: its session was ended when {record.request} failed"
-            self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
+        for dropped in self._sessions.note_ended(turn, exchange.t_end_ns, failed=status is RequestStatus.ERROR):
+            why = f"never sent: its session was ended when {self._name_turn(turn)} failed"
+            self._record_unsent(dropped, RequestStatus.DROPPED, None, why)
         if self._sessions.is_over:
-            self.t_stop_ns = self.t_stop_ns or now_ns
+            self.t_stop_ns = self.t_stop_ns or exchange.t_end_ns
         self._arm()
 
-    def _note_tpot(self, exchange: _Exchange, now_ns: int) -> None:
-        tpot_s = TPOT.value(exchange.first_ns, now_ns, exchange.turn.output_tokens)
+    def _note_tpot(self, exchange: Exchange) -> None:
+        tpot_s = exchange.tpot_s
         if tpot_s is not None:
-            for seen in (self._seen, self._seen_of[exchange.instance]):
-                seen.tpot.add((now_ns, tpot_s))
+            for latencies in (self._latencies, self._latencies_of[exchange.instance]):
+                latencies.tpot.add((exchange.t_end_ns, tpot_s))
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
         active = self._sessions.counts.active
-        record = make_unsent_record(self.plan, turn, self._name_turn(turn), status, due_ns, active, why)
-        self._write_record(replace(record, simulated=True))
+        self._record_turn(Exchange(turn.index, self, due_ns or 0, inflight_at_send=active, status=status, error=why))
 
-    def _write_record(self, record: TurnRecord) -> None:
+    def _record_turn(self, exchange: Exchange) -> None:
+        turn = self.plan.turns[exchange.index]
+        delay_s = self._sessions.delay_ns(turn.session) / 1e9
+        record = make_turn_record(self.plan, exchange, self._name_turn(turn), delay_s, simulated=True)
         self.file.write(self._encode(record) + b"\n")
 
     def tick(self) -> ReplayTick:
@@ -250,10 +227,10 @@ class SimulatedReplay:
             failed=counts.failed,
             inflight=len(self._inflight),
             pending_prefill_tokens=sum(
-                one.turn.recorded.input_tokens for one in self._inflight.values() if one.first_ns is None
+                one.requested_tokens[0] for one in self._inflight.values() if not one.t_first_ns
             ),
-            **asdict(self._seen.summarize(now_ns)),
-            **session_fields(self.plan, self.spec, self._sessions, self._seen_of, now_ns),
+            **asdict(self._latencies.summarize(now_ns)),
+            **session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
         )
 
     def make_outcome(self) -> ReplayOutcome:

@@ -28,7 +28,7 @@ from results.registry import results_named, results_of
 from results.report.differences import read_origin
 from results.report.export import read_comparable
 from results.routing.read import read_planned_cells, read_rows
-from runners.experiments.routing.kv_movements import kv_bytes_per_token
+from runners.experiments.kv_endpoints import kv_bytes_per_token
 from runners.router.transfer.request_bodies import Unfit, read_answer, token_ids
 from runners.router.transfer.transports import Unsound, engine_id
 from tests.examples import examples

@@ -11,7 +11,7 @@ import pytest
 from launch.builtin_models import MODELS, builtin_folder, write_builtin
 from launch.errors import LaunchError
 from launch.profile import load_profile, profile_names
-from runners.experiments.routing.kv_movements import kv_bytes_per_token
+from runners.experiments.kv_endpoints import kv_bytes_per_token
 
 DUMMIES = ("builtin:qwen3-coder-30b-a3b", "builtin:qwen3-0.6b")
 

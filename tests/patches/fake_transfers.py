@@ -14,7 +14,7 @@ Blocks = list[list[int]]
 
 @dataclass
 class Request:
-    """vLLM's Request, on whichever leg its parameters say."""
+    """vLLM's Request, of whichever part its parameters say."""
 
     request_id: str
     kv_transfer_params: dict[str, Any] | None = None

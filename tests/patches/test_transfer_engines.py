@@ -143,7 +143,7 @@ async def test_a_transfer_of_mooncake_leaves_its_whole_way(backend: LocalBackend
     assert LAYERS <= write["operations"] <= LAYERS * write["blocks"]
     assert write["submit_us"] is None
     assert write["build_params_us"] > 0
-    assert (p("scheduled")["leg"], p("scheduled")["prompt_tokens"]) == ("prefill", CONTEXT + NEW)
+    assert (p("scheduled")["part"], p("scheduled")["prompt_tokens"]) == ("prefill", CONTEXT + NEW)
     assert (p("scheduled")["cached_tokens"], p("prefill_done")["blocks"]) == (0, (CONTEXT + NEW) // BLOCK)
     allocated = d("blocks_allocated")
     assert (allocated["local_tokens"], allocated["external_tokens"]) == (CONTEXT, NEW)

@@ -99,7 +99,7 @@ def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(engine:
     assert connector.request_finished_all_groups(request, ([1, 2, 3], [4])) == (True, None)
     begun, done = engine.lines(2)
     assert begun["event"] == "scheduled"
-    assert (begun["request"], begun["transfer"], begun["leg"]) == ("p-1", "t-1", "prefill")
+    assert (begun["request"], begun["transfer"], begun["part"]) == ("p-1", "t-1", "prefill")
     assert (begun["prompt_tokens"], begun["cached_tokens"]) == (640, 128)
     assert done["event"] == "prefill_done"
     assert (done["request"], done["transfer"], done["blocks"], done["ok"]) == ("p-1", "t-1", 4, True)
@@ -132,7 +132,7 @@ def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_step
     assert (promoted["ok"], promoted["num_computed"]) == (True, 639)
     assert steps["steps"] == 4
     assert steps["step_p50_us"] > 0
-    assert (begun["leg"], begun["cached_tokens"]) == ("decode", 639)
+    assert (begun["part"], begun["cached_tokens"]) == ("decode", 639)
     assert connector.calls.count("update_state_after_alloc") == 2
 
 
@@ -159,7 +159,7 @@ def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_legs(engi
     engine.scheduler.connector.request_finished_all_groups(request, ([1],))
     engine.schedule(prefill_leg("p-1", "t-1"))
     first, last = engine.lines(2)
-    assert (first["request"], first["leg"], first["transfer"]) == ("r-1", "none", None)
+    assert (first["request"], first["part"], first["transfer"]) == ("r-1", "none", None)
     assert last["request"] == "p-1", "what was preempted is not scheduled for the first time"
 
 

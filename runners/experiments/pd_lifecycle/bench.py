@@ -24,13 +24,13 @@ from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.experiments.engine_choice import common_block_tokens
+from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
 from runners.experiments.pd_lifecycle import static_pd_or_combined
 from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache, NotEmptied
 from runners.experiments.pd_lifecycle.evidence import NEEDED, SIDES, WRITE
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, PLAIN
-from runners.experiments.routing.kv_movements import endpoint_of, kv_bytes_per_token
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules

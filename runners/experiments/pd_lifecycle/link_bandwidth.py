@@ -19,8 +19,8 @@ from launch.ports import LOOPBACK
 from launch.profile import Profile
 from results.records.layout import ConfigLayout
 from results.records.link import LinkRecord
+from runners.experiments.kv_endpoints import kv_bytes_per_token
 from runners.experiments.pd_lifecycle.grid import Grid
-from runners.experiments.routing.kv_movements import kv_bytes_per_token
 
 ROUNDS, WARMUP_ROUNDS = 20, 5
 WITHIN_S = 60.0

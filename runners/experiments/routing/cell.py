@@ -16,9 +16,9 @@ from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.engine_choice import common_block_tokens
+from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell
 from runners.experiments.routing.grid import Grid
-from runners.experiments.routing.kv_movements import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.plan import can_move, ports_per_instance
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.watch import Watch

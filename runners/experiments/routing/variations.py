@@ -23,7 +23,7 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 def expand_variations(grid: Grid) -> Grid:
-    """The grid with each policy once more for each variation. Raises RunnerError for one that changes nothing."""
+    """The grid with each policy again for each variation. Raises RunnerError for one that changes nothing."""
     if not grid.sensitivity:
         return grid
     if grid.simulation is None:

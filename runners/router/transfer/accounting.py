@@ -103,7 +103,7 @@ class TransferAccounting:
         self.counters, self._read_s, self._unattributed = None, 0.0, True
 
     async def close(self, within_s: float) -> None:
-        """Settle every entry within this time; read the counters once more if no transfer is open."""
+        """Settle every entry within this time; read the counters again if no transfer is open."""
         for entry in self._entries:
             self._make_due(entry)
         if not self._open:

@@ -105,7 +105,7 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
     t10 = t9 + ns(truth.tpot_ms * (config.output_length - 1))
     off, p_id, d_id = truth.offset_ns, f"cmpl-{transfer}-p-0-aa", f"cmpl-{name}-0-bb"
     p_events = [
-        _event("scheduled", t2 + off, p_id, transfer, leg="prefill", cached_tokens=config.prior_context),
+        _event("scheduled", t2 + off, p_id, transfer, part="prefill", cached_tokens=config.prior_context),
         _event("prefill_done", t3 + off, p_id, transfer, blocks=config.total_input_length // BLOCK),
         _event("send_ready", t3 + ns(0.4) + off, p_id, transfer),
         _event("metadata_received", t4 + off, None, transfer, blocks=moved // BLOCK // BYTES_PER_TOKEN),
@@ -121,7 +121,7 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
         _event("received", t7, d_id, transfer, ok=True),
         _event("promoted", t8, d_id, transfer, ok=True),
         _event("steps", t8, d_id, transfer, step_p50_us=truth.step_ms * 1e3),
-        _event("scheduled", t8 + ns(0.2), d_id, transfer, leg="decode", cached_tokens=config.total_input_length - 1),
+        _event("scheduled", t8 + ns(0.2), d_id, transfer, part="decode", cached_tokens=config.total_input_length - 1),
     ]
     send = t0 - ns(0.7)
     return Seen(

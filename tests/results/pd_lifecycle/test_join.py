@@ -300,12 +300,12 @@ def test_what_the_client_did_not_get_does_not_count(one: Seen) -> None:
     assert "does not report its number of tokens" in one.record(client=unjudged).discarded
 
 
-def test_requests_on_no_leg_are_left_alone_whatever_they_are_called(one: Seen) -> None:
+def test_requests_of_no_transfer_are_left_alone_whatever_they_are_called(one: Seen) -> None:
     """A combined request whose id contains this one's, sent before it: its first schedule is not this one's."""
     name = one.decision.request.request
     promoted = next(event for event in one.decode.events if event.event == "promoted")
     others = [
-        ProbeEvent(event="scheduled", t_ns=promoted.t_ns + at, request=f"cmpl-{name}-colo-0-cc", leg="none")
+        ProbeEvent(event="scheduled", t_ns=promoted.t_ns + at, request=f"cmpl-{name}-colo-0-cc", part="none")
         for at in (-10_000_000, 50_000)
     ]
     events = tuple(sorted((*one.decode.events, *others), key=lambda event: event.t_ns))
@@ -318,6 +318,17 @@ def test_a_wait_for_a_core_is_kept(one: Seen) -> None:
     assert one.record().counts.run_delay_us is None
     assert one.record(prefill=_changed(one.prefill, "write", run_delay_us=120.0)).counts.run_delay_us == 120.0
     assert one.record(discarded="evicted").discarded == "evicted"
+
+
+def test_a_log_of_an_earlier_version_has_the_same_events(tmp_path: Path, one: Seen) -> None:
+    """It calls `part` `leg`."""
+    lines = b"".join(msgspec.json.encode(event) + b"\n" for event in one.prefill.events)
+    for name, text in (("old", lines.replace(b'"part":', b'"leg":')), ("new", lines)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "transfer.7.jsonl").write_bytes(text)
+    old = read_probe(tmp_path / "old")
+    assert "prefill" in [event.part for event in old.events]
+    assert old.events == read_probe(tmp_path / "new").events
 
 
 def test_a_probes_folder_is_read_with_all_of_its_processes(tmp_path: Path, one: Seen) -> None:

@@ -84,7 +84,7 @@ def test_nixl_knows_the_transfer_by_the_name_of_the_sources_request() -> None:
 
 
 def test_a_target_that_had_all_of_it_took_nothing() -> None:
-    scheduled = event("scheduled", "kv-1", leg="decode", prompt_tokens=1600, cached_tokens=1584)
+    scheduled = event("scheduled", "kv-1", part="decode", prompt_tokens=1600, cached_tokens=1584)
     found, _ = recount(handed("kv-1"), scheduled)
     assert (found.external_tokens, found.local_tokens, found.computed_tokens, found.bytes) == (0, 1584, 16, 0)
 

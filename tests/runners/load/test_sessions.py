@@ -69,6 +69,11 @@ def test_a_turn_leaves_its_pause_after_the_end_of_the_one_before() -> None:
     assert sessions.counts.done == 1
 
 
+def test_a_session_that_has_not_begun_was_not_held_back() -> None:
+    plan = plan_replay(trace_of(chain("a", 1), chain("b", 1, start_s=1.0)), [(0, 0)] * 2, Pace())
+    assert Sessions(plan, max_inflight=1, end_on_error=False).delay_ns(1) == 0
+
+
 def test_a_gap_counts_from_the_send_but_never_overtakes_the_end() -> None:
     plan = plan_replay(trace_of(chain("a", 3, gap_s=3.0, think_s=None)), [(0, 0)] * 3, Pace())
     assert play(plan, service_s=1.0)[0].due_ns == {0: 0, 1: 3 * S, 2: 6 * S}

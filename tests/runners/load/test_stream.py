@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.records.schemas import RequestStatus
+from results.records.schemas import RequestRecord, RequestStatus
 from runners.load.stream import Exchange
 
 
@@ -184,3 +184,27 @@ def test_a_request_ends_once() -> None:
 def test_a_request_in_flight_has_no_record() -> None:
     with pytest.raises(RuntimeError):
         exchange().record(1, 1)
+
+
+def test_a_request_that_is_never_sent_has_its_reason_and_nothing_that_was_measured() -> None:
+    heard = Heard()
+    made = Exchange(3, heard, 5, True, 9, status=RequestStatus.DROPPED, error="the cap was reached")
+    assert made.record(7, 2) == RequestRecord(
+        index=3,
+        status=RequestStatus.DROPPED,
+        t_send_ns=None,
+        t_first_token_ns=None,
+        t_last_token_ns=None,
+        t_end_ns=None,
+        input_tokens=7,
+        output_tokens=2,
+        prompt_tokens=None,
+        completion_tokens=None,
+        cached_tokens=None,
+        chunks=0,
+        error="the cap was reached",
+        warmup=True,
+        t_intended_ns=5,
+        inflight_at_send=9,
+    )
+    assert heard.ends == 0

@@ -322,6 +322,21 @@ def test_a_hard_stop_cuts_what_is_in_flight_and_counts_what_was_never_sent(trace
     assert replay.amplification is None
 
 
+def test_every_turn_states_how_long_its_session_was_held_back(tmp_path: Path) -> None:
+    """One that was never sent too; a session that never began was not held back."""
+    path = tmp_path / "trace.jsonl"
+    made = trace_of(chain("a", 2, think_s=0.0), chain("b", 2, think_s=100.0), chain("c", 1))
+    write_trace(path, made.facts, made.sessions)
+    limits: dict[str, Any] = {"max_duration_s": 10.0, "max_inflight_sessions": 1}
+    simulate(
+        make_spec(path, "unified", tmp_path / "out", block_tokens=made.facts.block_tokens, **limits), lambda _: None
+    )
+    a0, a1, b0, b1, c0 = read_turns(tmp_path / "out")
+    assert (b1.status, b1.t_send_ns, c0.t_send_ns) == (RequestStatus.CUT, None, None)
+    assert b1.session_delay_s == b0.session_delay_s > 0
+    assert a0.session_delay_s == a1.session_delay_s == c0.session_delay_s == 0
+
+
 def test_a_turn_that_takes_too_long_is_given_up_and_its_session_goes_on(trace: Path, tmp_path: Path) -> None:
     outcome, records = run(trace, "sticky", tmp_path, request_timeout_s=0.5)
     failed = [turn for turn in read_turns(tmp_path) if turn.status is RequestStatus.ERROR]

@@ -8,7 +8,7 @@ import json
 import lzma
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runners.errors import RunnerError
 from runners.trace.formats import FORMATS, detect_format, open_trace, read_trace
-from runners.trace.formats.tracon import write_trace
+from runners.trace.formats.tracon import _Turn, write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from runners.trace.source import TraceError
 from tests.examples import examples
@@ -253,6 +253,11 @@ def test_any_trace_survives_its_file(trace: Trace, tmp_path_factory: pytest.Temp
     again = read_trace(path)
     assert again.sessions == trace.sessions
     assert replace(again.facts, source=trace.facts.source) == trace.facts
+
+
+def test_the_file_has_every_field_of_a_turn() -> None:
+    """And the hashes that it shares with an earlier one."""
+    assert set(_Turn.__struct_fields__) == {*(one.name for one in fields(Turn)), "shared"}
 
 
 def test_prompts_that_repeat_their_history_do_not_make_the_file_repeat_it(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class FakeBench:
         engine = self.plain if name.startswith(ALONE) else self.decode
         assert engine is not None
         cached = engine.complete(asked["prompt"])
-        alone = {"event": "scheduled", "t_ns": t_ns, "request": f"cmpl-{name}-0-1a", "leg": "none"}
+        alone = {"event": "scheduled", "t_ns": t_ns, "request": f"cmpl-{name}-0-1a", "part": "none"}
         decision = _decision(name, number, t_ns, len(asked["prompt"]), None)
         if engine is self.plain:
             placed = msgspec.structs.replace(decision.decision, instance=PLAIN)
@@ -268,7 +268,7 @@ def _lines(transfer: str, t_ns: int, tokens: int, at_prefill: int, at_decode: in
         return side, {"event": event, "t_ns": t_event_ns, "request": request, "transfer": transfer, **more}
 
     return [
-        line("prefill", "scheduled", 2, leg="prefill", prompt_tokens=tokens, cached_tokens=at_prefill),
+        line("prefill", "scheduled", 2, part="prefill", prompt_tokens=tokens, cached_tokens=at_prefill),
         line("prefill", "prefill_done", 7, blocks=-(-tokens // BLOCK)),
         line(
             "decode", "blocks_allocated", 9.5, external_tokens=moved, local_tokens=at_decode,
@@ -281,7 +281,7 @@ def _lines(transfer: str, t_ns: int, tokens: int, at_prefill: int, at_decode: in
         ),
         line("decode", "received", 13, ok=True),
         line("decode", "promoted", 14, num_computed=tokens - 1),
-        line("decode", "scheduled", 14.2, leg="decode", prompt_tokens=tokens, cached_tokens=tokens - 1),
+        line("decode", "scheduled", 14.2, part="decode", prompt_tokens=tokens, cached_tokens=tokens - 1),
     ]  # fmt: skip
 
 

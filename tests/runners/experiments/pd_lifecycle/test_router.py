@@ -17,10 +17,10 @@ import pytest
 from launch.profile import load_config, load_profile
 from results.records.decisions import DecisionRecord
 from runners.campaign.context import RunContext
+from runners.experiments.kv_endpoints import BOOTSTRAP_PORT
 from runners.experiments.pd_lifecycle.bench import Draw, build_router_spec, warm_up
 from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COLO, COMBINED, HANDOVER, PLAIN
-from runners.experiments.routing.kv_movements import BOOTSTRAP_PORT
 from runners.router.server.process import RouterProcess
 from runners.router.spec import RouterSpec
 from runners.samplers.engine_counters import CacheShape
