@@ -3,7 +3,7 @@
 Latencies count only the requests due in the measured window; warm-up is cut. Throughput counts every completion inside
 the window, whenever it was sent: those of earlier requests make up for those after its end. Requests that were cut by
 the end of the drain, or that timed out, are censored: their wait is a lower bound. A censored request without a first
-token has no TPOT.
+token has no TPOT, one that failed otherwise no latency: a percentile is not known where these are many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
-from results.measures.summary import percentile_estimates
+from results.measures.summary import NONE_LOST, Lost, percentile_estimates
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.statistics.estimates import clean, student_quantile
@@ -60,7 +60,7 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
     Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
-    first token has not even a bound of TPOT: `_count_lost_tpot`.
+    first token has not even a bound of TPOT: `_count_lost`.
     """
     slow, cut = _select_slow(frame, record)
     return _append_censored(slow, _bound_censored(cut))
@@ -84,9 +84,16 @@ def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
     }
 
 
-def _count_lost_tpot(cut: pd.DataFrame) -> int:
-    """How many requests were cut or timed out before their first token and so have no TPOT."""
-    return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
+def _count_lost(slow: pd.DataFrame, cut: pd.DataFrame) -> Mapping[str, Lost]:
+    """By metric, the requests of which nothing is known; `slow`, `cut`: as `_select_slow` gives them."""
+    failed = slow[slow["status"] == RequestStatus.ERROR.value]
+    early = cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)
+    lost = Lost(len(failed))
+    return {
+        TTFT.name: lost,
+        TPOT.name: Lost(int((failed["output_tokens"] > 1).sum()), int(early.sum())),
+        E2E.name: lost,
+    }
 
 
 def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
@@ -103,9 +110,9 @@ def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estim
             estimates |= percentile_estimates(name, None, _UNREADABLE)
         return estimates
     slow, cut = _select_slow(frame, record)
-    waited, lost = _bound_censored(cut), {TPOT.name: _count_lost_tpot(cut)}
+    waited, lost = _bound_censored(cut), _count_lost(slow, cut)
     for name, values in _append_censored(slow, waited).items():
-        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, 0))
+        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name), lost.get(name, NONE_LOST))
     return estimates
 
 
