@@ -240,7 +240,7 @@ def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
     [
         ({0: "late"}, 4, ""),
         ({0: "late", 3: "late"}, 8, ""),
-        ({0: "late", 3: "late"}, 5, "2 of 5 trials of unified are degraded, and the others may be the faster ones; run"),
+        ({0: "late", 3: "late"}, 5, "2 of 5 trials of unified are degraded, and the others may be the faster ones"),
     ],
 )
 def test_the_trials_left_of_several_degraded_ones_decide_nothing(
