@@ -20,7 +20,7 @@ from results.measures.summary import percentile_name
 from results.records.estimate import Estimate
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
-from results.statistics.judgement import name_remedy
+from results.statistics.judgement import is_too_degraded, name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
 Series = Mapping[str, Samples]
@@ -36,8 +36,6 @@ POINTS: Mapping[str, float] = {
     CALLBACKS: 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
-MOST_DEGRADED = 0.25
-"""Largest share of degraded launches of a config at a load; above it the others decide nothing."""
 DEGRADED_REMEDY = "run again with a core left for the load client, or at lower rates"
 LOGARITHMIC = ("ttft_s", "tpot_s")
 """Taxed as a ratio: compared as logarithms."""
@@ -116,8 +114,8 @@ class Measurements:
         cut = sum(self._is_cut(cell, series) for cell in judged)
         if cut and len(judged) > 1:
             return unmeasured(
-                f"{config}: in {cut} of {len(judged)} launches requests that were cut or timed out leave the "
-                "percentile unknown, and the other launches are the faster ones"
+                f"{config}: in {cut} of {len(judged)} launches requests that failed, were cut or timed out leave the "
+                "percentile unknown, and the other launches may be the faster ones"
             )
         trials: dict[int, Trial] = {}
         why: dict[str, None] = {}
@@ -221,10 +219,7 @@ class Measurements:
 
 
 def _is_too_degraded(cells: Sequence[CellSummary]) -> bool:
-    """Whether several launches are degraded, and more than MOST_DEGRADED: such a config may take the client's CPU. A
-    single degraded launch may be the host's fault."""
-    degraded = sum(bool(cell.degraded) for cell in cells)
-    return degraded > 1 and degraded > MOST_DEGRADED * len(cells)
+    return is_too_degraded(sum(bool(cell.degraded) for cell in cells), len(cells))
 
 
 def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
@@ -258,7 +253,7 @@ def _why_not(cell: CellSummary, series: str) -> str:
 
 
 def _is_bounded(cell: CellSummary, series: str) -> bool:
-    """Whether only a lower bound of the cell's percentile is known, because requests were cut or timed out."""
+    """Whether only a lower bound of the cell's percentile is known: requests failed, were cut or timed out."""
     percentile = _find_percentile(cell, series)
     return percentile.value is None and percentile.low is not None
 

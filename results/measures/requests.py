@@ -3,7 +3,7 @@
 Latencies count only the requests due in the measured window; warm-up is cut. Throughput counts every completion inside
 the window, whenever it was sent: those of earlier requests make up for those after its end. Requests that were cut by
 the end of the drain, or that timed out, are censored: their wait is a lower bound. A censored request without a first
-token has no TPOT.
+token has no TPOT, one that failed otherwise no latency: a percentile is not known where these are many.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
-from results.measures.summary import percentile_estimates
+from results.measures.summary import NONE_LOST, Lost, percentile_estimates
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
 from results.statistics.estimates import clean, student_quantile
@@ -43,8 +43,8 @@ class Latencies:
     """As `latency_samples`."""
     waited: Mapping[str, Samples]
     """Lower bounds of the infinite samples."""
-    lost: Mapping[str, int]
-    """Requests that have not even a bound, because they were cut or timed out before it."""
+    lost: Mapping[str, Lost]
+    """Requests of which not even a bound is known."""
 
 
 def select_due(frame: pd.DataFrame, record: CellRecord) -> Requests:
@@ -96,12 +96,11 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Sam
 def measure_latencies(due: pd.DataFrame) -> Latencies:
     """Of these requests, which were due in the window."""
     slow = _count_timed_out_as_cut(due)
-    is_cut = slow["status"] == RequestStatus.CUT.value
-    if not is_cut.any():
+    if (slow["status"] == RequestStatus.OK.value).all():
         return Latencies(_append_censored(slow, {}), {}, {})
-    cut = slow[is_cut]
+    cut = slow[slow["status"] == RequestStatus.CUT.value]
     waited = _bound_censored(cut)
-    return Latencies(_append_censored(slow, waited), waited, {TPOT.name: _count_lost_tpot(cut)})
+    return Latencies(_append_censored(slow, waited), waited, _count_lost(slow, cut))
 
 
 def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
@@ -122,9 +121,16 @@ def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
     }
 
 
-def _count_lost_tpot(cut: pd.DataFrame) -> int:
-    """How many requests were cut or timed out before their first token and so have no TPOT."""
-    return int((cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)).sum())
+def _count_lost(slow: pd.DataFrame, cut: pd.DataFrame) -> Mapping[str, Lost]:
+    """By metric, the requests of which nothing is known; `cut`: those of `slow` that the drain cut or that timed out."""
+    failed = slow[slow["status"] == RequestStatus.ERROR.value]
+    early = cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)
+    lost = Lost(len(failed))
+    return {
+        TTFT.name: lost,
+        TPOT.name: Lost(int((failed["output_tokens"] > 1).sum()), int(early.sum())),
+        E2E.name: lost,
+    }
 
 
 def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
@@ -141,7 +147,7 @@ def latencies(measured: Latencies | None) -> dict[str, Estimate]:
             estimates |= percentile_estimates(name, None, _UNREADABLE)
         return estimates
     for name, values in measured.samples.items():
-        waited, lost = measured.waited.get(name), measured.lost.get(name, 0)
+        waited, lost = measured.waited.get(name), measured.lost.get(name, NONE_LOST)
         estimates |= percentile_estimates(name, values, _UNREADABLE, waited, lost)
     return estimates
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,28 @@ MOST_LOST = 0.05
 With one in twenty, p90 is between p84 and p95 of the others: about what 60 requests leave open.
 """
 STEP_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90}
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Requests of a cell with neither a value of a series nor a bound of it."""
+
+    failed: int = 0
+    """With an error other than a timeout."""
+    early: int = 0
+    """Cut or timed out before their first token."""
+
+    @property
+    def count(self) -> int:
+        return self.failed + self.early
+
+    def describe(self) -> str:
+        """What they did."""
+        ways = ("failed" if self.failed else "", "were cut or timed out before their first token" if self.early else "")
+        return " or ".join(filter(None, ways))
+
+
+NONE_LOST = Lost()
 
 
 def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:
@@ -42,28 +65,28 @@ def percentile_name(series: str, point: str) -> str:
 
 
 def percentile_estimates(
-    series: str, samples: Samples | None, why: str, waited: Samples | None = None, lost: int = 0
+    series: str, samples: Samples | None, why: str, waited: Samples | None = None, lost: Lost = NONE_LOST
 ) -> dict[str, Estimate]:
     """Each of POINTS of a series with its interval, by its name; `why`: the reason where there are no samples.
 
     waited: lower bounds of the infinite samples, whose requests were cut or timed out.
-    lost: number of requests without a sample or a bound, because they were cut or timed out before it.
+    lost: those without a sample or a bound.
     """
     points = {percentile_name(series, point): p for point, p in POINTS.items()}
     if samples is None:
         return dict.fromkeys(points, unknown(why))
-    if lost > MOST_LOST * (samples.size + lost):
-        bounded = np.concatenate((clean(samples), np.empty(0) if waited is None else waited, np.zeros(lost)))
+    if lost.count > MOST_LOST * (samples.size + lost.count):
+        bounded = np.concatenate((clean(samples), np.empty(0) if waited is None else waited, np.zeros(lost.count)))
         return {name: _lost_percentile(series, bounded, lost, p) for name, p in points.items()}
     if waited is None or not waited.size:
         return dict(zip(points, percentiles(samples, tuple(points.values())), strict=True))
     return {name: _censored_percentile(clean(samples), waited, p) for name, p in points.items()}
 
 
-def _lost_percentile(series: str, bounded: Samples, lost: int, p: float) -> Estimate:
+def _lost_percentile(series: str, bounded: Samples, lost: Lost, p: float) -> Estimate:
     """Unknown, with its lower bound. `bounded`: lower bounds of every request, 0 of the lost ones."""
     what = METRICS[series].title
-    why = f"{lost} of {bounded.size} requests were cut or timed out before their first token and have no {what}"
+    why = f"{lost.count} of {bounded.size} requests {lost.describe()} and have no {what}"
     return Estimate(None, low=float(np.quantile(bounded, p)), n=int(bounded.size), reason=why)
 
 

@@ -101,6 +101,12 @@ def share_slow(samples: Iterable[HostSample]) -> float | None:
     return sum(value > limit_us for value in known) / len(known)
 
 
+def find_usual_us(samples: Iterable[HostSample]) -> float | None:
+    """What the fixed piece of work takes on a free core; None = it was not timed."""
+    known = [one.work_us for one in samples if one.work_us is not None]
+    return _find_usual_us(known) if known else None
+
+
 def _find_usual_us(work_us: Sequence[float]) -> float:
     """What the fixed piece of work takes in the fastest tenth."""
     return sorted(work_us)[len(work_us) // 10]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,8 @@ class RoutingAnalysis:
     """`judgements` over the coefficients of the engine model; empty where none was varied."""
     engine_gates: ShownGates | None = None
     """What the engine model has shown against real runs; None = engines were real."""
+    selected: Mapping[str, str] = field(default_factory=dict)
+    """Labels whose trials that count may be the faster ones, with the reason: no interval rests on them."""
 
     @property
     def claims(self) -> tuple[Judgement, ...]:
@@ -276,6 +278,7 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
+        selected=measurements.selected,
     )
 
 

@@ -79,6 +79,8 @@ def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
     if max(counted.values(), default=0) >= MIN_PAIRED:
         why = f"fewer than {MIN_PAIRED} trials that count: it is compared with no other policy"
         cautions += [(label, why) for label, count in counted.items() if count < MIN_PAIRED]
+        selected = ((label, why) for label, why in analysis.selected.items() if counted[label] >= MIN_PAIRED)
+        cautions += [(label, f"it is compared with no other policy: {why}") for label, why in selected]
     for stall in find_stalls(analysis.cells):
         others = ", ".join(f"{1e3 * time:.0f}" for time in stall.others_s)
         why = (

@@ -296,7 +296,7 @@ def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measure
     cell = next(iter(measurements.cells(label).values()))
     logs = {trial: log for trial, log in facts.items() if log.floor}
     rules = next((log.floor.rules for log in logs.values() if log.floor), floor_facts.Rules(None, None, ""))
-    measured = _measure_logs(logs, measurements)
+    measured = {name: measurements.withhold(one, label) for name, one in _measure_logs(logs, measurements).items()}
     return _Label(label, fix_of(cell.parameters), cell.parameters, logs, rules, measurements.load(label), measured)
 
 
@@ -359,7 +359,9 @@ def _measure_variant(
         fix=own.fix,
         parameters=own.parameters,
         instances=max(len(names), 1),
-        shares={name: _share_of_sessions(floors, name) for name in names},
+        shares={
+            name: count_interval(measurements.withhold(_share_of_sessions(floors, name), own.label)) for name in names
+        },
         values=values,
         differences=differences,
         against=against,
@@ -378,9 +380,9 @@ def _measure_variant(
     )
 
 
-def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Estimate:
+def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Measured:
     shares = {trial: _placed_share(floor, floor.placed.get(instance, 0)) for trial, floor in floors.items()}
-    return count_interval(over_trials(shares, NO_LOG))
+    return over_trials(shares, NO_LOG)
 
 
 def _placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:

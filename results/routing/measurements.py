@@ -45,6 +45,7 @@ from results.statistics.estimates import (
     too_small,
     weighted_quantiles,
 )
+from results.statistics.judgement import is_too_degraded
 from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
@@ -56,6 +57,10 @@ LEAST_SPREAD = 0.5
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
+COMPLETE = "complete"
+"""`stop_reason` of a replay that ended by itself."""
+EARLY_REMEDY = "a higher `replay.max_duration_s` or a lower load (`replay.time_scale`) lets it end"
+DEGRADED_REMEDY = "run again with a core left for the client, or at a lower load (`replay.time_scale`)"
 
 Replicates = Callable[[Ranks, Samples], Samples]
 """From the rows' groups of sessions and the weights of the groups (draws x groups) to a value per draw."""
@@ -93,6 +98,8 @@ class Measurements:
             sessions = () if cell.turns is None else cell.turns.session
             group = np.array([self._group[str(name)] for name in sessions], dtype=np.int64)
             trials[summary.trial] = _Cell(summary, cell.turns, group)
+        self.selected = {label: why for label in self._cells if (why := _why_selected(label, cells))}
+        """Labels whose trials that count may be the faster ones, with the reason: they have no interval."""
         self._values: dict[tuple[str, str], Measured] = {}
         """By label and name of the metric."""
         self._trials: dict[_Key, Trial] = {}
@@ -133,7 +140,14 @@ class Measurements:
             return self._of_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
 
         measured = _try_trials(self._cells.get(label, {}), self._why.get(label, {}), measure)
-        return measured if measured.trials or measured.reason else unmeasured(f"{label} was not measured")
+        if not measured.trials and not measured.reason:
+            return unmeasured(f"{label} was not measured")
+        return self.withhold(measured, label)
+
+    def withhold(self, measured: Measured, *labels: str) -> Measured:
+        """The number of these labels, without an interval where one of them is among `selected`."""
+        why = next((self.selected[label] for label in labels if label in self.selected), "")
+        return replace(measured, no_interval=why) if why and measured.trials else measured
 
     def difference(self, first: str, second: str, metric: Metric) -> Measured:
         """first - second in every trial that has both; of latencies, over the turns that both completed."""
@@ -266,7 +280,7 @@ class Measurements:
         why = dict.fromkeys(reason for name in (first, second) for reason in self._why.get(name, {}))
         if not shared:
             return unmeasured("; ".join(why) or f"no trial has both {first} and {second}")
-        return _try_trials(shared, why, compute)
+        return self.withhold(_try_trials(shared, why, compute), first, second)
 
     def _common(self, one: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
         """Which turns of each are also in the other, by index; none where the records of one cannot be read."""
@@ -312,6 +326,23 @@ def _turn(values: Samples) -> Samples:
 
 def _mean_of(series: str) -> Metric:
     return Metric("", "", "s", False, series, "mean")
+
+
+def _why_selected(label: str, cells: Sequence[LoadedCell]) -> str:
+    """Why this label's trials that count may be the faster ones; empty where nothing shows it.
+
+    A replay that ended early was too slow itself, and takes no part.
+    """
+    own = [cell for cell in cells if cell.record.label == label]
+    early = sum(cell.record.replay.get("stop_reason", COMPLETE) != COMPLETE for cell in own)
+    late = sum(bool(cell.degraded) for cell in own)
+    if early:
+        what = f"in {early} of {len(own)} trials of {label} the replay ended early, and the others are the faster ones"
+        return f"{what}; {EARLY_REMEDY}"
+    if is_too_degraded(late, len(own)):
+        what = f"{late} of {len(own)} trials of {label} are degraded, and the others may be the faster ones"
+        return f"{what}; {DEGRADED_REMEDY}"
+    return ""
 
 
 def _try_trials(trials: Iterable[int], why: Mapping[str, None], compute: Callable[[int], Trial | str]) -> Measured:

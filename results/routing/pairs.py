@@ -16,7 +16,7 @@ from results.statistics.blocks import Together
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict, judged
 from results.statistics.pairwise import judge_against_best
-from results.statistics.trials import MIN_PAIRED, p_value
+from results.statistics.trials import MIN_PAIRED, Measured, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "leastwork_spread", "lmetric", "kv_linear", "kv_aware", "sticky",
@@ -209,7 +209,7 @@ def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> S
     if not known:
         return None
     sign = -1 if metric.higher_is_better else 1
-    counted = [label for label in known if len(measurements.get(label, metric).trials) >= MIN_PAIRED]
+    counted = [label for label in known if _is_comparable(measurements.get(label, metric))]
     first = min(counted or known, key=lambda label: sign * known[label])  # of equals the first, in the order of labels
     best, compared = _find_best(measurements, load.labels, first, metric)
     behind, losses, unjudged = list[str](), dict[str, Estimate](), list[str]()
@@ -223,6 +223,11 @@ def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> S
     why = "; ".join(dict.fromkeys(bounds for bounds in compared.values() if isinstance(bounds, str)))
     names = tuple(behind), tuple(losses), tuple(unjudged)
     return Standing(metric.name, best, values[best], *names, why, load.text, losses)
+
+
+def _is_comparable(measured: Measured) -> bool:
+    """Whether enough trials count, and an interval may rest on them."""
+    return len(measured.trials) >= MIN_PAIRED and not measured.no_interval
 
 
 def _measure_loss(bounds: Together, metric: Metric, trials: int) -> Estimate:
@@ -263,7 +268,7 @@ def _compare_with_best(
     """
     compute = measurements.log_ratio if metric.is_time else measurements.difference
     measured = {label: compute(label, best, metric) for label in others}
-    enough = {label: one for label, one in measured.items() if len(one.trials) >= MIN_PAIRED and not one.no_interval}
+    enough = {label: one for label, one in measured.items() if _is_comparable(one)}
     differences = {label: {trial: one.value for trial, one in each.trials.items()} for label, each in enough.items()}
     zero = dict.fromkeys(sorted({trial for each in enough.values() for trial in each.trials}), 0.0)
     fitted = judge_against_best({best: zero, **differences}, best) if enough else ""

@@ -178,9 +178,12 @@ def compare_with_arm(
 ) -> AgainstArm:
     """`migrations`: by label and trial."""
     moving, recomputing = (
-        over_trials(
-            {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
-            f"no migrated turn of {name} was served",
+        measurements.withhold(
+            over_trials(
+                {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
+                f"no migrated turn of {name} was served",
+            ),
+            name,
         )
         for name in (label, other)
     )
@@ -244,9 +247,8 @@ def compare_with_recomputing(
     why = "; ".join(dict.fromkeys(reason for reason in computed.values() if isinstance(reason, str)))
     why = why or "no migration brought KV whose tokens are counted"
     fitted = {trial: times for trial, times in computed.items() if not isinstance(times, str)}
-    values = {
-        name: mean_interval(over_trials({trial: times[name] for trial, times in fitted.items()}, why)) for name in NAMES
-    }
+    by_name = {name: over_trials({trial: times[name] for trial, times in fitted.items()}, why) for name in NAMES}
+    values = {name: mean_interval(measurements.withhold(one, label)) for name, one in by_name.items()}
     fits = tuple(describe_fit(*own[trial]) for trial in fitted)
     values["difference_s"] = _widen_by_error(values["difference_s"], fits)
     withheld = why_withheld(fits)

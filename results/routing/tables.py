@@ -243,7 +243,8 @@ DEGRADED: TableKind[RoutedSummary] = TableKind(
         Column("cell", lambda cell: cell.cell),
         Column("why", lambda cell: cell.degraded),
     ),
-    "The client fell behind in these cells: their latencies are its own, and no comparison uses them.",
+    "In these cells the client fell behind, completions had other lengths than asked, or the replay ended early: no "
+    "comparison uses them. A policy with several of them, or with one whose replay ended early, has no intervals.",
 )
 
 

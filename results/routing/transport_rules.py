@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from results.records.estimate import Estimate
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import LoadFloor, QuarantinePair, TimeoutPair
+from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome, Verdict, excluded_text, few_launches, judged
+from results.statistics.trials import MIN_PAIRED
 
 
 def judge_timeouts(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -37,7 +39,12 @@ def _judge_lost(lost_share: Estimate) -> Outcome:
 
 
 def describe_difference(share: Estimate) -> str:
-    """The difference of two arms' shares; where its interval covers none, the differences that it excludes."""
+    """The difference of two arms' shares; where its interval covers none, the differences that it excludes.
+
+    Without an interval although there are enough trials: why.
+    """
+    if share.low is None and share.launches >= MIN_PAIRED and share.reason not in (None, ALL_AGREE):
+        return f"{share.points()} (no interval: {share.reason})"
     excluded = excluded_text(share, of="differences", unit="pp", both_sides=True)
     return f"{share.points()}{excluded and f' ({excluded})'}"
 

@@ -20,6 +20,8 @@ SEVERAL = Estimate(None, reason="several numbers decide: see the reason")
 """`Judgement.measured` of a rule over more than one number; its reason begins with those that decided."""
 COUNTED = Estimate(None, reason="counted, not sampled")
 """`Judgement.measured` of a rule over counts."""
+MOST_DEGRADED = 0.25
+"""Largest share of degraded launches of a config or policy; above it the others decide nothing."""
 
 
 class Verdict(StrEnum):
@@ -99,6 +101,14 @@ def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY)
         return ""
     count = "one launch" if launches == 1 else f"{launches} launches"
     return f"{count} per {of}: two launches of one {of} differ too; {remedy}"
+
+
+def is_too_degraded(degraded: int, launches: int) -> bool:
+    """Whether several launches are degraded, and more than MOST_DEGRADED: what they measure may take the client's CPU.
+
+    A single degraded launch may be the host's fault.
+    """
+    return degraded > 1 and degraded > MOST_DEGRADED * launches
 
 
 def name_remedy(launched: int) -> str:

@@ -33,6 +33,7 @@ from runners.cli.spec_options import chosen, command_with
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
+    from launch.profile import Kind
     from runners.campaign.start import Prepared
     from state.lease import LeaseState
     from state.model import RunView
@@ -100,7 +101,6 @@ def run(
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.experiments.registry import experiment_named
-    from runners.samplers.rest import explain_unrest, read_rest
 
     options = from_root(RunOptions(experiment, **chosen(context, RUN)))
     if dry_run:
@@ -112,7 +112,7 @@ def run(
         require_gpu_room(experiment_named(experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
-    unrest = explain_unrest(read_rest(), prepared.profile.engine.kind) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
@@ -151,14 +151,14 @@ def resume(
         if lease_state(store).live:
             _refuse_pace_of_live_run(pace)
             if view.state is RunState.PAUSED:  # else its own engines keep the host busy
-                _warn_of_unrest(view)
+                _warn_of_unrest(view, workspace)
             _ask_run(folder, "resume", "", "", json=json)
             return
         if not accept_changes:
             _refuse_changes(view)
         if pace is not None:
             _choose_pace(store, pace)
-        if unrest := _warn_of_unrest(view):
+        if unrest := _warn_of_unrest(view, workspace):
             store.append(Noted("warning", folder.name, unrest))
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
@@ -323,11 +323,10 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
     from launch.gpu_checks import explain_small_gpus
     from runners.cli.tables import plan_json, plan_tables
     from runners.experiments.registry import experiment_named
-    from runners.samplers.rest import explain_unrest, read_rest
 
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
-    unrest = explain_unrest(read_rest(), prepared.profile.engine.kind) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
@@ -387,14 +386,19 @@ def _refuse_changes(view: RunView) -> None:
         )
 
 
-def _warn_of_unrest(view: RunView) -> str:
+def _explain_unrest(kind: Kind, workspace: Path | None) -> str:
+    from runners.samplers.rest import explain_unrest, find_usual_work_us, read_rest
+
+    return explain_unrest(read_rest(), kind, find_usual_work_us(workspace_of(workspace)))
+
+
+def _warn_of_unrest(view: RunView, workspace: Path | None) -> str:
     """Print why the host that measures the rest of the run is not at rest; empty where it is, or needs not be."""
-    from runners.samplers.rest import explain_unrest, read_rest
     from state.run import CELL_ENDED
 
     inputs = view.plan.inputs
     measures = not inputs.get("simulated") and any(cell.state not in CELL_ENDED for cell in view.cells.values())
-    unrest = explain_unrest(read_rest(), inputs["profile"]["engine"]["kind"]) if measures else ""
+    unrest = _explain_unrest(inputs["profile"]["engine"]["kind"], workspace) if measures else ""
     if unrest:
         terminal.err().print(unrest, style="yellow", markup=False)
     return unrest

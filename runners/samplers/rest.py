@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from launch.profile import Kind
+from results.records.host import SLOW, find_usual_us, read_host
+from results.records.layout import RunLayout
 from results.records.percent import format_percent
-from runners.samplers.host import read_clock, shares_between
+from runners.samplers.host import read_clock, shares_between, time_work
+from state.workspace import Workspace
 
 SAMPLE_S = 0.5
+BURST_S = 0.05
+"""Of the fixed piece of work: long enough for a core that was idle to raise its clock."""
 BUSY = 0.2
 """Share of all cores' time that others may take from a host at rest."""
 STOLEN = 0.02
@@ -35,6 +40,8 @@ class HostRest:
     """0..1: the share of all cores' time in which they worked."""
     stolen: float | None
     """0..1: the largest share of one core's time that a hypervisor gave to others."""
+    work_us: float | None = None
+    """The least of a core's time that a fixed piece of work took, as `work_us` of host.csv."""
 
 
 def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
@@ -45,11 +52,31 @@ def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
     load_1m = None
     with suppress(OSError):
         load_1m = os.getloadavg()[0]
-    return HostRest(load_1m, os.cpu_count() or 1, shares.busy, shares.stolen)
+    return HostRest(load_1m, os.cpu_count() or 1, shares.busy, shares.stolen, _time_fastest_work())
 
 
-def explain_unrest(rest: HostRest, kind: Kind) -> str:
-    """Why the host is not at rest and what that costs engines of this kind, in sentences; empty where it is at rest."""
+def _time_fastest_work() -> float:
+    """Of a burst."""
+    end_s, fastest_us = time.monotonic() + BURST_S, time_work()
+    while time.monotonic() < end_s:
+        fastest_us = min(fastest_us, time_work())
+    return fastest_us
+
+
+def find_usual_work_us(workspace: Workspace) -> float | None:
+    """What the fixed piece of work takes on this host, by the newest run that timed it; None = no run did."""
+    for run in workspace.runs():
+        usual_us = find_usual_us(read_host(RunLayout(run.folder).host_csv))
+        if usual_us is not None:
+            return usual_us
+    return None
+
+
+def explain_unrest(rest: HostRest, kind: Kind, usual_us: float | None = None) -> str:
+    """Why the host is not at rest and what that costs engines of this kind, in sentences; empty where it is at rest.
+
+    `usual_us`: as `find_usual_work_us`.
+    """
     signs = []
     if rest.load_1m is not None and rest.load_1m > LOAD_PER_CORE * rest.cores:
         signs.append(f"load average {rest.load_1m:.1f} on {rest.cores} cores")
@@ -57,6 +84,11 @@ def explain_unrest(rest: HostRest, kind: Kind) -> str:
         signs.append(f"{format_percent(rest.busy)} of its cores' time is taken")
     if rest.stolen is not None and rest.stolen > STOLEN:
         signs.append(f"a hypervisor takes {format_percent(rest.stolen)} of a core")
+    if usual_us is not None and rest.work_us is not None and rest.work_us > SLOW * usual_us:
+        signs.append(
+            f"its cores are slow, which no counter shows: a fixed piece of work takes {rest.work_us:.0f} us, in the "
+            f"newest run {usual_us:.0f} us"
+        )
     if not signs:
         return ""
     cost = _describe_cost() if kind == "cpu" else "by how much is not measured for engines on a GPU"

@@ -19,6 +19,7 @@ from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import analyze_cell, headline, measure_cell, read_cell_record, step_samples
 from results.connector_tax.summary import CellSummary
 from results.measures.step_durations import STEP_SERIES, step_values
+from results.measures.summary import Lost
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus
@@ -210,6 +211,26 @@ def test_of_requests_cut_before_a_token_no_tpot_is_known(folder: ConfigLayout, e
     measurements = Measurements([summary], lambda _: measure_cell(path)[1])
     taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "tpot_s")
     assert (dict(taken.trials), taken.reason) == ({}, f"plain: {p90.reason}"), "no tax uses it"
+
+
+@pytest.mark.parametrize(("every", "lost"), [(20, 10), (10, 20)])
+def test_where_many_requests_failed_no_latency_is_known(folder: ConfigLayout, every: int, lost: int) -> None:
+    """Of an engine that refuses one request in ten the others met a lighter load."""
+    refused = dict.fromkeys(range(0, 220, every), RequestStatus.ERROR)
+    path = write_cell(folder, Cell("plain", Behavior(), Load(), statuses=refused))
+    summary = analyze_cell(path)
+    assert summary.counts["failed"] == lost
+    for name, title in (("ttft_p90_s", "TTFT"), ("tpot_p90_s", "TPOT"), ("e2e_p90_s", "E2E")):
+        p90 = summary.estimate(name)
+        if lost == 10:
+            assert (p90.value is None, p90.n, p90.reason) == (False, 190, None)
+        else:
+            assert (p90.value, p90.n, p90.reason) == (None, 200, f"20 of 200 requests failed and have no {title}")
+            assert p90.low is not None, "the least it can be"
+    measurements = Measurements([summary], lambda _: request_samples(path))
+    taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "ttft_s")
+    assert bool(taken.trials) == (lost == 10), "no tax uses it"
+    assert Lost(1, 1).describe() == "failed or were cut or timed out before their first token"
 
 
 def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:

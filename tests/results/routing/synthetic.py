@@ -57,6 +57,8 @@ class Truth:
     """Turns by index that the engine fails."""
     degraded: Mapping[int, str] = field(default_factory=dict)
     """By trial."""
+    early: frozenset[int] = frozenset()
+    """Trials whose replay met its hard stop."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     router: Mapping[str, Any] = field(default_factory=dict)
     """What the cell's router says beside its counts."""
@@ -186,6 +188,8 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
     wall_s = (end_ns - T0_NS) / 1e9
     whole = [turn for turn in turns if turn.status == RequestStatus.OK]
     reason = truth.degraded.get(trial, "")
+    if trial in truth.early:
+        reason = "the replay ended early (hard_stop): 5 turns were never sent"
     return RoutingCell(
         cell=f"trials/{truth.label}/t{trial}",
         label=truth.label,
@@ -205,6 +209,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
             "trace_span_s": world.span_s, "amplification": wall_s / world.span_s,
             "fidelity": {"degraded": bool(reason), "reason": reason},
             **({} if truth.time_scale is None else {"time_scale": truth.time_scale}),
+            **({"stop_reason": "hard_stop"} if trial in truth.early else {}),
         },
         engines=tuple(_engine(world, truth, turns, number) for number in range(world.instances)),
         router={"decide_us_p50": 20.0, "picks": len(turns), "retries": 0, "index": "approximate", **truth.router},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -126,9 +126,10 @@ def measured_floor(
     variants: Mapping[str, Variant],
     routers: Mapping[str, Mapping[str, Any]] | None = None,
     kv_bytes: Mapping[str, int] | None = None,
+    early: Collection[str] = (),
 ) -> LoadFloor | None:
     """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router;
-    `kv_bytes`: of labels whose KV cache has its own size.
+    `kv_bytes`: of labels whose KV cache has its own size; `early`: labels whose replays met their hard stop.
     """
     engines = tuple(engine(name, "both") for name in "abc")
     facts, measurements = facts_of_logs(
@@ -138,6 +139,7 @@ def measured_floor(
         lambda label: {
             "parameters": variants[label][0], "engines": engines, "router": (routers or {}).get(label, {}),
             "kv_cache_memory_bytes": (kv_bytes or {}).get(label),
+            **({"replay": {"stop_reason": "hard_stop"}} if label in early else {}),
         },
     )  # fmt: skip
     return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
@@ -147,8 +149,9 @@ def floor_of(
     variants: Mapping[str, Variant],
     routers: Mapping[str, Mapping[str, Any]] | None = None,
     kv_bytes: Mapping[str, int] | None = None,
+    early: Collection[str] = (),
 ) -> LoadFloor:
-    floor = measured_floor(variants, routers, kv_bytes)
+    floor = measured_floor(variants, routers, kv_bytes, early)
     assert floor is not None
     return floor
 
@@ -468,10 +471,11 @@ def test_the_window_is_judged_by_two_arms_that_differ_in_the_quarantine_alone() 
     assert ask(8, attempts=9).outcome == Outcome.OPEN, "they differ in more than the quarantine"
 
 
-def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
+def of_timeouts(short: Log, long: Log, early: Collection[str] = (), **others: Any) -> LoadFloor:
     return floor_of(
         {"bonus": (BONUS, spread((4, 3, 3), 0.9)), "plain": ({}, short), "patient": ({}, long)},
         {"bonus": rules(4), "plain": rules(4), "patient": rules(15, **others)},
+        early=early,
     )
 
 
@@ -492,6 +496,16 @@ def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
     assert "plain (at 4 s): 12 decode requests brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
     assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
     assert found.reference == "plain"
+
+
+def test_an_arm_whose_slow_trials_do_not_count_decides_nothing_and_says_why() -> None:
+    """Its replays met their hard stop: the trials that are left are the faster ones."""
+    floor = of_timeouts(SHORT, LONG, early=("plain",))
+    said = answered(floor)["D2"]
+    assert (said.outcome, said.p) == (Outcome.UNDECIDED, 1.0)
+    why = "-60.0 pp (no interval: in 3 of 3 trials of plain the replay ended early, and the others are the faster ones"
+    assert why in said.reason
+    assert all(share.low is None for share in floor.variants[0].shares.values())
 
 
 def test_a_timeout_or_a_window_that_changes_nothing_says_what_is_excluded() -> None:

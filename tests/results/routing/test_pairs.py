@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -233,6 +233,45 @@ def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
     assert found.value is None
     assert "the client was late" in (found.reason or "")
     assert _difference(_of(WORLD, FAST, late)).basis == "sessions resampled, 2 trials"
+
+
+@pytest.mark.parametrize(
+    ("late", "trials", "why"),
+    [
+        ({0: "late"}, 4, ""),
+        ({0: "late", 3: "late"}, 8, ""),
+        ({0: "late", 3: "late"}, 5, "2 of 5 trials of unified are degraded, and the others may be the faster ones"),
+    ],
+)
+def test_the_trials_left_of_several_degraded_ones_decide_nothing(
+    late: Mapping[int, str], trials: int, why: str
+) -> None:
+    """What takes the client's CPU degrades its own slow trials."""
+    found = _of(replace(WORLD, trials=trials), FAST, replace(SLOW, degraded=late))
+    row = compare_two(found, "unified", "round_robin", metric_named("ttft_p90_s"))
+    standing = _standing(found, "ttft_p90_s", "round_robin", "unified")
+    assert row.ratio is not None
+    assert (row.ratio.value or 0.0) > 1
+    assert (row.verdict, row.p_value is None) == ((None, True) if why else (Verdict.HIGHER, False))
+    assert ((row.ratio.reason or "").startswith(why), row.ratio.low is None) == (True, bool(why))
+    assert (standing.behind, standing.unjudged) == (((), ("unified",)) if why else (("unified",), ()))
+    assert why in standing.why
+
+
+def test_where_a_replay_ended_early_the_other_trials_are_the_faster_ones_and_decide_nothing() -> None:
+    """Nor is a policy the best by them."""
+    found = _of(replace(WORLD, trials=5), replace(FAST, early=frozenset({2})), SLOW, Truth("sticky", ttft_s=0.302))
+    why = "in 1 of 5 trials of round_robin the replay ended early, and the others are the faster ones; a higher"
+    for metric in (metric_named("ttft_p90_s"), metric_named("amplification"), MEAN):
+        row = compare_two(found, "unified", "round_robin", metric)
+        assert (row.verdict, row.p_value) == (None, None), metric.name
+        assert (row.difference.low, (row.difference.reason or "").startswith(why)) == (None, True), metric.name
+    assert found.difference("round_robin", "unified", MEAN).no_interval.startswith(why)
+    standing = _standing(found, "ttft_p90_s", "round_robin", "sticky", "unified")
+    assert (standing.best in ("sticky", "unified"), standing.unjudged) == (True, ("round_robin",))
+    assert why in standing.why
+    (turns,) = (one for one in compare_turns(found, ["round_robin", "unified"]) if one.series == "ttft_s")
+    assert (turns.median.low, turns.faster.low) == (None, None)
 
 
 def test_cells_of_another_trace_or_seed_are_not_paired() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -153,8 +153,11 @@ def test_three_trials_of_a_poor_fit_show_their_numbers_and_no_verdict() -> None:
 ARM = {"moves_kv": True, "transfer": {"timeout_s": 4.0}}
 
 
-def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
-    """Two labels, whose migrated turns wait this long, in launches that differ by a tenth."""
+def arms_of(with_kv_s: float, without_kv_s: float, trials: int, early: Collection[str] = ()) -> AgainstArm:
+    """Two labels, whose migrated turns wait this long, in launches that differ by a tenth.
+
+    `early`: those whose replays met their hard stop.
+    """
     world = World(sessions=SESSIONS, turns=2, trials=trials)
     logs: dict[str, list[Log]] = {"ear": [], "again": []}
     for label, took_s in (("ear", with_kv_s), ("again", without_kv_s)):
@@ -163,7 +166,10 @@ def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
             for number in range(SESSIONS):
                 launch = 1 + 0.1 * trial  # of both arms alike
                 logs[label][trial].pick(number, f"s{number:03d}", "b", source="a", first_byte_s=took_s * launch)
-    facts, measurements = facts_of_logs(world, "ear", logs, lambda _: {"parameters": PARAMETERS})
+    stopped = {"replay": {"stop_reason": "hard_stop"}}
+    facts, measurements = facts_of_logs(
+        world, "ear", logs, lambda label: {"parameters": PARAMETERS, **(stopped if label in early else {})}
+    )
     migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
     return compare_with_arm("ear", "again", migrations, measurements)
 
@@ -175,6 +181,13 @@ def test_arms_are_compared_inside_their_trials() -> None:
     assert row.with_kv_s.value == pytest.approx(0.22)
     assert (row.migrated, row.other_migrated) == (36, 36)
     assert (row.verdict, arms_of(0.3, 0.2, trials=3).verdict) == (Verdict.LOWER, Verdict.HIGHER)
+
+
+def test_an_arm_whose_replay_ended_early_carries_no_verdict() -> None:
+    row = arms_of(0.2, 0.3, trials=3, early=("again",))
+    assert row.ratio.value == pytest.approx(2 / 3)
+    assert (row.verdict, row.ratio.low, row.every_turn.low) == (None, None, None)
+    assert "in 3 of 3 trials of again the replay ended early" in (row.ratio.reason or "")
 
 
 def test_arms_in_two_trials_carry_no_verdict() -> None:

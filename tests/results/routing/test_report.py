@@ -122,6 +122,17 @@ def test_a_policy_with_fewer_trials_than_the_others_is_named_and_not_judged(tmp_
     assert re.search(r"\| unified \| fewer than 3 trials that count", report_text(analysis))
 
 
+def test_a_policy_whose_slow_trials_do_not_count_is_named_and_not_judged(tmp_path: Path) -> None:
+    """Otherwise it would be judged by its faster trials."""
+    slow = replace(POLICIES[2], early=frozenset({0}))
+    analysis = analyze(write_run(tmp_path, replace(WORLD, trials=4), (*POLICIES[:2], slow)))
+    assert not any("unified" in (row.best, *row.behind, *row.level) for row in analysis.standings)
+    text = report_text(analysis)
+    why = "in 1 of 4 trials of unified the replay ended early"
+    assert f"| unified | it is compared with no other policy: {why}" in text
+    assert "or with one whose replay ended early, has no intervals" in text
+
+
 def test_a_cell_that_stalled_is_named_first() -> None:
     world = replace(WORLD, sessions=8, trials=3)
     cells = [summary_of(loaded(world, truth, trial)) for truth in POLICIES for trial in range(3)]

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from results.records.events import Noted
+from results.records.host import HEADER
+from results.records.layout import RunLayout
 from runners.campaign.experiment import RunOptions
 from runners.campaign.start import create_run
 from runners.cli import app
-from runners.samplers.rest import HostRest, explain_unrest, read_rest
+from runners.samplers.rest import HostRest, explain_unrest, find_usual_work_us, read_rest
 from state.store import RunStore
 from state.workspace import Workspace
 from tests.runners.prepared import prepare
@@ -60,6 +62,8 @@ def test_this_host_is_read() -> None:
     rest = read_rest(0.05)
     assert rest.cores >= 1
     assert rest.busy is None or 0 <= rest.busy <= 1
+    assert rest.work_us is not None
+    assert rest.work_us > 0
 
 
 @pytest.mark.parametrize("command", [["plan", "connector-tax"], ["run", "connector-tax", "--dry-run"]])
@@ -70,6 +74,32 @@ def test_a_plan_says_so(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> 
     monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: AT_REST)
     notes = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["notes"]
     assert not any("not at rest" in note for note in notes)
+
+
+SLOW_CORES = HostRest(0.2, 2, 0.03, 0.0, work_us=310.0)
+
+
+def test_slow_cores_are_named_where_a_run_has_shown_them_faster() -> None:
+    text = explain_unrest(SLOW_CORES, "cpu", 140.0)
+    assert "its cores are slow, which no counter shows: a fixed piece of work takes 310 us, in the newest" in text
+    assert explain_unrest(SLOW_CORES, "cpu", 210.0) == "", "less than 1.5 times"
+    assert explain_unrest(SLOW_CORES, "cpu") == "", "no run has timed the work"
+
+
+def test_a_plan_holds_the_cores_against_the_newest_run_that_timed_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    assert find_usual_work_us(workspace) is None
+    folder = create_run(workspace, prepare(RunOptions("connector-tax", preset="smoke")), "")
+    assert find_usual_work_us(workspace) is None
+    rows = [",".join(HEADER), *(f"cell,{second},0.0,0.1,0.0,0.0,{140 + second}" for second in range(20))]
+    RunLayout(folder).host_csv.write_text("\n".join(rows) + "\n")
+    assert find_usual_work_us(workspace) == 142, "of the fastest tenth"
+    monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: SLOW_CORES)
+    command = ["plan", "connector-tax", "--workspace", str(tmp_path), "--json"]
+    notes = json.loads(CliRunner().invoke(app, command).stdout)["notes"]
+    assert any("This host is not at rest: its cores are slow" in note for note in notes)
 
 
 def test_a_simulated_plan_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
