@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from results.records.errors import SHORTAGE_REMEDIES
 from results.records.visible import visible
 from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
 from runners.cli.terminal import fail, make_logs_visible, use_color
@@ -37,6 +38,7 @@ trace.add_to(app)
 
 _OTHER_FOLDER = "name a folder that this user can write: --workspace for runs, TRACON_HOME for engines and models"
 REMEDIES = {
+    **SHORTAGE_REMEDIES,
     errno.ENOSPC: "free some room on that disk, or name another folder: --workspace for runs, TRACON_HOME for engines",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST), _OTHER_FOLDER),
 }
