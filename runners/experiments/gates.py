@@ -38,7 +38,7 @@ SHARED_REQUESTS = 64
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:
     """Raises CellFailed with the reason where the config does not work, and CellSkipped where two engines that its
-    proof needs do not fit on this host; its later cells are then skipped. Raises HostObstacle, which decides nothing."""
+    proof needs do not fit on this host; its later cells are skipped. Raises HostObstacle, which decides nothing."""
     assert cell.config is not None
     log = context.layout.preflight_log(cell.config)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import io
 import lzma
 import resource
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -192,3 +193,36 @@ def test_what_a_packed_file_unpacks_to_is_bounded(
         count_lines(path)
     assert rule in caught.value.rule
     assert caught.value.line > 1
+
+
+def state_dictionary(packed: bytes, size_code: int) -> bytes:
+    """An .xz of one block whose header states another size of the dictionary; 40 = 4 GiB."""
+    head = packed[12:16] + bytes([size_code]) + packed[17:20]
+    assert packed[12:16] == b"\x02\x00\x21\x01", "one filter, LZMA2"
+    return packed[:12] + head + zlib.crc32(head).to_bytes(4, "little") + packed[24:]
+
+
+def test_the_memory_that_an_xz_file_asks_for_is_bounded(tmp_path: Path) -> None:
+    path, packed = tmp_path / "trace.jsonl.xz", lzma.compress(b'{"x":1}\n', preset=6)
+    path.write_bytes(state_dictionary(packed, 30))  # 128 MiB
+    assert count_lines(path) == 1
+    path.write_bytes(state_dictionary(packed, 40))
+    with pytest.raises(TraceError, match="more than 256 MiB of memory") as caught:
+        count_lines(path)
+    assert "unpack it yourself" in caught.value.remedy
+
+
+@pytest.mark.parametrize("padding", [b"", b"\0" * 8])
+def test_an_xz_file_of_several_streams_is_read_to_its_end(padding: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.xz"
+    path.write_bytes(padding.join([lzma.compress(b"1\n2"), lzma.compress(b""), lzma.compress(b"3\n4\n")]) + padding)
+    assert count_lines(path) == 3
+
+
+@pytest.mark.parametrize("behind", [b"garbage", b"\xfd7zXZ\x00" + b"\1" * 20])
+def test_what_is_behind_an_xz_stream_is_not_passed_over(behind: bytes, tmp_path: Path) -> None:
+    """`lzma.LZMAFile` reads a damaged second stream as the end of the file."""
+    path = tmp_path / "trace.jsonl.xz"
+    path.write_bytes(lzma.compress(b"1\n") + behind)
+    with pytest.raises(TraceError, match="damaged or cut off"):
+        count_lines(path)
