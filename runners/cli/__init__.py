@@ -8,9 +8,10 @@ import platform
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from results.records.errors import SHORTAGE_REMEDIES
 from results.records.visible import visible
@@ -18,8 +19,23 @@ from runners.cli import engines, policies, replay, reports, route, runs, session
 from runners.cli.terminal import fail, make_logs_visible, use_color
 from runners.errors import RunnerError
 
+
+class Commands(TyperGroup):
+    """Quotes a wrong argument harmlessly: a shell may have put in the name of a file."""
+
+    def invoke(self, ctx: Any) -> object:  # noqa: ANN401  (typer has no public name for this class)
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            usage: Any = error
+            if isinstance(getattr(usage, "message", None), str):
+                usage.message = visible(usage.message)
+            raise
+
+
 app = typer.Typer(
     name="tracon",
+    cls=Commands,
     no_args_is_help=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
