@@ -287,7 +287,7 @@ class Server:
         elif self.closing:
             connection.refuse(503, "the router is shutting down", "closing")
         elif request.version != "1.1":
-            connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
+            connection.refuse(505, "the router proxies HTTP/1.1 only (in nginx: proxy_http_version 1.1)", "bad_request")
         else:
             if self._is_resting:
                 self._beat_within(self._pace_s)
