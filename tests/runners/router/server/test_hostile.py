@@ -17,7 +17,7 @@ from runners.router.instances.upstream import without_named
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
 from runners.router.server.front import HEADER_LIMIT, ClientConnection
-from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, PARSED_HEADER_BYTES, PARSED_REQUEST_BYTES
+from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, KEY_BYTES, PARSED_HEADER_BYTES, PARSED_REQUEST_BYTES
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
@@ -311,6 +311,19 @@ def test_all_bodies_together_are_bounded() -> None:
     for connection, _ in wires:
         connection.connection_lost(None)
     assert service.held_bytes == 0
+
+
+async def test_the_keys_of_a_prompt_are_held_with_its_body() -> None:
+    """A key takes 56 bytes; with blocks of one token, 28 times the bytes of the body."""
+    async with instances("a") as (a,), router([a]) as routed:
+        a.gate = asyncio.Event()
+        body = b'{"prompt":[%b]}' % b",".join([b"1"] * 4_000)
+        _, writer = await routed.connect(raw_post(body))
+        await until(lambda: bool(a.seen))
+        assert routed.server.held_bytes == len(body) + KEY_BYTES * 4_000 // routed.server._fleet.block_tokens
+        a.gate.set()
+        await until(lambda: routed.server.held_bytes == 0)
+        writer.close()
 
 
 async def test_what_is_held_is_given_back_however_requests_end() -> None:
