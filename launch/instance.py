@@ -28,6 +28,7 @@ from launch.death import (
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
 from launch.gpu_memory import Holder, measure_held, wait_for_release
+from launch.guard import SHORTAGES
 from launch.guard_link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import ProcessesUnseen, end_members, members, wait_to_see
@@ -121,8 +122,16 @@ class Instance:
         return self._link.exited.result() if self._link.exited.done() else None
 
     def alive(self) -> bool:
-        """Whether the very process that was started still runs."""
-        return not self._link.exited.done() and not self._link.gone.done() and is_alive(self.identity)
+        """Whether the very process that was started still runs. Its guard reports its end, so one that cannot be looked
+        at for want of descriptors or memory does."""
+        if self._link.exited.done() or self._link.gone.done():
+            return False
+        try:
+            return is_alive(self.identity)
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            return True
 
     async def wait_ready(self, timeout_s: float) -> float:
         """Wait until it serves its model; seconds since the start.

@@ -400,22 +400,36 @@ def test_a_boot_id_that_cannot_be_read_for_the_moment_is_not_another_one(
     assert running([pids["engine"], pids["worker"]]) == []
 
 
+read_text = Path.read_text
+
+
+def refuse_boot_id(path: Path, *arguments: Any, **named: Any) -> str:
+    """`Path.read_text` of a process that cannot open what tells it whether another one lives."""
+    if path.name == "boot_id":
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+    return read_text(path, *arguments, **named)
+
+
 def test_a_shortage_that_lasts_is_named_with_its_remedy(leftover: Leftover, monkeypatch: pytest.MonkeyPatch) -> None:
     identity, pids = leftover
-    read = Path.read_text
-
-    def refuse(path: Path, *arguments: Any, **named: Any) -> str:
-        if path.name == "boot_id":
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-        return read(path, *arguments, **named)
-
     monkeypatch.setattr("launch.processes.SHORTAGE_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse_boot_id)
     for end in (end_leftover, end_members):
         with pytest.raises(ProcessesUnseen, match="Too many open files") as caught:
             end(identity, 0.1)
         assert "`ulimit -n`" in caught.value.remedy
     assert sorted(running(pids.values())) == sorted(pids.values())
+
+
+async def test_an_engine_that_cannot_be_looked_at_for_the_moment_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        with monkeypatch.context() as short:
+            short.setattr(Path, "read_text", refuse_boot_id)
+            assert instance.alive()
+        assert await instance.find_death() is None
 
 
 def test_a_process_that_only_has_the_same_pid_is_left_alone(leftover: Leftover) -> None:
