@@ -50,6 +50,9 @@ TIMER_S = 0.001
 """The event loop's timers are whole milliseconds: a beat that is due must not come before its time."""
 TICK_S = 1.0
 CLIENT_SWEEP_S = 5.0
+STREAMS_LIMIT = 1 << 16
+"""Client connections at a time unless the spec allows more: a slow stream takes some 11 kB, and the descriptor limit of a
+container is often a million."""
 DESCRIPTORS_KEPT = 64
 """Descriptors reserved for files, probes and the event loop."""
 END_GRACE_S = 0.5
@@ -87,7 +90,7 @@ class Server:
         self._t_start_ns = perf_counter_ns()
         self._counts = Counts()
         self._clients: set[ClientConnection] = set()
-        self._limit = spec.limits.streams or _streams_possible()
+        self._limit = min(spec.limits.streams or STREAMS_LIMIT, _allow_descriptors())
         self._limit_by_peer = spec.limits.peer_streams or max(1, self._limit // 2)
         self._by_peer: Counter[str] = Counter()
         """Connections by client address, except this machine's."""
@@ -394,10 +397,10 @@ class Server:
         )
 
 
-def _streams_possible() -> int:
-    """Client connections that the hard limit of descriptors allows, at two each; sets the soft limit to it."""
+def _allow_descriptors() -> int:
+    """Set the soft limit of descriptors to the hard one; returns the client connections that it allows, at two each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = hard if hard != resource.RLIM_INFINITY else 1 << 20
     return max(1, (limit - DESCRIPTORS_KEPT) // 2)
